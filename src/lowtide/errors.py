@@ -1,0 +1,52 @@
+"""The errors Lowtide raises, as one small tree.
+
+    LowtideError
+    ├── FormatError   (also ValueError)   the bytes are not what a format says they must be
+    ├── StateError    (also ValueError)   a saved state belongs to other data or other settings
+    ├── ReadError     (also OSError)      the disk or the file let us down after opening
+    └── BudgetError   (also MemoryError)  what was asked for does not fit the budget
+
+Wrong arguments stay TypeError, ValueError and IndexError; a missing file stays FileNotFoundError. Every
+message has the same shape: ``{where}: expected {what}, got {what}. {The one thing to do}.``
+"""
+
+from __future__ import annotations
+
+
+class LowtideError(Exception):
+    """Anything Lowtide itself refuses or could not do."""
+
+
+class FormatError(LowtideError, ValueError):
+    """A file's bytes contradict its header, its name or what was stated about it."""
+
+
+class StateError(LowtideError, ValueError):
+    """A saved position belongs to other data or to settings that give another order."""
+
+
+class ReadError(LowtideError, OSError):
+    """A read failed, came back short, or the file changed under an open store.
+
+    Carries ``path`` and ``offset`` (the byte where the failed read began), for programs that retry elsewhere.
+    """
+
+    def __init__(self, message: str, *, path: str, offset: int, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.offset = offset
+        self.errno = errno
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_read_error, (self.args[0], self.path, self.offset, self.errno))
+
+
+def _read_error(message: str, path: str, offset: int, errno: int | None) -> ReadError:
+    return ReadError(message, path=path, offset=offset, errno=errno)
+
+
+class BudgetError(LowtideError, MemoryError):
+    """What was asked for cannot be held inside the budget; the message names the number to change."""

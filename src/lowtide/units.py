@@ -1,0 +1,46 @@
+"""Sizes as people write them, and back.
+
+One idea: a size is an int of bytes everywhere inside Lowtide; text exists only at the edges. ``64MiB``, ``64 MiB``,
+``1.5GB``, ``512`` and ``4096 B`` are sizes. ``K``, ``M``, ``G``, ``T``, ``P`` alone mean the binary unit, as ``ls -h`` and ``dd`` do.
+"""
+
+from __future__ import annotations
+
+import re
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+TIB = 1024**4
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([KMGTP]?)(I?)(B?)\s*", re.IGNORECASE)
+_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+
+def parse_size(size: int | str, *, what: str = "size") -> int:
+    """Bytes in ``size``; ValueError with an example when it cannot be read."""
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise TypeError(f"{what}: expected an int of bytes or text such as '64MiB', got {type(size).__name__}.")
+    if isinstance(size, int):
+        if size < 0:
+            raise ValueError(f"{what}: expected 0 bytes or more, got {size}. Write it as '64MiB'.")
+        return size
+    match = _SIZE.fullmatch(size)
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"{what}: expected a size such as '64MiB' or 67108864, got {size!r}. Write it as '64MiB'.")
+    number, prefix, binary, byte = match.groups()
+    decimal = bool(byte) and not binary
+    return int(float(number) * (1000 if decimal else 1024) ** _POWER[prefix.upper()])
+
+
+def format_size(size: int | float) -> str:
+    """Three figures and a binary unit: 1536 -> '1.50 KiB'."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    if unit == "B":
+        return f"{int(value)} B"
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:,.{digits}f} {unit}"
