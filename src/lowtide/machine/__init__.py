@@ -1,0 +1,28 @@
+"""What this machine and its cgroups allow, and how much of a file is in the page cache.
+
+One idea: everything here asks the kernel a small question and gives a plain number back; nothing is asked
+at import and nothing is remembered between calls. Linux answers all of it. On other systems each function
+says in its docstring what it falls back to. This room knows nothing of stores, arrays or budgets.
+"""
+
+from lowtide.machine.cgroups import Cgroup, memory_cgroup
+from lowtide.machine.files import FileKind, direct_alignment, file_kind, read_ahead_bytes
+from lowtide.machine.limits import MemoryLimit, available_memory, memory_limit, room_for_cache
+from lowtide.machine.pages import PAGE, PageCache, drop_page_cache, page_cache
+
+__all__ = [
+    "PAGE",
+    "Cgroup",
+    "FileKind",
+    "MemoryLimit",
+    "PageCache",
+    "available_memory",
+    "direct_alignment",
+    "drop_page_cache",
+    "file_kind",
+    "memory_cgroup",
+    "memory_limit",
+    "page_cache",
+    "read_ahead_bytes",
+    "room_for_cache",
+]
