@@ -1,0 +1,101 @@
+"""One process's counters, straight from /proc: what it holds, who its children are, what it has open.
+
+One idea: each function reads one file of /proc and returns numbers; a process that has gone, or is not
+ours, raises the OSError the kernel gave. Cost: ``status`` 30 microseconds, ``stat`` and ``io`` 15 each. What
+walks page tables is in detail.py. Without /proc (macOS) every function raises FileNotFoundError.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from lowtide.memory.model import ProcessMemory
+
+_STATUS = ("RssAnon", "RssFile", "RssShmem", "VmPTE", "VmPMD", "VmSwap")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a process is. ``image`` is equal in parent and child after fork, and differs after exec
+    (addresses are random)."""
+
+    pid: int
+    parent: int
+    name: str
+    started: int  # clock ticks since boot: a pid used again has another one
+    image: tuple[int, int]
+    minor_faults: int
+    major_faults: int
+
+
+def process_memory(pid: int | None = None) -> ProcessMemory:
+    """Bytes of heap, mapped files, shared memory and page tables of one process (this one by default)."""
+    counts = status(os.getpid() if pid is None else pid)
+    return ProcessMemory(
+        counts["RssAnon"], counts["RssFile"], counts["RssShmem"], counts["VmPTE"] + counts["VmPMD"]
+    )
+
+
+def status(pid: int) -> dict[str, int]:
+    """The memory lines of /proc/PID/status in bytes; 0 for those a kernel thread or a zombie does not
+    have."""
+    counts = dict.fromkeys(_STATUS, 0)
+    for line in read_proc(pid, "status").splitlines():
+        name, _, rest = line.partition(":")
+        if name in counts:
+            counts[name] = int(rest.split()[0]) * 1024
+    return counts
+
+
+def identity(pid: int) -> Identity:
+    """/proc/PID/stat. Its second field is the name in parentheses, which may itself hold blanks and
+    parentheses."""
+    text = read_proc(pid, "stat")
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    rest = text[text.rindex(")") + 2 :].split()  # rest[0] is field 3 of proc(5)
+    return Identity(
+        pid=pid,
+        parent=int(rest[1]),
+        name=name,
+        started=int(rest[19]),
+        image=(int(rest[23]), int(rest[25])),
+        minor_faults=int(rest[7]),
+        major_faults=int(rest[9]),
+    )
+
+
+def bytes_moved(pid: int) -> tuple[int, int]:
+    """Bytes the process has read from and sent to storage (page-cache hits count in neither)."""
+    counts = {}
+    for line in read_proc(pid, "io").splitlines():
+        name, _, value = line.partition(":")
+        counts[name] = int(value)
+    return counts["read_bytes"], counts["write_bytes"]
+
+
+def children(pid: int) -> list[int]:
+    """Its direct children, those started by any of its threads. Empty on a kernel built without this list."""
+    found: list[int] = []
+    with os.scandir(f"/proc/{pid}/task") as entries:
+        threads = [entry.name for entry in entries]
+    for thread in threads:
+        try:
+            found += [int(word) for word in read_proc(pid, f"task/{thread}/children").split()]
+        except OSError:
+            continue  # the thread ended while we looked
+    return found
+
+
+def read_proc(pid: int, name: str) -> str:
+    """A whole file of /proc/PID. Plain descriptors: a file object would cost more than the kernel's answer."""
+    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(fd, 65536):
+            parts.append(part)
+    except ProcessLookupError as problem:  # it ended between open and read
+        raise FileNotFoundError(problem.errno, "the process has ended", f"/proc/{pid}") from problem
+    finally:
+        os.close(fd)
+    return b"".join(parts).decode(errors="replace")
