@@ -1,0 +1,95 @@
+"""From what a caller names to the layout of one array.
+
+One idea: a file's own header decides; what the caller states must agree with it, and is needed only where
+there is no header. Costs one open and one small read a file. Does not know corpora: that is ``corpus.py``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from lowtide.errors import FormatError
+from lowtide.formats import memmap, npy, raw
+from lowtide.formats.header import HeaderFile
+from lowtide.formats.layout import Layout, agree, join
+from lowtide.formats.sources import Source, named
+
+
+def layout_of(
+    source: Source,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    shape: SupportsIndex | Iterable[SupportsIndex] | None = None,
+    offset: int = 0,
+    tensor: str | None = None,
+) -> Layout:
+    """Where the array behind ``source`` lies: a path, an ``np.memmap``, a list of them or a glob.
+
+    ``dtype``, ``shape`` (one axis may be -1) and ``offset`` describe headerless files; ``tensor`` names one of
+    a ``.safetensors`` file. With several files, the first axis of ``shape`` is -1 or the sum of their rows.
+    """
+    stated = None if dtype is None else stated_dtype(dtype)
+    wanted = None if shape is None else _stated_shape(shape)
+    start = operator.index(offset)
+    if start < 0:
+        raise ValueError(f"offset: expected 0 or more, got {start}. Count bytes from the start of the file.")
+    files = named(source)
+    if len(files) == 1:
+        return _one(files[0], stated, wanted, start, tensor)
+    each = wanted
+    if wanted is not None:
+        if -1 in wanted[1:]:
+            raise ValueError(
+                f"shape: expected every axis but the first for {len(files)} files, got {wanted}. "
+                "Put -1 first or state it."
+            )
+        each = (-1, *wanted[1:])
+    layout = join([_one(file, stated, each, start, tensor) for file in files])
+    if wanted is not None and wanted[0] not in (-1, layout.shape[0]):
+        raise FormatError(
+            f"{layout.extents[0].path} and {len(files) - 1} more: expected {wanted[0]} rows as shape= says, "
+            f"got {layout.shape[0]}. State shape={(-1, *wanted[1:])}."
+        )
+    return layout
+
+
+def stated_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """What the caller wrote, as a dtype; TypeError where numpy does not know it."""
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise TypeError(f"dtype: expected a numpy dtype such as 'float32', got {dtype!r}. {error}.") from None
+
+
+def _stated_shape(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+    if isinstance(shape, (str, bytes)):
+        raise TypeError(f"shape: expected integers, got {shape!r}. Write shape=(-1, 162).")
+    axes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    if any(isinstance(axis, (bool, np.bool_)) for axis in axes):
+        raise TypeError(f"shape: expected integers, got {axes}. Write shape=(-1, 162).")
+    whole = tuple(operator.index(axis) for axis in axes)
+    if not whole or whole.count(-1) > 1 or any(axis < -1 for axis in whole):
+        raise ValueError(
+            f"shape: expected axes of 0 or more with at most one -1, got {whole}. Write shape=(-1, 162)."
+        )
+    return whole
+
+
+def _one(
+    item: str | np.memmap[Any, Any],
+    dtype: np.dtype[Any] | None,
+    shape: tuple[int, ...] | None,
+    offset: int,
+    tensor: str | None,
+) -> Layout:
+    if isinstance(item, np.memmap):
+        return agree(memmap.read(item), dtype, shape, offset)
+    with HeaderFile(item) as file:
+        if file.read(0, len(npy.MAGIC)) == npy.MAGIC:
+            return agree(npy.read(file), dtype, shape, offset)
+        return raw.read(file, dtype, shape, offset)

@@ -1,0 +1,107 @@
+"""A file opened for its first bytes only.
+
+One idea: look before opening, open without waiting, read no more than asked. A FIFO, socket, device or
+directory is refused from its stat, so that nothing hangs and no device is touched. Costs one stat, one open,
+one fstat. Does not read data: that is the storage room's work.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from types import TracebackType
+
+from lowtide.errors import FormatError, ReadError
+from lowtide.formats.layout import Extent
+
+# safetensors' own bound, the largest of any header here; a parser that asks for more is wrong.
+MOST_HEADER_BYTES = 100_000_000
+
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+class HeaderFile:
+    """A regular file of ``size`` bytes, for reading its header; a context manager."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)  # noqa: PTH100 - a Path would cost more than the stat
+        _refuse_special(os.stat(self.path), self.path)  # noqa: PTH116
+        # O_NONBLOCK: if the name became a FIFO since the stat, open returns at once and fstat refuses it.
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(self._fd)
+            _refuse_special(status, self.path)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.size = status.st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """The bytes at ``offset``; fewer than ``length`` only where the file ends."""
+        if not 0 <= length <= MOST_HEADER_BYTES:
+            raise ValueError(f"{self.path}: expected at most {MOST_HEADER_BYTES} header bytes, got {length}.")
+        length = max(0, min(length, self.size - offset))  # no buffer larger than what the file has
+        parts = []
+        while length:
+            try:
+                part = os.pread(self._fd, length, offset)
+            except OSError as error:
+                raise ReadError(
+                    f"{self.path}: expected {length} header bytes at {offset}, got {error.strerror}. "
+                    "Check the disk.",
+                    path=self.path,
+                    offset=offset,
+                    errno=error.errno,
+                ) from error
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return b"".join(parts)
+
+    def extent(self, offset: int, length: int) -> Extent:
+        return Extent(path=self.path, offset=offset, length=length, size=self.size)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> HeaderFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def is_file(path: str) -> bool:
+    """Whether a regular file is there; never opens it."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116
+    except OSError:
+        return False
+
+
+def refuse_empty(file: HeaderFile) -> None:
+    if file.size == 0:
+        raise FormatError(f"{file.path}: expected data, got an empty file. Write it again or leave it out.")
+
+
+def _refuse_special(status: os.stat_result, path: str) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(
+            f"{path}: expected a file, got a directory. Name a file or a glob inside it; "
+            "open_tokens takes a corpus directory."
+        )
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+    raise FormatError(f"{path}: expected a regular file, got {kind}. Copy its bytes into a file first.")

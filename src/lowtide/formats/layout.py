@@ -1,0 +1,211 @@
+"""What a file holds and where: the values that leave this room.
+
+One idea: a layout is dtype, shape and byte ranges, nothing else; whoever reads bytes later needs no format.
+Costs a few hundred bytes a file. Does not open, read or keep anything open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lowtide.errors import FormatError
+
+MOST_BYTES = 2**63 - 1  # off_t and Py_ssize_t are signed 64-bit
+MOST_AXES = 64  # numpy 2's own bound
+HEADERLESS = ("raw", "nanogpt", "olmo")  # one family: bytes without a header, named after who writes them
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A run of data bytes in one file."""
+
+    path: str  # absolute, so that a pickle or a fork that changed directory reopens the same file
+    offset: int
+    length: int
+    size: int  # of the whole file when its header was read; a different size later means it changed under us
+
+
+@dataclass(frozen=True)
+class DocumentIndex:
+    """Where one shard keeps its document boundaries; ``documents.py`` reads them block by block."""
+
+    kind: str  # "megatron" | "datatrove"
+    path: str  # of the index file
+    size: int
+    offset: int  # of the int64 boundaries
+    count: int  # of boundaries
+    pointers: int = 0  # Megatron: offset of the int64 byte pointers of its sequences
+    sequences: int = 0  # Megatron: how many
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The boundaries of a layout's documents: one index for each extent."""
+
+    shards: tuple[DocumentIndex, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An array on disk: rows of extent k follow the rows of extent k-1 along the first axis."""
+
+    format: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool  # every extent holds its array in Fortran order; False where both orders are the same bytes
+    extents: tuple[Extent, ...]
+    rows: tuple[int, ...]
+    documents: Documents | None = None
+    notes: tuple[str, ...] = ()
+    eot: int | None = None  # the id that ends a document, where a manifest states it
+    vocab: int | None = None  # ids are below this, where a manifest states it
+
+    @property
+    def row_nbytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return sum(extent.length for extent in self.extents)
+
+
+def one_extent(
+    format: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    extent: Extent,
+    *,
+    fortran: bool = False,
+    notes: tuple[str, ...] = (),
+) -> Layout:
+    """The layout of one array in one file."""
+    both_orders_alike = sum(axis != 1 for axis in shape) < 2 or 0 in shape
+    return Layout(
+        format=format,
+        dtype=dtype,
+        shape=shape,
+        fortran=fortran and not both_orders_alike,
+        extents=(extent,),
+        rows=(shape[0],),
+        notes=notes,
+    )
+
+
+def checked_dtype(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
+    """``dtype`` if its items are plain bytes of one fixed size; FormatError otherwise."""
+    if dtype.hasobject:
+        raise FormatError(
+            f"{where}: expected items of plain bytes, got dtype {clip(dtype)} with Python objects, which only "
+            "pickle can read. Load it where you trust it and save the columns as numbers."
+        )
+    if dtype.itemsize == 0:
+        raise FormatError(
+            f"{where}: expected items of at least 1 byte, got dtype {dtype.str} of 0 bytes. "
+            "State a size, e.g. 'S8'."
+        )
+    return dtype
+
+
+def checked_nbytes(shape: Sequence[int], itemsize: int, where: str) -> int:
+    """Bytes of an array of this shape; FormatError where no file could hold it."""
+    if len(shape) > MOST_AXES:
+        raise FormatError(
+            f"{where}: expected at most {MOST_AXES} axes, got {len(shape)}. The header is damaged."
+        )
+    if any(axis < 0 for axis in shape):
+        raise FormatError(
+            f"{where}: expected axes of 0 or more, got shape {clip(tuple(shape))}. The header is damaged."
+        )
+    # A zero does not excuse the other axes: numpy refuses (2**40, 2**40, 0) and so do we.
+    if math.prod(axis for axis in shape if axis) * itemsize > MOST_BYTES:
+        raise FormatError(
+            f"{where}: expected fewer than 2**63 bytes, got shape {clip(tuple(shape))} of {itemsize}-byte "
+            "items. The header is damaged."
+        )
+    return math.prod(shape) * itemsize
+
+
+def agree(layout: Layout, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, offset: int) -> Layout:
+    """``layout`` if what the caller stated says the same; a header wins, so a contradiction is an error."""
+    where = layout.extents[0].path
+    if dtype is not None and dtype != layout.dtype:
+        raise FormatError(
+            f"{where}: expected dtype {layout.dtype} as its {layout.format} header says, got dtype={dtype}. "
+            "Leave dtype= out."
+        )
+    if offset not in (0, layout.extents[0].offset):
+        raise FormatError(
+            f"{where}: expected offset={layout.extents[0].offset} as its {layout.format} header says, "
+            f"got offset={offset}. Leave offset= out."
+        )
+    if shape is not None and not _shape_agrees(shape, layout.shape):
+        raise FormatError(
+            f"{where}: expected shape {layout.shape} as its {layout.format} header says, got shape={shape}. "
+            "Leave shape= out."
+        )
+    return layout
+
+
+def join(layouts: Sequence[Layout]) -> Layout:
+    """Several arrays as one, along the first axis; FormatError names two files that do not fit together."""
+    first = layouts[0]
+    if len(layouts) == 1:
+        return first
+    for other in layouts[1:]:
+        _same(first, other, "dtype", first.dtype, other.dtype, "Convert one of them or open them apart")
+        _same(first, other, "row shape", first.shape[1:], other.shape[1:], "Open them apart")
+    ordered = [layout for layout in layouts if _order_matters(layout)]
+    for other in ordered[1:]:
+        orders = ("C order", "Fortran order")
+        advice = "Save one of them again with np.asfortranarray or np.ascontiguousarray, or open them apart"
+        _same(ordered[0], other, "memory order", orders[ordered[0].fortran], orders[other.fortran], advice)
+    total = sum(layout.shape[0] for layout in layouts)
+    checked_nbytes((total, *first.shape[1:]), first.dtype.itemsize, first.extents[0].path)
+    shards = [layout.documents for layout in layouts]
+    known = [documents for documents in shards if documents is not None]
+    return Layout(
+        format=_common_format(layouts),
+        dtype=first.dtype,
+        shape=(total, *first.shape[1:]),
+        fortran=any(layout.fortran for layout in layouts),
+        extents=tuple(extent for layout in layouts for extent in layout.extents),
+        rows=tuple(rows for layout in layouts for rows in layout.rows),
+        documents=Documents(tuple(s for d in known for s in d.shards))
+        if len(known) == len(layouts)
+        else None,
+        notes=tuple(dict.fromkeys(note for layout in layouts for note in layout.notes)),
+        eot=first.eot,
+        vocab=first.vocab,
+    )
+
+
+def clip(value: object, most: int = 120) -> str:
+    """A value from a hostile header, short enough for one line and without control characters."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _order_matters(layout: Layout) -> bool:
+    return layout.fortran or (sum(axis != 1 for axis in layout.shape) > 1 and 0 not in layout.shape)
+
+
+def _same(first: Layout, other: Layout, what: str, wanted: object, got: object, advice: str) -> None:
+    if wanted != got:
+        one, two = first.extents[0].path, other.extents[0].path
+        raise FormatError(f"{two}: expected {what} {wanted} as in {one}, got {got}. {advice}.")
+
+
+def _common_format(layouts: Sequence[Layout]) -> str:
+    names = list(dict.fromkeys(layout.format for layout in layouts))
+    if len(names) > 1 and all(name in HEADERLESS for name in names):
+        return "raw"
+    return " + ".join(names)
+
+
+def _shape_agrees(stated: tuple[int, ...], actual: tuple[int, ...]) -> bool:
+    return len(stated) == len(actual) and all(s in (-1, a) for s, a in zip(stated, actual, strict=True))

@@ -1,0 +1,82 @@
+"""The ``np.memmap`` someone already has: its file, offset, dtype, shape and order.
+
+One idea: a slice of a memmap keeps the ``offset`` of the whole, so the true one is computed from where its
+data lies in the mapping. Costs a stat; touches no page of the data. Reads later see the file, not the mapping.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+from lowtide.errors import FormatError
+from lowtide.formats.header import HeaderFile
+from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, one_extent
+
+_UNSAVED = {
+    "c": "the memmap is copy-on-write: its changes are in memory only, and Lowtide reads what is on disk",
+    "r+": "the memmap is writable: Lowtide reads what is on disk, so flush() it first",
+    "w+": "the memmap is writable: Lowtide reads what is on disk, so flush() it first",
+}
+
+
+def read(array: np.memmap[Any, Any]) -> Layout:
+    """The layout of the file bytes that ``array`` shows."""
+    mapping = getattr(array, "_mmap", None)
+    if not isinstance(mapping, mmap.mmap) or array.filename is None:
+        raise FormatError(
+            "memmap: expected a memmap of a named file, got one without a file (a copy, or a temporary one). "
+            "Pass the path of the file."
+        )
+    path = os.fspath(array.filename)
+    checked_dtype(array.dtype, path)
+    if array.ndim == 0:
+        raise FormatError(
+            f"{path}: expected rows, got a memmap of shape (). Pass one with at least one axis."
+        )
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise FormatError(
+            f"{path}: expected a memmap of consecutive bytes, got a strided view (strides {array.strides}). "
+            "Open the whole memmap and index what lowtide.open returns."
+        )
+    length = checked_nbytes(array.shape, array.dtype.itemsize, path)
+    offset = _file_offset(array, mapping, length, path)
+    with HeaderFile(path) as file:
+        _same_file(file, mapping, offset + length)
+        notes = (_UNSAVED[array.mode],) if array.mode in _UNSAVED else ()
+        fortran = not array.flags.c_contiguous
+        return one_extent(
+            "memmap", array.dtype, array.shape, file.extent(offset, length), fortran=fortran, notes=notes
+        )
+
+
+def _file_offset(array: np.memmap[Any, Any], mapping: mmap.mmap, length: int, path: str) -> int:
+    try:
+        first_byte = np.frombuffer(mapping, dtype=np.uint8)
+    except ValueError as error:
+        raise FormatError(
+            f"{path}: expected an open memmap, got a closed one. Pass the path of the file."
+        ) from error
+    inside = int(array.__array_interface__["data"][0]) - int(first_byte.__array_interface__["data"][0])
+    if not 0 <= inside <= inside + length <= first_byte.size:
+        raise FormatError(
+            f"{path}: expected data inside its own mapping, got a view of other memory. Pass the path."
+        )
+    # np.memmap maps from the page below the offset it was given, and every view of it keeps that offset.
+    return int(array.offset) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY + inside
+
+
+def _same_file(file: HeaderFile, mapping: mmap.mmap, end: int) -> None:
+    """FormatError where the name no longer leads to the file that was mapped, as far as sizes can tell."""
+    try:
+        mapped = mapping.size()
+    except (OSError, ValueError):  # the mapping's own descriptor is gone: then only the end can be checked
+        mapped = file.size
+    if file.size != mapped or file.size < end:
+        raise FormatError(
+            f"{file.path}: expected the {max(mapped, end)} bytes the memmap was made from, got a file of "
+            f"{file.size}. It was replaced or cut: make the memmap again."
+        )

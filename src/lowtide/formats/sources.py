@@ -1,0 +1,64 @@
+"""What a caller may name as data: a path, a memmap, a list of them, a glob.
+
+One idea: every way of naming files becomes one list in a stated order. Globs sort as people count (shard_2
+before shard_10); lists keep the caller's order. Costs a directory listing for a glob. Opens nothing.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+One: TypeAlias = "str | os.PathLike[str] | np.memmap[Any, Any]"
+Source: TypeAlias = "One | Sequence[One]"
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+def natural_key(path: str) -> list[tuple[int, str]]:
+    """Sorts digits by their value and text by its characters."""
+    # Digits as (number of digits without leading zeros, digits): compares like the number, at any length.
+    parts = _DIGITS.split(path)
+    return [(len(p.lstrip("0")), p.lstrip("0")) if k % 2 else (0, p) for k, p in enumerate(parts)] + [
+        (0, path)
+    ]
+
+
+def named(source: object) -> list[str | np.memmap[Any, Any]]:
+    """Every file ``source`` names, in order; text with ``*``, ``?`` or ``[`` that is no file itself is a glob."""
+    if isinstance(source, (str, os.PathLike, np.memmap)):
+        return _one(source)
+    if isinstance(source, np.ndarray):
+        raise TypeError(
+            "source: expected a path or np.memmap, got an array that is in memory already. Use it as it is."
+        )
+    if not isinstance(source, Sequence) or isinstance(source, (bytes, bytearray)):
+        raise TypeError(f"source: expected a path, a memmap or a list of them, got {type(source).__name__}.")
+    if len(source) == 0:
+        raise ValueError("source: expected at least one file, got an empty list. Name the files to open.")
+    return [one for item in source for one in _one(item)]
+
+
+def _one(item: object) -> list[str | np.memmap[Any, Any]]:
+    if isinstance(item, np.memmap):
+        return [item]
+    if not isinstance(item, (str, os.PathLike)):
+        raise TypeError(
+            f"source: expected a path or np.memmap, got {type(item).__name__}. Pass text or a Path."
+        )
+    path = os.fsdecode(os.fspath(item))
+    if not path:
+        raise ValueError("source: expected a path, got empty text. Name the file to open.")
+    if not glob.has_magic(path) or os.path.lexists(path):
+        return [path]
+    found = sorted(glob.glob(path, recursive=True), key=natural_key)
+    if not found:
+        raise FileNotFoundError(
+            f"{path}: expected files that match this pattern, got none. Check it with ls."
+        )
+    return list(found)
