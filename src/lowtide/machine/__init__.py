@@ -6,7 +6,14 @@ says in its docstring what it falls back to. This room knows nothing of stores, 
 """
 
 from lowtide.machine.cgroups import Cgroup, memory_cgroup
-from lowtide.machine.files import FileKind, direct_alignment, file_kind, read_ahead_bytes
+from lowtide.machine.files import (
+    FileKind,
+    direct_alignment,
+    file_kind,
+    kind_named,
+    mounted,
+    read_ahead_bytes,
+)
 from lowtide.machine.limits import MemoryLimit, available_memory, memory_limit, room_for_cache
 from lowtide.machine.pages import PAGE, PageCache, drop_page_cache, page_cache
 
@@ -20,8 +27,10 @@ __all__ = [
     "direct_alignment",
     "drop_page_cache",
     "file_kind",
+    "kind_named",
     "memory_cgroup",
     "memory_limit",
+    "mounted",
     "page_cache",
     "read_ahead_bytes",
     "room_for_cache",

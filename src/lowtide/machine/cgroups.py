@@ -26,9 +26,9 @@ class Cgroup:
     path: str
     directories: tuple[Path, ...]
 
-    @property
-    def name(self) -> str:
-        return f"cgroup v{self.version} {self.path}"
+    def path_at(self, height: int) -> str:
+        """The path of the directory ``height`` steps above its own."""
+        return self.path.rstrip("/").rsplit("/", height)[0] or "/"
 
 
 def memory_cgroup(pid: int | None = None, *, root: Path = ROOT) -> Cgroup | None:

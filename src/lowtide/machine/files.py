@@ -52,8 +52,22 @@ class FileKind:
 def file_kind(path: str | os.PathLike[str], *, root: Path = ROOT) -> FileKind:
     """The filesystem a file lies on, as /proc/self/mountinfo names it; "unknown" where that cannot be
     read."""
-    name = _filesystem(path, root)
+    return kind_named(_filesystem(path, root))
+
+
+def kind_named(name: str) -> FileKind:
+    """What a filesystem of that name is."""
     return FileKind(name, network=name in _NETWORK or name.startswith("fuse."), memory=name in _MEMORY)
+
+
+def mounted(pid: int | None = None, *, root: Path = ROOT) -> dict[int, str]:
+    """Device number -> filesystem name of every mount a process sees; empty where that cannot be read."""
+    try:
+        lines = _mountinfo(pid, root)
+    except OSError:
+        return {}
+    fields = ((line.split(), line.partition(" - ")[2].split()) for line in lines)
+    return {os.makedev(*map(int, before[2].split(":"))): after[0] for before, after in fields}
 
 
 def read_ahead_bytes(path: str | os.PathLike[str], *, root: Path = ROOT) -> int | None:
@@ -97,10 +111,7 @@ def _statx_alignment(fd: int) -> int | None:
     if statx is None:
         return None
     answer = ctypes.create_string_buffer(_STATX_BYTES)
-    if (
-        statx(ctypes.c_int(fd), b"", ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_DIOALIGN), answer)
-        != 0
-    ):
+    if statx(ctypes.c_int(fd), b"", ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_DIOALIGN), answer) != 0:
         return None
 
     def field(place: int) -> int:
@@ -114,7 +125,7 @@ def _statx_alignment(fd: int) -> int | None:
 
 def _filesystem(path: str | os.PathLike[str], root: Path) -> str:
     try:
-        lines = (root / "proc/self/mountinfo").read_text().splitlines()
+        lines = _mountinfo(None, root)
     except OSError:
         return "unknown"
     device = _device(Path(path).stat().st_dev)
@@ -130,6 +141,10 @@ def _filesystem(path: str | os.PathLike[str], root: Path) -> str:
         if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
             longest, name = len(point), kind
     return name
+
+
+def _mountinfo(pid: int | None, root: Path) -> list[str]:
+    return (root / "proc" / str(pid or "self") / "mountinfo").read_text().splitlines()
 
 
 def _device(number: int) -> str:

@@ -62,13 +62,11 @@ def _levels(pid: int | None, root: Path) -> list[MemoryLimit]:
     levels = []
     cgroup = memory_cgroup(pid, root=root)
     if cgroup is not None:
-        path = cgroup.path.rstrip("/")
         for height, directory in enumerate(cgroup.directories):
             limit = directory_limit(directory, cgroup.version)
             if limit is not None:
-                name = path.rsplit("/", height)[0] if height else path
                 must_stay = unreclaimable(read_stat(directory), cgroup.version)
-                levels.append(MemoryLimit(limit, must_stay, f"cgroup v{cgroup.version} {name or '/'}"))
+                levels.append(MemoryLimit(limit, must_stay, f"cgroup v{cgroup.version} {cgroup.path_at(height)}"))
     return [*levels, _machine(root)]
 
 

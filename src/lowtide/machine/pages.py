@@ -36,9 +36,7 @@ class PageCache:
     how: str
 
 
-def page_cache(
-    path_or_fd: str | os.PathLike[str] | int, offset: int = 0, length: int | None = None
-) -> PageCache:
+def page_cache(path_or_fd: str | os.PathLike[str] | int, offset: int = 0, length: int | None = None) -> PageCache:
     """What the page cache holds of a file, or of ``length`` bytes of it from ``offset``; OSError where
     nobody can tell."""
     if isinstance(path_or_fd, int):
@@ -114,10 +112,7 @@ def _mincore(fd: int, offset: int, length: int, name: str) -> PageCache:
             resident = (ctypes.c_ubyte * (-(-span // PAGE)))()
             anchor = ctypes.c_char.from_buffer(window)
             try:
-                if (
-                    libc.mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(span), resident)
-                    != 0
-                ):
+                if libc.mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(span), resident) != 0:
                     code = ctypes.get_errno()
                     raise OSError(code, f"mincore: {os.strerror(code)}", name)
             finally:

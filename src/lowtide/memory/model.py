@@ -125,7 +125,8 @@ class Sample:
     dirty: int
     tables: int
     shmem: int
-    found: int = 0  # part of cache and shmem that was there before the tree opened the files
+    found_cache: int = 0  # part of cache that was there before the tree opened the files: not its doing
+    found_shmem: int = 0  # the same part of shmem
     major_faults: int = 0
     minor_faults: int = 0
     read_bytes: int = 0
@@ -223,9 +224,7 @@ def from_dict(kind: type[_Value], data: object) -> _Value:
     """The value back from its dict; keys it does not know are passed over, FormatError when one is missing
     or of another type."""
     if not isinstance(data, dict):
-        raise FormatError(
-            f"trace: expected {kind.__name__} as an object, got {type(data).__name__}. Record it again."
-        )
+        raise FormatError(f"trace: expected {kind.__name__} as an object, got {type(data).__name__}. Record it again.")
     known = {}
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]  # every kind passed in is a dataclass of this file
         if item.name in data:

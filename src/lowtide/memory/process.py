@@ -23,6 +23,7 @@ class Identity:
     pid: int
     parent: int
     name: str
+    state: str  # one letter; Z and X are processes that have ended
     started: int  # clock ticks since boot: a pid used again has another one
     image: tuple[int, int]
     minor_faults: int
@@ -32,9 +33,7 @@ class Identity:
 def process_memory(pid: int | None = None) -> ProcessMemory:
     """Bytes of heap, mapped files, shared memory and page tables of one process (this one by default)."""
     counts = status(os.getpid() if pid is None else pid)
-    return ProcessMemory(
-        counts["RssAnon"], counts["RssFile"], counts["RssShmem"], counts["VmPTE"] + counts["VmPMD"]
-    )
+    return ProcessMemory(counts["RssAnon"], counts["RssFile"], counts["RssShmem"], counts["VmPTE"] + counts["VmPMD"])
 
 
 def status(pid: int) -> dict[str, int]:
@@ -58,6 +57,7 @@ def identity(pid: int) -> Identity:
         pid=pid,
         parent=int(rest[1]),
         name=name,
+        state=rest[0],
         started=int(rest[19]),
         image=(int(rest[23]), int(rest[25])),
         minor_faults=int(rest[7]),
@@ -88,7 +88,7 @@ def children(pid: int) -> list[int]:
 
 
 def read_proc(pid: int, name: str) -> str:
-    """A whole file of /proc/PID. Plain descriptors: a file object would cost more than the kernel's answer."""
+    """A whole file of /proc/PID. Plain descriptors: a file object costs more than the kernel's answer."""
     fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []

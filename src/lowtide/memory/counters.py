@@ -1,0 +1,225 @@
+"""The counters of a process and its children, as one ``Sample`` each time they are asked.
+
+One idea: cheap counters (/proc/PID/status) every time, expensive ones (shared pages, page cache of the
+files, cgroup) as often as their own measured cost allows, so that watching stays under 1 % of one core
+whatever is watched. Between two expensive looks a process's sharing is taken to stay as it was. What a
+kernel or a permission does not give goes into ``missing`` with the reason. The only part of this room that
+is not pure.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from lowtide.machine import kind_named, mounted
+from lowtide.memory.cgroup import read_cgroup
+from lowtide.memory.detail import Detail, read_detail
+from lowtide.memory.files import FileSet, FileTotals, Key
+from lowtide.memory.model import CgroupSample, ProcessSample, Sample
+from lowtide.memory.tree import Member, Tree
+
+# Shares of one core: with the cheap counters' own share below 0.3 % the sum stays under 1 %.
+_DETAIL_SHARE, _FILES_SHARE, _CGROUP_SHARE = 0.003, 0.003, 0.001
+_DETAIL_EVERY, _CGROUP_EVERY = 1.0, 1.0  # seconds, at the least
+
+
+class Pace:
+    """Says when a counter may be read again, so that reading it takes at most ``share`` of one core."""
+
+    def __init__(self, share: float, every: float) -> None:
+        self._share, self._every = share, every
+        self._next = self._last = 0.0
+        self._rest = every
+
+    def due(self, now: float) -> bool:
+        return now >= self._next
+
+    def paid(self, now: float, cost: float) -> None:
+        self._rest = max(self._every, cost / self._share)
+        self._last, self._next = now, now + self._rest
+
+    def hurry(self) -> None:
+        """Something changed: come back in a quarter of the time."""
+        self._next = min(self._next, self._last + self._rest / 4)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A detailed look at one process and the plain counters at that moment, to scale later ones by."""
+
+    detail: Detail
+    rss_anon: int
+    rss_file: int
+    rss_shmem: int
+
+
+class Counters:
+    """Reads one process tree. ``sample()`` gives None once all of it has ended."""
+
+    def __init__(self, pid: int, *, children: bool = True, launched: bool = False, every: float = 0.25) -> None:
+        self.missing: dict[str, str] = {}
+        self._pid = pid
+        self._tree = Tree(pid, children=children)
+        self._begin = time.monotonic()
+        filesystems = mounted(pid) or mounted()
+        self._memory_devices = frozenset(device for device, name in filesystems.items() if kind_named(name).memory)
+        self._files = FileSet(filesystems, time.time())
+        self._totals = FileTotals()
+        self._readings: dict[int, _Reading] = {}
+        self._moved: int | None = 0 if launched else None  # bytes to and from storage when the files were last asked
+        self._overlap = 0  # mapped pages that are dirty, and so not "mapped"
+        self._cache = 0
+        self._cgroup: CgroupSample | None = None
+        self._detail_pace = Pace(_DETAIL_SHARE, _DETAIL_EVERY)
+        self._files_pace = Pace(_FILES_SHARE, every)
+        self._cgroup_pace = Pace(_CGROUP_SHARE, _CGROUP_EVERY)
+
+    def sample(self) -> Sample | None:
+        """Everything now. Costs about 0.1 ms a process, more when an expensive look is due."""
+        members, changed = self._tree.members()
+        if not members:
+            return None
+        now = time.monotonic()
+        if changed:
+            self._detail_pace.hurry()
+        looked = self._detail_pace.due(now)
+        if looked:
+            self._look_closely(now, members)
+        processes = [self._process(member) for member in members]
+        raw_mapped = sum(each.mapped for each in processes)
+        moved = self._tree.read_bytes + self._tree.written_bytes
+        if not self._tree.moved_known:
+            self.missing["bytes read"] = "/proc/PID/io of another user's process cannot be read"
+        if looked or self._files_pace.due(now):
+            self._ask_files(now, members, raw_mapped, moved, looked)
+        if self._cgroup_pace.due(now):
+            self._ask_cgroup(now)
+        totals = self._totals
+        return Sample(
+            seconds=now - self._begin,
+            anon=sum(each.anon for each in processes),
+            mapped=max(0, raw_mapped - self._overlap),
+            cache=self._cache,
+            dirty=totals.dirty,
+            tables=sum(each.tables for each in processes),
+            shmem=totals.shmem + self._shmem_without_file(members),
+            found_cache=min(self._cache, totals.found_cache),
+            found_shmem=totals.found_shmem,
+            major_faults=self._tree.major_faults,
+            minor_faults=self._tree.minor_faults,
+            read_bytes=self._tree.read_bytes,
+            processes=tuple(processes),
+            files=totals.files,
+            cgroup=self._cgroup,
+        )
+
+    def _look_closely(self, now: float, members: list[Member]) -> None:
+        begin = time.thread_time()
+        readings = {}
+        for member in members:
+            try:
+                detail = read_detail(member.pid, self._memory_devices)
+            except PermissionError:
+                self.missing["sharing"] = "smaps of another user's process: shared pages count in every process"
+                continue
+            except OSError:
+                continue  # ended meanwhile
+            if not detail.by_file:
+                self.missing["files mapped"] = f"process {member.pid} has too many mappings to name each one's file"
+            counts = member.counts
+            readings[member.pid] = _Reading(detail, counts["RssAnon"], counts["RssFile"], counts["RssShmem"])
+        self._readings = readings
+        self._detail_pace.paid(now, time.thread_time() - begin)
+
+    def _process(self, member: Member) -> ProcessSample:
+        counts, reading = member.counts, self._readings.get(member.pid)
+        rss_anon, rss_file, rss_shmem = counts["RssAnon"], counts["RssFile"], counts["RssShmem"]
+        anon, mapped, shmem = rss_anon, rss_file, rss_shmem
+        if reading is not None:
+            anon = _scale(rss_anon, reading.detail.anon, reading.rss_anon)
+            mapped = _scale(rss_file, reading.detail.mapped, reading.rss_file)
+            shmem = _scale(rss_shmem, reading.detail.shmem, reading.rss_shmem)
+        elif member.forked:
+            anon = mapped = 0  # until the first look its pages are still its parent's, and counted there
+        return ProcessSample(
+            pid=member.pid,
+            parent=member.parent,
+            name=member.name,
+            anon=anon,
+            mapped=mapped,
+            shmem=shmem,
+            tables=counts["VmPTE"] + counts["VmPMD"],
+            swap=counts["VmSwap"],
+            rss_anon=rss_anon,
+            rss_file=rss_file,
+            rss_shmem=rss_shmem,
+            forked=member.forked,
+        )
+
+    def _ask_files(self, now: float, members: list[Member], raw_mapped: int, moved: int, looked: bool) -> None:
+        begin = time.thread_time()
+        for member in members:
+            try:
+                self._files.look(member.pid)
+            except PermissionError:
+                self.missing["cache"] = self.missing["dirty"] = "open files of another user's process cannot be seen"
+            except OSError:
+                continue
+        for pid, reading in self._readings.items():
+            self._files.look_at_mapped(pid, reading.detail.files)
+        mapped, mapped_dirty = self._mapped_by_file()
+        fresh = 0 if self._moved is None else moved - self._moved
+        self._moved = moved
+        totals = self._files.measure(mapped, raw_mapped - sum(mapped.values()), fresh)
+        self._totals = totals
+        unasked = sum(size for key, size in mapped.items() if key not in totals.measured)
+        if looked:  # only then is every mapped file in the set, so that its clean cached pages bound what can be mapped
+            self._overlap = raw_mapped - min(max(0, raw_mapped - mapped_dirty), totals.clean + unasked)
+        self._cache = max(0, totals.clean - max(0, raw_mapped - self._overlap - unasked))
+        self._note_refusals()
+        self._files_pace.paid(now, time.thread_time() - begin)
+
+    def _mapped_by_file(self) -> tuple[dict[Key, int], int]:
+        """Bytes of disk files mapped by the whole tree at the last close look, by file, and the dirty part
+        of all."""
+        mapped: dict[Key, int] = {}
+        dirty = 0
+        for reading in self._readings.values():
+            for key, file in reading.detail.files.items():
+                if not file.memory:
+                    mapped[key] = mapped.get(key, 0) + file.mapped
+                    dirty += file.dirty
+        return mapped, dirty
+
+    def _shmem_without_file(self, members: list[Member]) -> int:
+        """Shared memory no file leads to (anonymous shared mappings, System V, deleted files): the
+        processes' share of it."""
+        total = 0
+        for member in members:
+            reading = self._readings.get(member.pid)
+            if reading is None:
+                continue
+            files = reading.detail.files
+            reached = sum(file.mapped for key, file in files.items() if file.memory and key in self._totals.measured)
+            total += _scale(member.counts["RssShmem"], max(0, reading.detail.shmem - reached), reading.rss_shmem)
+        return total
+
+    def _ask_cgroup(self, now: float) -> None:
+        begin = time.thread_time()
+        self._cgroup = read_cgroup(self._pid) or self._cgroup
+        if self._cgroup is None:
+            self.missing["cgroup"] = "no memory cgroup is mounted here"
+        self._cgroup_pace.paid(now, time.thread_time() - begin)
+
+    def _note_refusals(self) -> None:
+        if self._files.refused:
+            path, why = next(iter(self._files.refused.items()))
+            self.missing["page cache"] = f"of {len(self._files.refused)} files, for one {path}: {why}"
+        if self._files.how == "mincore":
+            self.missing["dirty"] = "this kernel has no cachestat (Linux 6.5), and mincore does not know dirty pages"
+
+
+def _scale(now: int, share_then: int, whole_then: int) -> int:
+    """``now`` reduced as the process's share was reduced at the last close look."""
+    return now * min(share_then, whole_then) // whole_then if whole_then else now
