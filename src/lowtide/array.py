@@ -1,0 +1,280 @@
+"""``lowtide.open`` and ``Array``: typed rows on disk, read in order, shuffled or at random inside a budget.
+
+One idea: an array is a layout and a store; every way of reading it is a choice of rows. Opening reads headers only.
+Indexing gives ordinary arrays you own; iterating lends batches from a pool that never holds more than the budget.
+
+Crosses fork, threads and pickle: descriptors are opened anew in each process and there are no file positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from lowtide.batches import BatchIterator, ChunkIterator, Upcoming
+from lowtide.errors import BudgetError
+from lowtide.formats import Layout, layout_of
+from lowtide.indexing import inside, select
+from lowtide.machine import PAGE
+from lowtide.order import LocalPermutation, Order, Permutation, draws, rank_slice
+from lowtide.plan import Plan
+from lowtide.rows import Numbers, Rows
+from lowtide.storage import Store
+from lowtide.storage.buffers import wrap
+from lowtide.units import MIB, format_size, parse_size
+
+Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDArray[Any]]
+
+ALIGN_FROM = 256 * 1024  # smaller results are not worth the page that aligning them costs
+LARGEST_CHUNK = 8 * MIB  # enough to keep a disk busy; more only costs memory
+
+
+def open(  # noqa: A001, PLR0913 - the one name users remember
+    source: Source,
+    *,
+    dtype: DTypeLike | None = None,
+    shape: int | tuple[int, ...] | None = None,
+    offset: int = 0,
+    tensor: str | None = None,
+    strategy: str = "auto",
+    cache: str = "auto",
+    budget: int | str = "auto",
+) -> Array:
+    """Open a ``.npy`` file, raw numbers, one tensor of a ``.safetensors``, a memmap you have, or a list or glob of them.
+
+    Reads headers only. ``budget`` is the most bytes the array may hold at once, such as ``"64MiB"``.
+
+    >>> a = lowtide.open("features.npy", budget="64MiB")
+    >>> for rows in a.shuffled(4096, seed=0): ...
+    """
+    layout = layout_of(source, dtype=dtype, shape=shape, offset=offset, tensor=tensor)
+    return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
+
+
+class Array:
+    """Rows on disk. ``a[...]`` gives arrays you own; ``chunks``, ``shuffled``, ``gather`` and ``sample`` iterate."""
+
+    def __init__(self, layout: Layout, store: Store) -> None:
+        self.layout = layout
+        self._store = store
+        self._rows = Rows(layout, store)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.layout.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.layout.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.layout.shape)
+
+    @property
+    def size(self) -> int:
+        return self.nbytes // self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes
+
+    def __len__(self) -> int:
+        return self.layout.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<lowtide.Array {self._store.where} shape={self.shape} dtype={self.dtype} {format_size(self.nbytes)}>"
+
+    # One read
+
+    def __getitem__(self, key: Any) -> Any:
+        """Rows, as NumPy would index them: an ordinary array you own, never a view of a mapping."""
+        selection = select(key, self.shape)
+        rows = self._own(selection.rows)
+        if selection.rest is None:
+            return rows
+        result = rows[selection.rest]
+        if isinstance(result, np.ndarray) and result.base is not None and result.nbytes < rows.nbytes:
+            return result.copy()  # a small view would keep all rows that were read alive
+        return result
+
+    def _own(self, numbers: range | Numbers) -> NDArray[Any]:
+        rows = self._rows
+        size = len(numbers) * rows.nbytes
+        if self._store.budget.stated and size > self._store.budget.limit:
+            raise BudgetError(
+                f"{self._store.where}: expected at most {format_size(self._store.budget.limit)} (the budget) at once, "
+                f"got a request for {len(numbers)} rows, {format_size(size)}. Read fewer rows, iterate with "
+                f"chunks(), or open with budget={size}."
+            )
+        out = _empty((len(numbers), *rows.shape), rows.dtype)
+        buffer = wrap(out)
+        if isinstance(numbers, range):
+            rows.block(numbers.start, len(numbers), buffer)
+        else:
+            rows.at(numbers, buffer)
+        return out
+
+    # Many reads
+
+    def chunks(self, rows: int | None = None, *, start: int = 0) -> ChunkIterator:
+        """Every row once, in order, ``rows`` at a time (default: what the budget makes comfortable); the last may be short."""
+        if rows is None:
+            rows = self._comfortable()
+        self._admit("chunks", rows)
+        return ChunkIterator(self._rows, rows, _start(start, len(self)), len(self))
+
+    def __iter__(self) -> Any:
+        """Row by row, read in chunks."""
+        for chunk in self.chunks():
+            yield from chunk.copy()
+
+    def shuffled(  # noqa: PLR0913
+        self,
+        batch: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        start: int = 0,
+        locality: int | str | None = None,
+        rank: int = 0,
+        world: int = 1,
+    ) -> BatchIterator:
+        """Every row exactly once, in an order that ``(seed, epoch)`` fix, in batches of ``batch`` rows.
+
+        ``start``: rows of this rank already had. ``rank`` of ``world`` receives its own slice of the order.
+        ``locality``: shuffle only within runs of neighbouring rows of this many bytes (the runs in random order).
+        """
+        self._admit("shuffled", batch)
+        first, last = rank_slice(len(self), rank, world)
+        self._store.keep_for_ranks(world)
+        order = self._order(seed, epoch, locality)
+        upcoming = Upcoming(order.block, first + _start(start, last - first), last)
+        return BatchIterator(self._rows, batch, upcoming, base=first)
+
+    def gather(self, indices: Any, batch: int, *, start: int = 0) -> BatchIterator:
+        """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative count from the end) or a mask."""
+        self._admit("gather", batch)
+        wanted = np.asarray(indices)
+        if wanted.ndim != 1:
+            raise ValueError(f"gather: expected one axis of indices, got shape {wanted.shape}. Use indices.reshape(-1).")
+        if wanted.dtype == bool or wanted.size == 0:
+            chosen = select(wanted, self.shape).rows
+            wanted = np.asarray(chosen, np.int64)
+        _check_all(wanted, len(self))
+        count = len(self)
+
+        def block(first: int, size: int) -> Numbers:
+            return inside(wanted[first : first + size], count)
+
+        return BatchIterator(self._rows, batch, Upcoming(block, _start(start, len(wanted)), len(wanted)))
+
+    def sample(self, batch: int, *, seed: int = 0, start: int = 0) -> BatchIterator:
+        """Rows drawn with replacement, without end; ``start``: rows already had."""
+        self._admit("sample", batch)
+        count = len(self)
+        if count == 0:
+            raise ValueError(f"{self._store.where}: expected rows to sample from, got an empty array. Use another file.")
+
+        def block(first: int, size: int) -> Numbers:
+            return draws(count, seed=seed, start=first, count=size)
+
+        return BatchIterator(self._rows, batch, Upcoming(block, _start(start, None), None))
+
+    # What it costs
+
+    def plan(self, batch: int | None = None) -> Plan:
+        """Projected bytes by kind and how reading happens, and why; for batches of ``batch`` rows, or at most."""
+        store, rows = self._store, self._rows
+        size = (self._comfortable() if batch is None else batch) * rows.nbytes
+        budget = store.budget
+        limit = budget.limit if budget.stated else max(budget.limit, 3 * size + budget.aside)
+        why = [store.strategy_why, store.cache_why]
+        if rows.fortran:
+            why.append("the file is in Fortran order: a row is one item of every column, so reads are many and small")
+        mapped = budget.aside if store.strategy.name in ("remap", "advise") else 0
+        if store.strategy.name == "map":
+            mapped = sum(extent.size for extent in store.extents)
+        return Plan(
+            anon=limit - mapped if store.strategy.name != "map" else limit,
+            mapped=mapped,
+            cache=2 * size + 16 * MIB if store.drop else sum(extent.size for extent in store.extents),
+            budget=limit,
+            strategy=store.strategy.name,
+            rung=store.strategy.rung,
+            engine="python",
+            why=tuple(why),
+        )
+
+    # Life
+
+    def close(self) -> None:
+        """Close the files. Arrays already handed out stay valid; closing twice is fine."""
+        self._store.close()
+
+    def __enter__(self) -> Array:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Array, (self.layout, self._store)
+
+    def _order(self, seed: int, epoch: int, locality: int | str | None) -> Order:
+        if locality is None:
+            return Permutation(len(self), seed=seed, epoch=epoch)
+        neighbours = max(1, parse_size(locality, what="locality") // max(1, self._rows.nbytes))
+        return LocalPermutation(len(self), neighbours, seed=seed, epoch=epoch)
+
+    def _comfortable(self) -> int:
+        """Rows whose bytes are an eighth of the budget, or 8 MiB where that is less."""
+        size = min(LARGEST_CHUNK, self._store.budget.limit // 8)
+        return max(1, size // max(1, self._rows.nbytes))
+
+    def _admit(self, call: str, batch: int) -> None:
+        if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)):
+            raise TypeError(f"{call}: expected a whole number of rows, got {type(batch).__name__}. Use {call}(4096).")
+        if batch < 1:
+            raise ValueError(f"{call}: expected 1 row or more at a time, got {batch}. Use {call}(4096).")
+        store, rows = self._store, self._rows
+        strategy = store.strategy  # a closed store is refused here, not at the first batch
+        batch = min(int(batch), max(1, len(self))) if call != "sample" else int(batch)
+        fits = (store.budget.limit - store.budget.aside) // max(1, rows.copies * rows.nbytes)
+        store.budget.admit(
+            batch * rows.nbytes,
+            copies=rows.copies,
+            where=f"{store.where}: {call}({batch})",
+            smaller=f"use {call}({fits})" if fits else f"a smaller row (strategy {strategy.name!r})",
+        )
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Like np.empty, page-aligned when large: the kernel copies up to five times faster into such memory."""
+    plain: NDArray[Any] = np.empty(shape, dtype) if np.prod(shape, dtype=object) * dtype.itemsize < ALIGN_FROM else None
+    if plain is not None:
+        return plain
+    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    memory = np.empty(size + PAGE, np.uint8)
+    aligned = -memory.ctypes.data % PAGE
+    return np.ndarray(shape, dtype, memory, offset=aligned)
+
+
+def _start(start: int, last: int | None) -> int:
+    if start < 0 or (last is not None and start > last):
+        rows = "0 or more" if last is None else f"0 to {last}"
+        raise ValueError(f"start: expected {rows} (rows already had), got {start}. Use start=0 for the beginning.")
+    return int(start)
+
+
+def _check_all(numbers: NDArray[Any], count: int) -> None:
+    """Refuse indices outside before a byte is read, in steps that stay small also for a memmap of indices."""
+    for first in range(0, len(numbers), 1 << 20):
+        inside(np.asarray(numbers[first : first + (1 << 20)]), count)

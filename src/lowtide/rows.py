@@ -1,0 +1,93 @@
+"""Rows of a layout, read through a store into buffers: where bytes become rows.
+
+One idea: a C-ordered row is one run of bytes, so rows are runs; a Fortran-ordered row is one item out of every column,
+so its items are gathered column by column and turned. Everything above asks for rows and never knows which.
+
+Costs nothing beyond the store for C order. Fortran order needs a second buffer of the batch's size and one read a
+column: right, but slower; ``plan()`` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.formats import Layout
+from lowtide.storage import Buffer, Store
+
+Numbers = NDArray[np.int64]
+
+COLUMNS_AT_ONCE = 1 << 16  # offsets computed at a time for scattered Fortran rows: half a MiB of them
+
+
+class Rows:
+    """``count`` rows of ``shape`` and ``dtype``; ``block`` and ``at`` fill buffers with them."""
+
+    def __init__(self, layout: Layout, store: Store) -> None:
+        self.store = store
+        self.layout = layout
+        self.dtype = layout.dtype
+        self.count = layout.shape[0]
+        self.shape = layout.shape[1:]
+        self.nbytes = math.prod(self.shape) * layout.dtype.itemsize
+        self.fortran = layout.fortran
+        self._ends = np.cumsum(layout.rows, dtype=np.int64)
+
+    @property
+    def copies(self) -> int:
+        """Buffers an iterator needs at once: one in the user's hands, one being filled, one to turn columns in."""
+        return 3 if self.fortran else 2
+
+    def block(self, first: int, count: int, buffer: Buffer, *, ahead: int = 0) -> None:
+        """Consecutive rows; ``ahead`` more will be wanted next."""
+        if self.fortran:
+            self._turned(np.arange(first, first + count), buffer)
+        else:
+            self.store.run(first * self.nbytes, count * self.nbytes, buffer, ahead=ahead * self.nbytes)
+
+    def at(self, numbers: Numbers, buffer: Buffer, *, ahead: Numbers | None = None) -> None:
+        """These rows, in this order; ``ahead`` are the next call's."""
+        if self.fortran:
+            self._turned(numbers, buffer)
+        else:
+            self.store.gather(
+                numbers * self.nbytes, self.nbytes, buffer, ahead=None if ahead is None else ahead * self.nbytes
+            )
+
+    def array(self, buffer: Buffer, count: int) -> NDArray[Any]:
+        """The filled buffer as rows, lent to the user."""
+        return self.store.lend(buffer, (count, *self.shape), self.dtype)
+
+    def _turned(self, numbers: Numbers, buffer: Buffer) -> None:
+        """Rows of Fortran-ordered extents: read by columns, then turn."""
+        out: NDArray[Any] = np.ndarray((len(numbers), *self.shape), self.dtype, buffer.view)
+        files = np.searchsorted(self._ends, numbers, side="right")
+        scratch = self.store.take(max(len(numbers) * self.nbytes, 1))
+        try:
+            for file in np.unique(files):
+                mine = files == file
+                rows = self.layout.rows[file]
+                first = int(self._ends[file]) - rows
+                out[mine] = self._columns(numbers[mine] - first, first * self.nbytes, rows, scratch)
+        finally:
+            self.store.pool.give(scratch)
+
+    def _columns(self, numbers: Numbers, base: int, rows: int, scratch: Buffer) -> NDArray[Any]:
+        item = self.dtype.itemsize
+        columns = math.prod(self.shape)
+        consecutive = len(numbers) == 1 or bool((numbers[1:] - numbers[:-1] == 1).all())
+        step = columns if consecutive else max(1, COLUMNS_AT_ONCE // len(numbers))
+        view = scratch.view
+        for first in range(0, columns, step):
+            some = np.arange(first, min(first + step, columns), dtype=np.int64)
+            part = Buffer(view[first * len(numbers) * item :], 0)
+            if consecutive:
+                self.store.gather(base + (some * rows + numbers[0]) * item, len(numbers) * item, part)
+            else:
+                self.store.gather((base + (some[:, None] * rows + numbers) * item).reshape(-1), item, part)
+        # Axes come back reversed: the first axis varies fastest on disk.
+        turned: NDArray[Any] = np.ndarray((*reversed(self.shape), len(numbers)), self.dtype, view)
+        return turned.transpose()
