@@ -1,6 +1,19 @@
 """Header bytes in, a layout out: what a file holds and where, before a byte of data is read."""
 
 from lowtide.formats.arrays import layout_of
-from lowtide.formats.layout import DocumentIndex, Documents, Extent, Layout
+from lowtide.formats.corpus import token_layout
+from lowtide.formats.documents import document_ends
+from lowtide.formats.layout import DocumentIndex, Documents, Layout
+from lowtide.formats.smell import dtype_smell
+from lowtide.storage import Extent
 
-__all__ = ["DocumentIndex", "Documents", "Extent", "Layout", "layout_of"]
+__all__ = [
+    "DocumentIndex",
+    "Documents",
+    "Extent",
+    "Layout",
+    "document_ends",
+    "dtype_smell",
+    "layout_of",
+    "token_layout",
+]

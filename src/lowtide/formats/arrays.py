@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.errors import FormatError
-from lowtide.formats import memmap, npy, raw
+from lowtide.formats import memmap, raw, safetensors
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, agree, join
+from lowtide.formats.recognise import by_header, is_safetensors
 from lowtide.formats.sources import Source, named
 
 
@@ -30,8 +31,8 @@ def layout_of(
 ) -> Layout:
     """Where the array behind ``source`` lies: a path, an ``np.memmap``, a list of them or a glob.
 
-    ``dtype``, ``shape`` (one axis may be -1) and ``offset`` describe headerless files; ``tensor`` names one of
-    a ``.safetensors`` file. With several files, the first axis of ``shape`` is -1 or the sum of their rows.
+    ``dtype``, ``shape`` (one axis may be -1) and ``offset`` describe headerless files; ``tensor`` names one
+    of a ``.safetensors`` file. With several files, the first axis of ``shape`` is -1 or the sum of their rows.
     """
     stated = None if dtype is None else stated_dtype(dtype)
     wanted = None if shape is None else _stated_shape(shape)
@@ -74,9 +75,7 @@ def _stated_shape(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
         raise TypeError(f"shape: expected integers, got {axes}. Write shape=(-1, 162).")
     whole = tuple(operator.index(axis) for axis in axes)
     if not whole or whole.count(-1) > 1 or any(axis < -1 for axis in whole):
-        raise ValueError(
-            f"shape: expected axes of 0 or more with at most one -1, got {whole}. Write shape=(-1, 162)."
-        )
+        raise ValueError(f"shape: expected axes of 0 or more with at most one -1, got {whole}. Write shape=(-1, 162).")
     return whole
 
 
@@ -88,8 +87,12 @@ def _one(
     tensor: str | None,
 ) -> Layout:
     if isinstance(item, np.memmap):
+        if tensor is not None:
+            raise ValueError(f"tensor: expected a .safetensors file for tensor={tensor!r}, got a memmap. Leave it out.")
         return agree(memmap.read(item), dtype, shape, offset)
     with HeaderFile(item) as file:
-        if file.read(0, len(npy.MAGIC)) == npy.MAGIC:
-            return agree(npy.read(file), dtype, shape, offset)
-        return raw.read(file, dtype, shape, offset)
+        if tensor is not None or is_safetensors(file, stated=dtype is not None):
+            return agree(safetensors.read(file, tensor), dtype, shape, offset)
+        # A file without a header that the caller describes is what the caller says, whatever lies beside it.
+        layout = by_header(file, beside=dtype is None and shape is None and offset == 0)
+        return raw.read(file, dtype, shape, offset) if layout is None else agree(layout, dtype, shape, offset)

@@ -26,7 +26,12 @@ def looks_wider(items: npt.NDArray[np.unsignedinteger]) -> bool:
 
 def looks_narrower(items: npt.NDArray[np.unsignedinteger]) -> bool:
     """Whether most items are beyond any vocabulary, as two narrow ids read as one are."""
-    return bool(items.size >= _FEWEST and items.itemsize >= 4 and np.mean(items >= _MOST_ID) > 0.5)
+    if items.size < _FEWEST or np.mean(items >= _MOST_ID) <= 0.5:
+        return False
+    # Two ids read as one have upper and lower halves of the same kind; dates and counters do not.
+    halves = items.view(f"u{items.itemsize // 2}").reshape(-1, 2)
+    kinds = [np.unique(halves[:, k]).size for k in (0, 1)]
+    return max(kinds) <= 2 * min(kinds)
 
 
 def guess_dtype(block: bytes, fitting: Sequence[str]) -> str | None:
@@ -48,9 +53,7 @@ def guess_dtype(block: bytes, fitting: Sequence[str]) -> str | None:
 
 def _like_floats(items: npt.NDArray[np.floating]) -> bool:
     """Measured numbers lie within a few powers of ten of 1, and ids read as floats almost never do."""
-    size = np.abs(
-        items[items != 0]
-    )  # comparing NaN or infinity warns about nothing: they are simply not inside
+    size = np.abs(items[items != 0])  # comparing NaN or infinity warns about nothing: they are simply not inside
     if size.size < _FEWEST // 2:
         return False
     return bool(np.mean((size > 1e-8) & (size < 1e8)) > 0.95)

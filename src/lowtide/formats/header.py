@@ -12,7 +12,7 @@ import stat
 from types import TracebackType
 
 from lowtide.errors import FormatError, ReadError
-from lowtide.formats.layout import Extent
+from lowtide.storage import Extent
 
 # safetensors' own bound, the largest of any header here; a parser that asks for more is wrong.
 MOST_HEADER_BYTES = 100_000_000
@@ -52,8 +52,7 @@ class HeaderFile:
                 part = os.pread(self._fd, length, offset)
             except OSError as error:
                 raise ReadError(
-                    f"{self.path}: expected {length} header bytes at {offset}, got {error.strerror}. "
-                    "Check the disk.",
+                    f"{self.path}: expected {length} header bytes at {offset}, got {error.strerror}. Check the disk.",
                     path=self.path,
                     offset=offset,
                     errno=error.errno,
@@ -76,9 +75,7 @@ class HeaderFile:
     def __enter__(self) -> HeaderFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
 

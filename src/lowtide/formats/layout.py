@@ -14,20 +14,11 @@ from typing import Any
 import numpy as np
 
 from lowtide.errors import FormatError
+from lowtide.storage import Extent
 
 MOST_BYTES = 2**63 - 1  # off_t and Py_ssize_t are signed 64-bit
 MOST_AXES = 64  # numpy 2's own bound
 HEADERLESS = ("raw", "nanogpt", "olmo")  # one family: bytes without a header, named after who writes them
-
-
-@dataclass(frozen=True)
-class Extent:
-    """A run of data bytes in one file."""
-
-    path: str  # absolute, so that a pickle or a fork that changed directory reopens the same file
-    offset: int
-    length: int
-    size: int  # of the whole file when its header was read; a different size later means it changed under us
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ class Layout:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fortran: bool  # every extent holds its array in Fortran order; False where both orders are the same bytes
-    extents: tuple[Extent, ...]
+    extents: tuple[Extent, ...]  # paths are absolute: a pickle or a fork that changed directory reopens the same file
     rows: tuple[int, ...]
     documents: Documents | None = None
     notes: tuple[str, ...] = ()
@@ -100,13 +91,12 @@ def checked_dtype(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
     """``dtype`` if its items are plain bytes of one fixed size; FormatError otherwise."""
     if dtype.hasobject:
         raise FormatError(
-            f"{where}: expected items of plain bytes, got dtype {clip(dtype)} with Python objects, which only "
-            "pickle can read. Load it where you trust it and save the columns as numbers."
+            f"{where}: expected items of plain bytes, got dtype {clip(dtype)} with Python objects, which "
+            "only pickle can read. Load it where you trust it and save the columns as numbers."
         )
     if dtype.itemsize == 0:
         raise FormatError(
-            f"{where}: expected items of at least 1 byte, got dtype {dtype.str} of 0 bytes. "
-            "State a size, e.g. 'S8'."
+            f"{where}: expected items of at least 1 byte, got dtype {dtype.str} of 0 bytes. State a size, e.g. 'S8'."
         )
     return dtype
 
@@ -114,9 +104,7 @@ def checked_dtype(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
 def checked_nbytes(shape: Sequence[int], itemsize: int, where: str) -> int:
     """Bytes of an array of this shape; FormatError where no file could hold it."""
     if len(shape) > MOST_AXES:
-        raise FormatError(
-            f"{where}: expected at most {MOST_AXES} axes, got {len(shape)}. The header is damaged."
-        )
+        raise FormatError(f"{where}: expected at most {MOST_AXES} axes, got {len(shape)}. The header is damaged.")
     if any(axis < 0 for axis in shape):
         raise FormatError(
             f"{where}: expected axes of 0 or more, got shape {clip(tuple(shape))}. The header is damaged."
@@ -175,9 +163,7 @@ def join(layouts: Sequence[Layout]) -> Layout:
         fortran=any(layout.fortran for layout in layouts),
         extents=tuple(extent for layout in layouts for extent in layout.extents),
         rows=tuple(rows for layout in layouts for rows in layout.rows),
-        documents=Documents(tuple(s for d in known for s in d.shards))
-        if len(known) == len(layouts)
-        else None,
+        documents=Documents(tuple(s for d in known for s in d.shards)) if len(known) == len(layouts) else None,
         notes=tuple(dict.fromkeys(note for layout in layouts for note in layout.notes)),
         eot=first.eot,
         vocab=first.vocab,

@@ -116,9 +116,7 @@ def _text(token: str) -> str:
     if "\\" not in token:
         return token[1:-1]
     try:
-        value = ast.literal_eval(
-            token
-        )  # one text literal, already matched: only its escapes are left to read
+        value = ast.literal_eval(token)  # one text literal, already matched: only its escapes are left to read
     except (ValueError, SyntaxError) as error:
         raise LiteralError("a text with a broken escape") from error
     return str(value)

@@ -1,7 +1,7 @@
 """The ``np.memmap`` someone already has: its file, offset, dtype, shape and order.
 
 One idea: a slice of a memmap keeps the ``offset`` of the whole, so the true one is computed from where its
-data lies in the mapping. Costs a stat; touches no page of the data. Reads later see the file, not the mapping.
+data lies in the mapping. Costs a stat; touches no page of the data. Later reads see the file, not the map.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def read(array: np.memmap[Any, Any]) -> Layout:
     path = os.fspath(array.filename)
     checked_dtype(array.dtype, path)
     if array.ndim == 0:
-        raise FormatError(
-            f"{path}: expected rows, got a memmap of shape (). Pass one with at least one axis."
-        )
+        raise FormatError(f"{path}: expected rows, got a memmap of shape (). Pass one with at least one axis.")
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise FormatError(
             f"{path}: expected a memmap of consecutive bytes, got a strided view (strides {array.strides}). "
@@ -48,23 +46,19 @@ def read(array: np.memmap[Any, Any]) -> Layout:
         _same_file(file, mapping, offset + length)
         notes = (_UNSAVED[array.mode],) if array.mode in _UNSAVED else ()
         fortran = not array.flags.c_contiguous
-        return one_extent(
-            "memmap", array.dtype, array.shape, file.extent(offset, length), fortran=fortran, notes=notes
-        )
+        return one_extent("memmap", array.dtype, array.shape, file.extent(offset, length), fortran=fortran, notes=notes)
 
 
 def _file_offset(array: np.memmap[Any, Any], mapping: mmap.mmap, length: int, path: str) -> int:
     try:
         first_byte = np.frombuffer(mapping, dtype=np.uint8)
     except ValueError as error:
-        raise FormatError(
-            f"{path}: expected an open memmap, got a closed one. Pass the path of the file."
-        ) from error
+        raise FormatError(f"{path}: expected an open memmap, got a closed one. Pass the path of the file.") from error
     inside = int(array.__array_interface__["data"][0]) - int(first_byte.__array_interface__["data"][0])
     if not 0 <= inside <= inside + length <= first_byte.size:
-        raise FormatError(
-            f"{path}: expected data inside its own mapping, got a view of other memory. Pass the path."
-        )
+        raise FormatError(f"{path}: expected data inside its own mapping, got a view of other memory. Pass the path.")
+    if length == 0:  # nothing to locate, and numpy maps one page more for an empty array behind an offset
+        return int(array.offset)
     # np.memmap maps from the page below the offset it was given, and every view of it keeps that offset.
     return int(array.offset) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY + inside
 

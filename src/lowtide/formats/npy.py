@@ -33,9 +33,7 @@ def read(file: HeaderFile) -> Layout:
     dtype, fortran, shape = _fields(text, file.path)
     length = checked_nbytes(shape, dtype.itemsize, file.path)
     if not shape:
-        raise FormatError(
-            f"{file.path}: expected rows, got a single value of shape (). Read it with np.load."
-        )
+        raise FormatError(f"{file.path}: expected rows, got a single value of shape (). Read it with np.load.")
     if start + length != file.size:
         why = "It is cut short" if file.size < start + length else "Something was written behind the array"
         raise FormatError(
@@ -49,14 +47,11 @@ def _header_text(file: HeaderFile) -> tuple[int, str]:
     """Where the data starts, and the header as text."""
     lead = file.read(0, 12)
     if not lead.startswith(MAGIC) or len(lead) < 10:
-        raise FormatError(
-            f"{file.path}: expected a .npy header, got {len(lead)} bytes {clip(lead)}. It is cut short."
-        )
+        raise FormatError(f"{file.path}: expected a .npy header, got {len(lead)} bytes {clip(lead)}. It is cut short.")
     version = (lead[6], lead[7])
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise FormatError(
-            f"{file.path}: expected .npy version 1.0, 2.0 or 3.0, got {version[0]}.{version[1]}. "
-            "Save it with np.save."
+            f"{file.path}: expected .npy version 1.0, 2.0 or 3.0, got {version[0]}.{version[1]}. Save it with np.save."
         )
     width = 2 if version == (1, 0) else 4
     start = 8 + width
@@ -75,9 +70,7 @@ def _header_text(file: HeaderFile) -> tuple[int, str]:
     try:
         return start + length, header.decode("utf-8" if version == (3, 0) else "latin-1")
     except UnicodeDecodeError as error:
-        raise FormatError(
-            f"{file.path}: expected a UTF-8 .npy header, got {error.reason}. Write it again."
-        ) from error
+        raise FormatError(f"{file.path}: expected a UTF-8 .npy header, got {error.reason}. Write it again.") from error
 
 
 def _fields(text: str, where: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
@@ -89,14 +82,10 @@ def _fields(text: str, where: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]
         ) from error
     if not isinstance(header, dict) or header.keys() != _KEYS:
         got = sorted(header) if isinstance(header, dict) else type(header).__name__
-        raise FormatError(
-            f"{where}: expected .npy header keys {sorted(_KEYS)}, got {clip(got)}. Write it again."
-        )
+        raise FormatError(f"{where}: expected .npy header keys {sorted(_KEYS)}, got {clip(got)}. Write it again.")
     fortran, shape = header["fortran_order"], header["shape"]
     if not isinstance(fortran, bool):
-        raise FormatError(
-            f"{where}: expected fortran_order True or False, got {clip(fortran)}. Write it again."
-        )
+        raise FormatError(f"{where}: expected fortran_order True or False, got {clip(fortran)}. Write it again.")
     if not isinstance(shape, tuple) or any(type(axis) is not int for axis in shape):
         raise FormatError(f"{where}: expected a shape of integers, got {clip(shape)}. Write it again.")
     return checked_dtype(_dtype(header["descr"], where), where), fortran, shape
@@ -119,9 +108,7 @@ def _dtype(descr: object, where: str) -> np.dtype[Any]:
             f"{where}: expected a dtype, got descr {clip(descr)} ({clip(str(error))}). Write it again."
         ) from error
     if not isinstance(dtype, np.dtype) or dtype.subdtype is not None:
-        raise FormatError(
-            f"{where}: expected the dtype of one item, got descr {clip(descr)}. Write it again."
-        )
+        raise FormatError(f"{where}: expected the dtype of one item, got descr {clip(descr)}. Write it again.")
     return dtype
 
 
@@ -129,23 +116,15 @@ def _refuse_odd_types(descr: object, where: str) -> None:
     """FormatError for type names no writer emits; ``literal.DEEPEST`` bounds the depth of this recursion."""
     if isinstance(descr, str):
         if descr and _TYPE.fullmatch(descr) is None:
-            raise FormatError(
-                f"{where}: expected a dtype such as '<f4', got descr {clip(descr)}. Write it again."
-            )
+            raise FormatError(f"{where}: expected a dtype such as '<f4', got descr {clip(descr)}. Write it again.")
     elif isinstance(descr, list):
         for field in descr:
             # A bare 1 as shape makes numpy warn that its meaning will change; writers emit a tuple.
-            sound = isinstance(field, tuple) and (
-                len(field) == 2 or (len(field) == 3 and isinstance(field[2], tuple))
-            )
+            sound = isinstance(field, tuple) and (len(field) == 2 or (len(field) == 3 and isinstance(field[2], tuple)))
             if not sound:
-                raise FormatError(
-                    f"{where}: expected (name, dtype) in descr, got {clip(field)}. Write it again."
-                )
+                raise FormatError(f"{where}: expected (name, dtype) in descr, got {clip(field)}. Write it again.")
             _refuse_odd_types(field[1], where)
     elif isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], tuple):
         _refuse_odd_types(descr[0], where)
     else:
-        raise FormatError(
-            f"{where}: expected a dtype such as '<f4', got descr {clip(descr)}. Write it again."
-        )
+        raise FormatError(f"{where}: expected a dtype such as '<f4', got descr {clip(descr)}. Write it again.")

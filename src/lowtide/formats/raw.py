@@ -33,15 +33,12 @@ def read(
     if dtype is None:
         raise FormatError(_missing_dtype(file, offset))
     shape = (-1,) if shape is None else shape
-    if (
-        dtype.subdtype is not None
-    ):  # as np.memmap does: the axes of the item become the last axes of the array
+    if dtype.subdtype is not None:  # as np.memmap does: the axes of the item become the last axes of the array
         dtype, shape = dtype.base, shape + dtype.shape
     dtype = checked_dtype(dtype, file.path)
     if offset >= file.size:
         raise FormatError(
-            f"{file.path}: expected data behind offset {offset}, got a file of {file.size} bytes. "
-            "Lower offset=."
+            f"{file.path}: expected data behind offset {offset}, got a file of {file.size} bytes. Lower offset=."
         )
     shape = _whole_shape(file, dtype, shape, offset)
     length = checked_nbytes(shape, dtype.itemsize, file.path)
@@ -53,22 +50,18 @@ def read(
     return one_extent(format, dtype, shape, file.extent(offset, length))
 
 
-def _whole_shape(
-    file: HeaderFile, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int
-) -> tuple[int, ...]:
+def _whole_shape(file: HeaderFile, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> tuple[int, ...]:
     """``shape`` with its -1 computed from the file's size."""
     if -1 not in shape:
         return shape
     unit = checked_nbytes([axis for axis in shape if axis != -1], dtype.itemsize, file.path)
     if unit == 0:
-        raise ValueError(
-            f"{file.path}: expected other axes above 0 beside -1, got shape={shape}. State every axis."
-        )
+        raise ValueError(f"{file.path}: expected other axes above 0 beside -1, got shape={shape}. State every axis.")
     count, over = divmod(file.size - offset, unit)
     if over:
         raise FormatError(
-            f"{file.path}: expected a multiple of {unit} bytes ({dtype}, shape {shape}) behind offset {offset}, "
-            f"got {file.size - offset}; nearest are {count * unit} and {(count + 1) * unit}. "
+            f"{file.path}: expected a multiple of {unit} bytes ({dtype}, shape {shape}) behind offset "
+            f"{offset}, got {file.size - offset}; nearest are {count * unit} and {(count + 1) * unit}. "
             f"{_divisors_hint(file.size - offset, dtype)}"
         )
     return tuple(count if axis == -1 else axis for axis in shape)
@@ -94,9 +87,7 @@ def _missing_dtype(file: HeaderFile, offset: int) -> str:
     size = file.size - offset
     fitting = [name for name in _COMMON if size % np.dtype(name).itemsize == 0]
     guess = guess_dtype(file.read(offset, _BLOCK), fitting)
-    advice = (
-        f"A guess from its first block: dtype={guess!r}" if guess else "State the dtype it was written with"
-    )
+    advice = f"A guess from its first block: dtype={guess!r}" if guess else "State the dtype it was written with"
     return (
         f"{file.path}: expected dtype= for a file without a header, got none. "
         f"{advice} ({size} bytes are whole items of {', '.join(fitting)})."

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-One: TypeAlias = "str | os.PathLike[str] | np.memmap[Any, Any]"
+One: TypeAlias = "str | os.PathLike[str] | npt.NDArray[Any]"  # of arrays only an np.memmap has a file
 Source: TypeAlias = "One | Sequence[One]"
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -24,13 +25,11 @@ def natural_key(path: str) -> list[tuple[int, str]]:
     """Sorts digits by their value and text by its characters."""
     # Digits as (number of digits without leading zeros, digits): compares like the number, at any length.
     parts = _DIGITS.split(path)
-    return [(len(p.lstrip("0")), p.lstrip("0")) if k % 2 else (0, p) for k, p in enumerate(parts)] + [
-        (0, path)
-    ]
+    return [(len(p.lstrip("0")), p.lstrip("0")) if k % 2 else (0, p) for k, p in enumerate(parts)] + [(0, path)]
 
 
 def named(source: object) -> list[str | np.memmap[Any, Any]]:
-    """Every file ``source`` names, in order; text with ``*``, ``?`` or ``[`` that is no file itself is a glob."""
+    """Every file ``source`` names, in order; text with ``*``, ``?`` or ``[`` that names no file is a glob."""
     if isinstance(source, (str, os.PathLike, np.memmap)):
         return _one(source)
     if isinstance(source, np.ndarray):
@@ -48,9 +47,7 @@ def _one(item: object) -> list[str | np.memmap[Any, Any]]:
     if isinstance(item, np.memmap):
         return [item]
     if not isinstance(item, (str, os.PathLike)):
-        raise TypeError(
-            f"source: expected a path or np.memmap, got {type(item).__name__}. Pass text or a Path."
-        )
+        raise TypeError(f"source: expected a path or np.memmap, got {type(item).__name__}. Pass text or a Path.")
     path = os.fsdecode(os.fspath(item))
     if not path:
         raise ValueError("source: expected a path, got empty text. Name the file to open.")
@@ -58,7 +55,5 @@ def _one(item: object) -> list[str | np.memmap[Any, Any]]:
         return [path]
     found = sorted(glob.glob(path, recursive=True), key=natural_key)
     if not found:
-        raise FileNotFoundError(
-            f"{path}: expected files that match this pattern, got none. Check it with ls."
-        )
+        raise FileNotFoundError(f"{path}: expected files that match this pattern, got none. Check it with ls.")
     return list(found)
