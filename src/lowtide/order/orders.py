@@ -73,7 +73,7 @@ class Permutation:
     """All n rows shuffled; equal (n, seed, epoch, purpose) are the same order on every machine, for ever.
 
     Up to 65,536 rows it is an exact shuffle kept as a table of 2 bytes a row, made at first use (2 ms) and
-    left out of pickles. Above, it is a ``Feistel`` bijection and holds about 2 KiB whatever n is.
+    left out of pickles. Above, it is a ``Feistel`` bijection and holds 1.2 KiB whatever n is.
     """
 
     n: int
