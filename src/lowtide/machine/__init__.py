@@ -14,7 +14,7 @@ from lowtide.machine.files import (
     mounted,
     read_ahead_bytes,
 )
-from lowtide.machine.limits import MemoryLimit, available_memory, memory_limit, room_for_cache
+from lowtide.machine.limits import MemoryLimit, available_memory, memory_limit, room_for_cache, total_memory
 from lowtide.machine.pages import PAGE, PageCache, drop_page_cache, page_cache
 
 __all__ = [
@@ -34,4 +34,5 @@ __all__ = [
     "page_cache",
     "read_ahead_bytes",
     "room_for_cache",
+    "total_memory",
 ]

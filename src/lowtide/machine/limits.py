@@ -38,6 +38,11 @@ def available_memory(*, root: Path = ROOT) -> int:
     return _sysconf_bytes("SC_AVPHYS_PAGES")
 
 
+def total_memory(*, root: Path = ROOT) -> int:
+    """Bytes of memory in the machine, 0 where nobody says."""
+    return _meminfo(root).get("MemTotal") or _sysconf_bytes("SC_PHYS_PAGES")
+
+
 def memory_limit(pid: int | None = None, *, root: Path = ROOT) -> MemoryLimit:
     """The smallest limit enclosing a process (this one by default): over all its cgroup's ancestors and the
     machine."""
@@ -72,9 +77,8 @@ def _levels(pid: int | None, root: Path) -> list[MemoryLimit]:
 
 def _machine(root: Path) -> MemoryLimit:
     facts = _meminfo(root)
-    total = facts.get("MemTotal") or _sysconf_bytes("SC_PHYS_PAGES")
     stays = ("Active(anon)", "Inactive(anon)", "Unevictable", "SUnreclaim", "KernelStack", "PageTables")
-    return MemoryLimit(total or None, sum(facts.get(name, 0) for name in stays), "machine")
+    return MemoryLimit(total_memory(root=root) or None, sum(facts.get(name, 0) for name in stays), "machine")
 
 
 def _meminfo(root: Path) -> dict[str, int]:

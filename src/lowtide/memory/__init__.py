@@ -22,6 +22,8 @@ from lowtide.memory.model import (
     to_dict,
 )
 from lowtide.memory.process import process_memory
+from lowtide.memory.verdict import judge
+from lowtide.memory.watch import watch
 
 __all__ = [
     "GREW",
@@ -38,6 +40,8 @@ __all__ = [
     "Trace",
     "Verdict",
     "from_dict",
+    "judge",
     "process_memory",
     "to_dict",
+    "watch",
 ]

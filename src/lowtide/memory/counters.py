@@ -30,18 +30,18 @@ class Pace:
     def __init__(self, share: float, every: float) -> None:
         self._share, self._every = share, every
         self._next = self._last = 0.0
-        self._rest = every
+        self.rest = every
 
     def due(self, now: float) -> bool:
         return now >= self._next
 
     def paid(self, now: float, cost: float) -> None:
-        self._rest = max(self._every, cost / self._share)
-        self._last, self._next = now, now + self._rest
+        self.rest = max(self._every, cost / self._share)
+        self._last, self._next = now, now + self.rest
 
     def hurry(self) -> None:
         """Something changed: come back in a quarter of the time."""
-        self._next = min(self._next, self._last + self._rest / 4)
+        self._next = min(self._next, self._last + self.rest / 4)
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Counters:
 
     def __init__(self, pid: int, *, children: bool = True, launched: bool = False, every: float = 0.25) -> None:
         self.missing: dict[str, str] = {}
+        self.paced = 0.0  # seconds of CPU the paced counters took so far
         self._pid = pid
         self._tree = Tree(pid, children=children)
         self._begin = time.monotonic()
@@ -119,7 +120,7 @@ class Counters:
         readings = {}
         for member in members:
             try:
-                detail = read_detail(member.pid, self._memory_devices)
+                detail = read_detail(member.pid, self._memory_devices, alone=len(members) == 1)
             except PermissionError:
                 self.missing["sharing"] = "smaps of another user's process: shared pages count in every process"
                 continue
@@ -130,7 +131,7 @@ class Counters:
             counts = member.counts
             readings[member.pid] = _Reading(detail, counts["RssAnon"], counts["RssFile"], counts["RssShmem"])
         self._readings = readings
-        self._detail_pace.paid(now, time.thread_time() - begin)
+        self._pay(self._detail_pace, now, begin)
 
     def _process(self, member: Member) -> ProcessSample:
         counts, reading = member.counts, self._readings.get(member.pid)
@@ -178,7 +179,7 @@ class Counters:
             self._overlap = raw_mapped - min(max(0, raw_mapped - mapped_dirty), totals.clean + unasked)
         self._cache = max(0, totals.clean - max(0, raw_mapped - self._overlap - unasked))
         self._note_refusals()
-        self._files_pace.paid(now, time.thread_time() - begin)
+        self._pay(self._files_pace, now, begin)
 
     def _mapped_by_file(self) -> tuple[dict[Key, int], int]:
         """Bytes of disk files mapped by the whole tree at the last close look, by file, and the dirty part
@@ -210,7 +211,12 @@ class Counters:
         self._cgroup = read_cgroup(self._pid) or self._cgroup
         if self._cgroup is None:
             self.missing["cgroup"] = "no memory cgroup is mounted here"
-        self._cgroup_pace.paid(now, time.thread_time() - begin)
+        self._pay(self._cgroup_pace, now, begin)
+
+    def _pay(self, pace: Pace, now: float, begin: float) -> None:
+        cost = time.thread_time() - begin
+        pace.paid(now, cost)
+        self.paced += cost
 
     def _note_refusals(self) -> None:
         if self._files.refused:

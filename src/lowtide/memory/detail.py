@@ -4,8 +4,8 @@ dirty.
 One idea: /proc/PID/smaps names every mapping with its proportional share (Pss), so sums over a tree count a
 shared page once. Cost: the kernel walks the resident part of the page tables, 2 ms a GiB of 4 KiB pages,
 plus about 1 microsecond a mapping here; the caller decides how often that is worth it. A process with very
-many mappings is summed up by the kernel instead (smaps_rollup), without naming files. Pss also shares pages
-with processes outside the tree, which lowers this tree's part.
+many mappings is summed up by the kernel instead (smaps_rollup), without naming files. In a tree of several
+processes Pss also shares pages with processes outside it, which lowers this tree's part.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_detail(pid: int, memory_devices: frozenset[int], *, by_file: bool = Tru
     return parse_rollup(read_proc(pid, "smaps_rollup"))
 
 
-def parse_smaps(text: str, memory_devices: frozenset[int]) -> Detail:
+def parse_smaps(text: str, memory_devices: frozenset[int], *, alone: bool = False) -> Detail:
     anon = mapped = shmem = 0
     files: dict[tuple[int, int], MappedFile] = {}
     for match in _MAPPING.finditer(text):
@@ -73,8 +73,11 @@ def parse_smaps(text: str, memory_devices: frozenset[int]) -> Detail:
             anon += pss
             continue
         # A private mapping of a file holds the pages it wrote to as heap; they share its Pss in proportion.
-        of_file = pss * max(0, rss - anonymous) // rss
+        in_file = max(0, rss - anonymous)
+        of_file = pss * in_file // rss
         anon += pss - of_file
+        if alone:
+            of_file = in_file * 1024
         device = os.makedev(*(int(part, 16) for part in match[2].split(":")))
         memory = device in memory_devices or match[4].startswith(_SHARED_NAMES)
         dirty = of_file * min(rss, int(match[7]) + int(match[8])) // rss if match[1] == "s" else 0

@@ -171,7 +171,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Growth:
-    """How one kind went over the judged part of a trace, in bytes; ``per_minute`` is a robust slope."""
+    """How one kind went, in bytes. ``grew`` and ``per_minute`` leave out start-up; ``first``, ``last``,
+    ``peak`` do not."""
 
     kind: str
     first: int

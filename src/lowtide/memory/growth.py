@@ -1,0 +1,104 @@
+"""How much a kind of memory grew over a trace, told apart from start-up and from noise. Pure.
+
+One idea: leave out the start, then ask two things that must both hold: is the end higher than the beginning
+by more than noise, and do most pairs of samples rise. The slope is the median over all pairs (Theil-Sen),
+which a few odd samples cannot move. Cost: at most 64 samples a kind are compared, whatever the length of
+the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from lowtide.memory.model import KINDS, Growth, Sample
+from lowtide.units import MIB
+
+Point = tuple[float, int]
+
+NOISE = 8 * MIB  # allocators, imports and the kernel's lagging counters move this much in healthy programs
+_LEVEL_NOISE = 0.01  # of the level itself, for programs that hold very much
+_START_SHARE, _START_SECONDS = 0.3, 300.0  # start-up is the first 30 %, and never more than five minutes
+_POINTS = 64
+_RISING = 0.2
+
+
+@dataclass(frozen=True)
+class Course:
+    """A ``Growth`` and how far it can be trusted: samples used, the noise bound, and -1 (falls) .. 1 (every
+    pair rises)."""
+
+    growth: Growth
+    samples: int
+    noise: int
+    rising: float
+
+    @property
+    def grew(self) -> bool:
+        return self.growth.grew >= self.noise and self.rising >= _RISING
+
+
+def courses(samples: Sequence[Sample]) -> dict[str, Course]:
+    """The course of every kind."""
+    return {kind: course(kind, [(sample.seconds, own_bytes(sample, kind)) for sample in samples]) for kind in KINDS}
+
+
+def own_bytes(sample: Sample, kind: str) -> int:
+    """Bytes of a kind that came while watching: what was in memory before the tree opened the file is not
+    its growth."""
+    found = {"cache": sample.found_cache, "shmem": sample.found_shmem}.get(kind, 0)
+    return sample.of(kind) - found
+
+
+def course(name: str, points: Sequence[Point]) -> Course:
+    """The course of any series of (seconds, bytes)."""
+    if not points:
+        return Course(Growth(name, 0, 0, 0, 0, 0), 0, NOISE, 0.0)
+    judged = _thin(_judged(points))
+    values = [value for _, value in judged]
+    edge = max(1, min(3, len(values) // 3))
+    first, last = int(median(values[:edge])), int(median(values[-edge:]))
+    slope, rising = _slope(judged)
+    growth = Growth(
+        kind=name,
+        first=points[0][1],
+        last=points[-1][1],
+        peak=max(value for _, value in points),
+        grew=last - first,
+        per_minute=int(slope * 60),
+    )
+    return Course(growth, len(judged), max(NOISE, int(_LEVEL_NOISE * median(values))), rising)
+
+
+def _judged(points: Sequence[Point]) -> Sequence[Point]:
+    """Without start-up; without the fall at the very end either, when a program frees all it has before it
+    exits."""
+    begin, end = points[0][0], points[-1][0]
+    start = begin + min(_START_SHARE * (end - begin), _START_SECONDS)
+    late = [point for point in points if point[0] >= start]
+    top = max(range(len(late)), key=lambda place: late[place][1])
+    if late[top][0] >= end - 0.25 * (end - begin) and top >= 2:
+        late = late[: top + 1]
+    return late
+
+
+def _thin(points: Sequence[Point]) -> Sequence[Point]:
+    if len(points) <= _POINTS:
+        return points
+    step = (len(points) - 1) / (_POINTS - 1)
+    return [points[round(place * step)] for place in range(_POINTS)]
+
+
+def _slope(points: Sequence[Point]) -> tuple[float, float]:
+    """Median slope over all pairs in bytes a second, and how many more pairs rise than fall, as a share."""
+    slopes = [
+        (later[1] - earlier[1]) / (later[0] - earlier[0])
+        for place, earlier in enumerate(points)
+        for later in points[place + 1 :]
+        if later[0] > earlier[0]
+    ]
+    if not slopes:
+        return 0.0, 0.0
+    rising = sum(slope > 0 for slope in slopes) - sum(slope < 0 for slope in slopes)
+    return median(slopes), rising / len(slopes)
