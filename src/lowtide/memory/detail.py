@@ -18,11 +18,12 @@ from lowtide.memory.process import read_proc
 
 _MANY_MAPPINGS = 8 * 1024**2  # bytes of smaps, about 10,000 mappings: beyond it, parsing costs more than it tells
 
+# Field names begin with a capital and addresses do not, so "any fields" cannot run on into the next mapping.
+_FIELDS = r"(?:[A-Z]\w*: .*\n)*?"
 _MAPPING = re.compile(
     r"^[0-9a-f]+-[0-9a-f]+ ...(.) [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+) (\d+) *(.*)\n"
-    r"(?:.*\n)*?Rss: +(\d+) kB\nPss: +(\d+) kB\n(?:Pss_Dirty: +\d+ kB\n)?"
-    r"Shared_Clean: .*\nShared_Dirty: +(\d+) kB\nPrivate_Clean: .*\nPrivate_Dirty: +(\d+) kB\n"
-    r"Referenced: .*\nAnonymous: +(\d+) kB\n",
+    rf"{_FIELDS}Rss: +(\d+) kB\nPss: +(\d+) kB\n{_FIELDS}"
+    rf"Shared_Dirty: +(\d+) kB\n{_FIELDS}Private_Dirty: +(\d+) kB\n{_FIELDS}Anonymous: +(\d+) kB\n",
     re.MULTILINE,
 )
 _SHARED_NAMES = ("/memfd:", "/SYSV", "/dev/zero", "/dev/shm/", "/drm mm object")
@@ -50,13 +51,14 @@ class Detail:
     by_file: bool = True
 
 
-def read_detail(pid: int, memory_devices: frozenset[int], *, by_file: bool = True) -> Detail:
-    """smaps of one process summed by kind and file; ``memory_devices`` are the device numbers of tmpfs
-    mounts."""
-    if by_file:
-        text = read_proc(pid, "smaps")
-        if len(text) < _MANY_MAPPINGS:
-            return parse_smaps(text, memory_devices)
+def read_detail(pid: int, memory_devices: frozenset[int], *, alone: bool = False) -> Detail:
+    """smaps of one process summed by kind and file; ``memory_devices`` are the device numbers of tmpfs mounts.
+
+    A process ``alone`` in its tree owns every file page it maps, whoever outside the tree maps it too.
+    """
+    text = read_proc(pid, "smaps")
+    if len(text) < _MANY_MAPPINGS:
+        return parse_smaps(text, memory_devices, alone=alone)
     return parse_rollup(read_proc(pid, "smaps_rollup"))
 
 
