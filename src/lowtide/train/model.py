@@ -1,0 +1,158 @@
+"""A compact GPT: read it top to bottom and you know the whole model.
+
+One idea: pre-norm residual blocks with rotary positions, so that no parameter depends on the window's
+length and the embedding (shared with the output layer) is the only table. Attention is torch's own fused
+causal kernel.
+
+Costs ``12 * n_layer * n_embd**2 + vocab_size * n_embd`` parameters, and per token about six floating point
+operations for each of them. It does not know where batches come from, and it keeps no cache of keys while
+sampling: each sampled token runs the last ``block_size`` tokens again, which is fine for the few hundred a
+training run prints.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # the name every torch reader knows
+
+ROTARY_BASE = 10_000.0  # the wavelength ratio of the slowest to the fastest pair, as in the paper that introduced it
+INIT_STD = 0.02  # GPT-2's
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What fixes the parameters; two checkpoints with equal shapes are interchangeable."""
+
+    vocab_size: int
+    block_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    dropout: float = 0.0
+
+
+class Attention(nn.Module):
+    """Causal self-attention over all heads at once."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.n_head
+        self.dropout = shape.dropout
+        self.qkv = nn.Linear(shape.n_embd, 3 * shape.n_embd, bias=False)
+        self.out = nn.Linear(shape.n_embd, shape.n_embd, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        qkv = self.qkv(x).view(rows, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (rows, heads, length, width of a head)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+        )
+        return F.dropout(self.out(mixed.transpose(1, 2).reshape(rows, length, width)), self.dropout, self.training)
+
+
+class Mlp(nn.Module):
+    """The position-wise half of a block: four times wider inside."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.dropout = shape.dropout
+        self.up = nn.Linear(shape.n_embd, 4 * shape.n_embd, bias=False)
+        self.down = nn.Linear(4 * shape.n_embd, shape.n_embd, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.down(F.gelu(self.up(x))), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm_attention = nn.RMSNorm(shape.n_embd)
+        self.attention = Attention(shape)
+        self.norm_mlp = nn.RMSNorm(shape.n_embd)
+        self.mlp = Mlp(shape)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        mixed: Tensor = x + self.attention(self.norm_attention(x), cos, sin)
+        return mixed.add(self.mlp(self.norm_mlp(mixed)))
+
+
+class GPT(nn.Module):
+    """Tokens in, next-token logits (and, with targets, the mean loss) out."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = nn.Embedding(shape.vocab_size, shape.n_embd)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layer))
+        self.norm = nn.RMSNorm(shape.n_embd)
+        self.head = nn.Linear(shape.n_embd, shape.vocab_size, bias=False)
+        self.head.weight = self.embed.weight  # tied: one table reads tokens and scores them
+        cos, sin = rotary_table(shape.block_size, shape.n_embd // shape.n_head)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        # The layers that write into the residual stream start smaller, so that its variance does not grow with depth.
+        residual_std = INIT_STD / math.sqrt(2 * self.shape.n_layer)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue  # the norms' gains start at one
+            writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+            nn.init.normal_(parameter, std=residual_std if writes_residual else INIT_STD)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        length = tokens.shape[1]
+        cos, sin = self.cos[:length], self.sin[:length]
+        x = F.dropout(self.embed(tokens), self.shape.dropout, self.training)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        logits: Tensor = self.head(self.norm(x))
+        if targets is None:
+            return logits, None
+        return logits, F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    def parameters_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        count: int,
+        *,
+        temperature: float = 0.8,
+        top_k: int | None = 50,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """``tokens`` (rows, n) followed by ``count`` sampled ones; the caller chooses train or eval mode."""
+        for _ in range(count):
+            logits = self(tokens[:, -self.shape.block_size :])[0][:, -1].float() / max(temperature, 1e-6)
+            if top_k is not None and top_k < logits.shape[-1]:
+                least = logits.topk(top_k).values[:, -1:]
+                logits = logits.masked_fill(logits < least, -math.inf)
+            chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+            tokens = torch.cat((tokens, chosen), dim=1)
+        return tokens
+
+
+def rotary_table(length: int, width: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position's angle, (length, width / 2) each."""
+    frequencies = ROTARY_BASE ** (-torch.arange(0, width, 2).float() / width)
+    angles = torch.outer(torch.arange(length).float(), frequencies)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (first half, second half) of a head by its position's angle; lengths are kept."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)

@@ -1,0 +1,135 @@
+"""The ranks of a run: who this process is, and the few things ranks say to each other.
+
+One idea: without ``torchrun`` there is one rank and every call here returns at once; with it, all talk goes
+through gloo on CPU tensors (and NCCL for gradients on GPUs), with a time limit, so that a rank that dies
+ends the others with one clear line instead of a hang. Gradients are averaged by torch's DDP; this file does
+not touch them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lowtide.errors import LowtideError
+
+
+class RankLostError(LowtideError):
+    """Another rank died, left or stayed silent for longer than the time limit."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all of them."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def total(self, values: list[float]) -> list[float]:
+        """Each value summed over all ranks, in double precision."""
+        if self.world == 1:
+            return values
+        return [float(value) for value in self._summed(torch.tensor(values, dtype=torch.float64))]
+
+    def any(self, flag: int) -> int:
+        """The largest of all ranks' flags."""
+        if self.world == 1:
+            return flag
+        largest = torch.tensor(flag, dtype=torch.int64)
+        with self.listening():
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return int(largest)
+
+    def gather(self, value: Any) -> list[Any]:
+        """One plain value from each rank, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        with self.listening():
+            dist.all_gather_object(values, value)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's plain value, on every rank."""
+        if self.world == 1:
+            return value
+        values = [value]
+        with self.listening():
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def _summed(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self.listening():
+            dist.all_reduce(tensor)
+        return tensor
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Turn a lost connection or a timeout into one line about the other ranks."""
+        try:
+            yield
+        except RuntimeError as problem:
+            if self.world == 1 or not _is_connection(problem):
+                raise
+            raise RankLostError(
+                f"rank {self.rank}: expected all {self.world} ranks to answer, got {_reason(problem)!r}. "
+                "See the other ranks' messages, then start again with --resume."
+            ) from problem
+
+
+@contextmanager
+def joined(device: torch.device, timeout: int) -> Iterator[World]:
+    """The world that torchrun's environment describes, or a world of one."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield World()
+        return
+    world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
+    if world.world == 1:
+        yield world
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    with world.listening():
+        dist.init_process_group(backend, rank=world.rank, world_size=world.world, timeout=timedelta(seconds=timeout))
+    try:
+        yield world
+    finally:
+        dist.destroy_process_group()
+
+
+_SIGNS = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "gloo",
+    "nccl",
+    "no route to host",
+)
+
+
+def _is_connection(problem: RuntimeError) -> bool:
+    if isinstance(problem, dist.DistError):
+        return True
+    text = str(problem).lower()
+    return any(sign in text for sign in _SIGNS)
+
+
+def _reason(problem: RuntimeError) -> str:
+    """The part of torch's message after its source location: ``[.../pair.cc:544] Connection closed by peer [...]``."""
+    line = str(problem).splitlines()[0]
+    text = line.split("] ", 1)[1] if line.startswith("[") and "] " in line else line
+    return text.split(" [")[0].strip(" .")

@@ -1,0 +1,262 @@
+"""A whole run: open the data, take up a checkpoint, step, evaluate, save, and say how it went.
+
+One idea: the loop is a list of things that happen at known steps. ``resume`` puts every part where the
+checkpoint left it, so the steps after it are those of a run that was never interrupted. Everything on disk
+is written by rank 0.
+
+Cost beside the steps: ``eval_iters`` forward passes and one checkpoint every ``eval_interval`` steps, a
+reading of the memory counters every ``log_interval`` steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from lowtide.train import checkpoint
+from lowtide.train.compute import Compute, choose
+from lowtide.train.data import Data, open_data, unigram_entropy
+from lowtide.train.gauge import SETTLE_STEPS, Gauge, Point, Reading, Verdict, thinned
+from lowtide.train.ledger import Ledger
+from lowtide.train.optimize import learning_rate
+from lowtide.train.picture import draw
+from lowtide.train.progress import Facts, Outcome, Progress, Silent, Stepped
+from lowtide.train.ranks import World, joined
+from lowtide.train.settings import Settings
+from lowtide.train.signals import StopRequest
+from lowtide.train.trainer import Trainer
+
+
+def run(settings: Settings, progress: Progress, resume: Path | None = None) -> Outcome:
+    """Train to ``max_iters`` or until asked to stop; ``resume`` is the checkpoint to go on from."""
+    started = time.monotonic()
+    compute = choose(settings.device, settings.dtype)
+    with joined(compute.device, settings.rank_timeout) as world:
+        if not world.is_first:
+            progress = Silent()
+        compute = choose(settings.device, settings.dtype, world.local_rank)
+        with StopRequest(alone=world.world == 1) as stop:
+            return _Run(settings, compute, world, progress, stop, started).whole(resume)
+
+
+class _Run:
+    """The state of one run beside the trainer's: clock, curve, memory."""
+
+    def __init__(
+        self, settings: Settings, compute: Compute, world: World, progress: Progress, stop: StopRequest, started: float
+    ) -> None:
+        self.settings, self.world, self.progress, self.stop = settings, world, progress, stop
+        self.directory = Path(settings.out_dir)
+        self.data = self._open_data()
+        self.trainer = Trainer(settings, compute, world, self.data)
+        self.gauge = Gauge(self.data.files, self.data.budget)
+        self.compute = compute
+        self.unigram = unigram_entropy(self.data.val, self.data.vocab_size)
+        self.started = started
+        self.seconds_before = 0.0  # of the runs that this one resumes
+        self.seconds_training = 0.0
+        self.tokens = 0
+        self.val_loss, self.val_step = math.nan, -1
+        self.points: list[Point] = []
+        self.first_step = 0
+        self.stopping = 0
+
+    def _open_data(self) -> Data:
+        """Rank 0 first: it may have to make the corpus that the others then find."""
+        if self.world.is_first:
+            data = open_data(self.settings)
+        self.world.from_first(True)
+        return data if self.world.is_first else open_data(self.settings)
+
+    def whole(self, resume: Path | None) -> Outcome:
+        self._take_up(resume)
+        self.progress.started(self._facts())
+        for note in self.data.notes:
+            self.progress.note(note)
+        with self._ledger():
+            self._loop()
+        self._evaluate()
+        self._save(must=True)
+        if self.stopping:
+            self.progress.note(f"stopped after step {self.trainer.step} and saved; go on with: {self._how_to_go_on()}")
+        return self._end()
+
+    def _take_up(self, resume: Path | None) -> None:
+        if resume is None:
+            if self.world.is_first:
+                self._clear_the_way()
+            return
+        contents = checkpoint.load(resume)
+        past = contents["run"]
+        self.trainer.restore(resume, contents, past["partial_loss"])
+        self.val_loss, self.val_step = past["val_loss"], past["val_step"]
+        self.seconds_before = past["seconds"]
+        self.points = [_point(values) for values in past["points"]]
+        self.first_step = self.trainer.step
+        if self.world.is_first:
+            checkpoint.tidy(self.directory)
+
+    def _clear_the_way(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        checkpoint.tidy(self.directory)
+        aside = checkpoint.set_aside(self.directory)
+        if aside is not None:
+            self.progress.note(f"moved an earlier run's checkpoints to {aside}; --resume would have gone on from them")
+
+    @contextmanager
+    def _ledger(self) -> Iterator[None]:
+        if not self.settings.ledger:
+            yield
+            return
+        with Ledger(self.settings.ledger, write=self.world.is_first) as ledger:
+            if self.first_step:
+                ledger.resumed(self.first_step)
+            self.trainer.ledger = ledger
+            yield
+            self.trainer.ledger = None
+
+    def _loop(self) -> None:
+        trainer, settings = self.trainer, self.settings
+        settle_at = self.first_step + min(SETTLE_STEPS, (settings.max_iters - self.first_step) // 2)
+        while trainer.step < settings.max_iters:
+            if trainer.step % settings.eval_interval == 0:
+                self._evaluate()
+            if trainer.step % settings.saves_every == 0 and trainer.step > self.first_step:
+                self._save()
+            if trainer.step == settle_at:
+                self.gauge.settle()
+            began = time.perf_counter()
+            trainer.train_step()
+            self.seconds_training += time.perf_counter() - began
+            self.tokens += settings.rows_per_step * settings.block_size
+            if trainer.step % settings.log_interval == 0:
+                self._log()
+            self.stopping = self.world.any(self.stop.number)  # ranks must agree, or some would wait for the others
+            if self.stopping:
+                return
+
+    def _evaluate(self) -> None:
+        """Once for each step, and not for a run that must end soon."""
+        if self.val_step == self.trainer.step or self.stopping:
+            return
+        self.val_loss, self.val_step = self.trainer.val_loss(), self.trainer.step
+        self._remember(math.nan, self.val_loss, self.gauge.read())
+        self.progress.evaluated(self.trainer.step, self.val_loss)
+
+    def _log(self) -> None:
+        loss, reading, step = self.trainer.mean_loss(), self.gauge.read(), self.trainer.step
+        self._remember(loss, math.nan, reading)
+        steps = max(1, step - self.first_step)
+        left = (self.settings.max_iters - step) * (time.monotonic() - self.started) / steps
+        rate = learning_rate(step - 1, self.settings)
+        self.progress.stepped(Stepped(step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading))
+
+    def _remember(self, loss: float, val_loss: float, reading: Reading) -> None:
+        self.points = thinned([*self.points, Point(self._seconds(), self.trainer.step, loss, val_loss, reading)])
+
+    def _save(self, *, must: bool = False) -> None:
+        """Save on rank 0. A run goes on when a checkpoint on the way cannot be written; the last one must be."""
+        partial_loss = self.trainer.partial_loss()
+        if not self.world.is_first:
+            return
+        past = {
+            "partial_loss": partial_loss,
+            "val_loss": self.val_loss,
+            "val_step": self.val_step,
+            "seconds": self._seconds(),
+            "points": [_values(point) for point in self.points],
+        }
+        contents = {**self.trainer.state(), "settings": asdict(self.settings), "run": past}
+        try:
+            checkpoint.save(self.directory, contents, self.settings.keep)
+        except OSError as problem:
+            if must:
+                raise
+            self.progress.note(f"not saved, training goes on: {problem}")
+
+    def _end(self) -> Outcome:
+        verdict = self._verdict()
+        finished = not self.stopping
+        sample = picture = ""
+        if self.world.is_first and finished:
+            sample = self._sample()
+            picture = self._draw(verdict)
+        outcome = Outcome(
+            steps=self.trainer.step,
+            val_loss=self.val_loss,
+            unigram=self.unigram,
+            tokens_per_s=self._tokens_per_s(),
+            data_wait=self._data_wait(),
+            seconds=time.monotonic() - self.started,
+            verdict=verdict,
+            sample=sample,
+            picture=picture,
+            stopped_by=self.stopping,
+        )
+        self.progress.ended(outcome)
+        return outcome
+
+    def _verdict(self) -> Verdict:
+        """That of the rank that grew most."""
+        verdicts: list[Verdict] = self.world.gather(self.gauge.verdict())
+        return max(verdicts, key=lambda one: one.peak.held - one.settled.held)
+
+    def _sample(self) -> str:
+        if not self.settings.sample_tokens:
+            return ""
+        tokens = self.trainer.sample(self.settings.sample_tokens)
+        return bytes(tokens).decode(errors="replace") if self.data.is_bytes else " ".join(map(str, tokens))
+
+    def _draw(self, verdict: Verdict) -> str:
+        if not self.settings.picture:
+            return ""
+        path = self.directory / "train.png"
+        if draw(path, self.points, self.unigram, verdict):
+            return str(path)
+        self.progress.note("no picture: matplotlib is not installed; `pip install 'lowtide[report]'` brings it")
+        return ""
+
+    def _facts(self) -> Facts:
+        return Facts(
+            parameters=self.trainer.model.parameters_count(),
+            compute=str(self.compute),
+            world=self.world.world,
+            data=self.data.name,
+            train_tokens=len(self.data.train),
+            val_tokens=len(self.data.val),
+            vocab_size=self.data.vocab_size,
+            unigram=self.unigram,
+            rows_per_step=self.settings.rows_per_step,
+            block_size=self.settings.block_size,
+            budget=self.data.budget,
+            first_step=self.first_step,
+            max_iters=self.settings.max_iters,
+        )
+
+    def _how_to_go_on(self) -> str:
+        launcher = "lowtide" if self.world.world == 1 else f"torchrun --nproc-per-node {self.world.world} -m lowtide"
+        return f"{launcher} train --resume --out-dir {self.settings.out_dir}"
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def _tokens_per_s(self) -> float:
+        return self.tokens / self.seconds_training if self.tokens else 0.0
+
+    def _data_wait(self) -> float:
+        return self.trainer.seconds_waiting / self.seconds_training if self.tokens else 0.0
+
+
+def _values(point: Point) -> list[float]:
+    """A point as plain numbers, which is all a checkpoint may hold."""
+    reading = point.reading
+    return [point.seconds, point.step, point.loss, point.val_loss, reading.anon, reading.mapped, reading.cache]
+
+
+def _point(values: list[float]) -> Point:
+    seconds, step, loss, val_loss, anon, mapped, cache = values
+    return Point(seconds, int(step), loss, val_loss, Reading(int(anon), int(mapped), int(cache)))

@@ -1,0 +1,181 @@
+"""Every number of a run in one frozen value, from defaults, a checkpoint, a TOML file and flags.
+
+One idea: a setting is a field here, once, with its help text; the command line's flags, the TOML keys and
+what a checkpoint remembers are all made from these fields, so they cannot disagree. Later layers win:
+defaults, then the checkpoint being resumed, then ``--config``, then flags. The names are nanoGPT's where
+nanoGPT has one.
+
+It costs nothing and opens nothing but the TOML file. It does not look at the data or the device.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from lowtide.train.model import Shape
+from lowtide.units import parse_size
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MODEL_FIELDS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+
+
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. The defaults are the two-minute run on two CPU cores."""
+
+    data: str = _setting("", "token file, corpus or directory with train.bin and val.bin; none: the stdlib's source")
+    val_data: str = _setting("", "token file or corpus for the val loss; none: val.bin beside train.bin, or a split")
+    val_fraction: float = _setting(0.005, "share of --data at its end kept for the val loss when there is no val file")
+    data_dtype: str = _setting("", "the tokens' dtype where the file does not say it, such as uint16")
+    vocab_size: int = _setting(0, "number of token ids; 0: as the data says, 256 for bytes, else 50304")
+    budget: str = _setting("auto", "most bytes the reader may hold, such as 64MiB")
+    strategy: str = _setting("auto", "how bytes leave the file: auto, read, direct, remap, advise, map")
+    cache: str = _setting("auto", "whether what was read stays in the page cache: auto, keep, drop")
+    out_dir: str = _setting("out", "directory for checkpoints and the picture")
+    keep: int = _setting(2, "checkpoints kept, the newest ones")
+    save_interval: int = _setting(0, "steps between checkpoints; 0: as --eval-interval")
+    ledger: str = _setting("", "file that gets one line for each step: its rows and their checksum")
+    batch_size: int = _setting(16, "windows of one forward pass")
+    block_size: int = _setting(128, "tokens of a window")
+    gradient_accumulation_steps: int = _setting(1, "forward passes of one step, over all ranks together")
+    n_layer: int = _setting(4, "blocks")
+    n_head: int = _setting(4, "attention heads of a block")
+    n_embd: int = _setting(128, "width of the residual stream")
+    dropout: float = _setting(0.0, "share of activations dropped while training")
+    learning_rate: float = _setting(2e-3, "highest learning rate")
+    max_iters: int = _setting(900, "optimiser steps in all")
+    warmup_iters: int = _setting(50, "steps of rising learning rate")
+    lr_decay_iters: int = _setting(0, "step where the learning rate reaches --min-lr; 0: as --max-iters")
+    min_lr: float = _setting(-1.0, "lowest learning rate; -1: a tenth of --learning-rate")
+    weight_decay: float = _setting(0.1, "decay of matrices (norm gains have none)")
+    beta1: float = _setting(0.9, "AdamW's first decay rate")
+    beta2: float = _setting(0.99, "AdamW's second decay rate")
+    grad_clip: float = _setting(1.0, "largest norm of the gradient; 0: no clipping")
+    eval_interval: int = _setting(150, "steps between val losses")
+    eval_iters: int = _setting(20, "batches of one val loss, always the same ones")
+    log_interval: int = _setting(10, "steps between progress lines")
+    seed: int = _setting(1337, "fixes the order of windows, the first weights and dropout")
+    device: str = _setting("cpu", "cpu, cuda or cuda:N")
+    dtype: str = _setting("auto", "number format of the forward pass: auto, float32, bfloat16, float16")
+    compile: bool = _setting(False, "compile the model with torch.compile")
+    rank_timeout: int = _setting(600, "seconds to wait for the other ranks before giving up")
+    sample_tokens: int = _setting(240, "tokens sampled at the end; 0: none")
+    picture: bool = _setting(True, "draw loss and memory over time into --out-dir")
+
+    def __post_init__(self) -> None:
+        for name, least in _AT_LEAST.items():
+            value, flag = getattr(self, name), _flag(name)
+            if value < least:
+                raise ValueError(f"{flag}: expected {least} or more, got {value}. Use {flag} {least}.")
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        if self.n_embd % (2 * self.n_head):
+            nearest = max(1, round(self.n_embd / (2 * self.n_head))) * 2 * self.n_head
+            raise ValueError(
+                f"--n-embd: expected an even number of features for each of {self.n_head} heads, "
+                f"got {self.n_embd}. Use --n-embd {nearest}."
+            )
+        if self.dtype not in DTYPES:
+            raise ValueError(
+                f"--dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}. The tokens' dtype is --data-dtype."
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout: expected a share from 0 up to 1, got {self.dropout}. Use --dropout 0.")
+        if self.budget != "auto":
+            parse_size(self.budget, what="--budget")
+
+    @property
+    def decay_until(self) -> int:
+        return self.lr_decay_iters or self.max_iters
+
+    @property
+    def lowest_rate(self) -> float:
+        return self.learning_rate / 10 if self.min_lr < 0 else self.min_lr
+
+    @property
+    def saves_every(self) -> int:
+        return self.save_interval or self.eval_interval
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.batch_size * self.gradient_accumulation_steps
+
+    def shape(self, vocab_size: int) -> Shape:
+        return Shape(vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd, self.dropout)
+
+
+_AT_LEAST = {
+    "keep": 1,
+    "save_interval": 0,
+    "batch_size": 1,
+    "block_size": 1,
+    "gradient_accumulation_steps": 1,
+    "n_layer": 1,
+    "n_head": 1,
+    "n_embd": 2,
+    "max_iters": 1,
+    "warmup_iters": 0,
+    "lr_decay_iters": 0,
+    "weight_decay": 0,
+    "grad_clip": 0,
+    "eval_interval": 1,
+    "eval_iters": 1,
+    "log_interval": 1,
+    "rank_timeout": 1,
+    "sample_tokens": 0,
+    "vocab_size": 0,
+}
+_KINDS: dict[str, type] = {setting.name: type(setting.default) for setting in fields(Settings)}
+
+
+def layered(*layers: Mapping[str, Any]) -> Settings:
+    """Defaults overridden by each mapping in turn."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged.update(layer)
+    return replace(Settings(), **{name: checked(name, value, _flag(name)) for name, value in merged.items()})
+
+
+def from_toml(path: str | Path) -> dict[str, Any]:
+    """The keys of a TOML file, each checked against the settings there are."""
+    with Path(path).open("rb") as file:
+        try:
+            table = tomllib.load(file)
+        except tomllib.TOMLDecodeError as problem:
+            raise ValueError(f"{path}: expected TOML, got {problem}. Write one `name = value` a line.") from problem
+    return {name: checked(name, value, f"{path}: {name}") for name, value in table.items()}
+
+
+def checked(name: str, value: Any, where: str) -> Any:
+    """``value`` in the setting's own type; ValueError for an unknown name or another type."""
+    kind = _KINDS.get(name)
+    if kind is None:
+        nearest = difflib.get_close_matches(name, _KINDS, n=1, cutoff=0.0)[0]
+        raise ValueError(f"{where}: expected the name of a setting, got {name!r}. Did you mean {nearest!r}?")
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{where}: expected {_KIND_NAMES[kind]}, got {value!r}. Write {_example(name, kind)} instead.")
+    return value
+
+
+_KIND_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _example(name: str, kind: type) -> str:
+    default = getattr(Settings(), name)
+    return {str: f'{name} = "{default}"', bool: f"{name} = {str(default).lower()}"}.get(kind, f"{name} = {default}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

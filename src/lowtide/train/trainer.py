@@ -1,0 +1,216 @@
+"""One optimiser step, one val loss, one checkpoint: the parts of a run that touch the model.
+
+One idea: everything a step does follows from (settings, weights, step number). The feed's rows come from
+its cursor, the learning rate from the step, and what dropout draws from (seed, step, rank) - reseeded
+before each step, so no generator's state needs saving and a resumed run repeats the run that was not
+interrupted, on a CPU to the bit.
+
+The rows of a step are ``batch_size * gradient_accumulation_steps`` for every world size; ranks share them.
+What decides when to evaluate, save and stop is in run.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lowtide.errors import StateError
+from lowtide.torch import tensors
+from lowtide.train import checkpoint, ledger
+from lowtide.train.compute import Compute
+from lowtide.train.data import Data
+from lowtide.train.model import GPT
+from lowtide.train.optimize import build_optimizer, learning_rate
+from lowtide.train.ranks import World
+from lowtide.train.settings import MODEL_FIELDS, Settings
+
+
+class Trainer:
+    """The model, its optimiser and its feed, at some step."""
+
+    def __init__(self, settings: Settings, compute: Compute, world: World, data: Data) -> None:
+        self.settings, self.compute, self.world, self.data = settings, compute, world, data
+        self.step = 0
+        self.rows_done = 0  # by all ranks; not step x rows_per_step when a resumed run changed its batch size
+        self.passes, rows = passes_of(settings, world.world)
+        torch.manual_seed(settings.seed)
+        self.model = GPT(settings.shape(data.vocab_size)).to(compute.device)
+        self.optimizer = build_optimizer(self.model, settings, compute.device)
+        self.scaler = compute.scaler()
+        self._forward = self._wrapped()
+        self._rows = rows  # of one pass, over all ranks
+        feed = data.train.batches(
+            rows, length=settings.block_size, seed=settings.seed, rank=world.rank, world=world.world
+        )
+        self._batches = tensors(feed, device=compute.device)
+        self._val = data.val.batches(settings.batch_size, length=settings.block_size, order="sequential")
+        self.ledger: ledger.Ledger | None = None
+        self.seconds_waiting = 0.0
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=compute.device)
+        self._loss_steps = 0
+
+    def _wrapped(self) -> nn.Module:
+        forward: nn.Module = self.model
+        if self.settings.compile:
+            forward = cast(nn.Module, torch.compile(forward))
+        if self.world.world > 1:
+            on_gpu = self.compute.device.type == "cuda"
+            with self.world.listening():
+                forward = DistributedDataParallel(forward, device_ids=[self.compute.device.index] if on_gpu else None)
+        return forward
+
+    def train_step(self) -> None:
+        """Forward and backward over this rank's rows, then one AdamW step."""
+        torch.manual_seed(step_seed(self.settings.seed, self.step, self.world.rank))
+        rate = learning_rate(self.step, self.settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        sums = []
+        with self.world.listening():
+            for number in range(self.passes):
+                x, y = self._next_batch()
+                if self.ledger is not None:
+                    sums.append(self._checksum(x, number))
+                self._backward(x, y, is_last=number == self.passes - 1)
+        self._update()
+        self._loss_steps += 1
+        if self.ledger is not None:
+            self._write_ledger(sums)
+        self.rows_done += self.settings.rows_per_step
+        self.step += 1
+
+    def _next_batch(self) -> tuple[Tensor, Tensor]:
+        started = time.perf_counter()
+        batch = next(self._batches)
+        self.seconds_waiting += time.perf_counter() - started
+        return batch
+
+    def _backward(self, x: Tensor, y: Tensor, *, is_last: bool) -> None:
+        with self._quiet(is_last), self.compute.autocast():
+            loss = cast(Tensor, self._forward(x, y)[1]) / self.passes
+        with self._quiet(is_last):
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # as torch ships it
+        self._loss_sum += loss.detach()
+
+    def _quiet(self, is_last: bool) -> AbstractContextManager[object]:
+        """Ranks average gradients once a step, in its last pass."""
+        if isinstance(self._forward, DistributedDataParallel) and not is_last:
+            return cast(AbstractContextManager[object], self._forward.no_sync())
+        return nullcontext()
+
+    def _update(self) -> None:
+        if self.settings.grad_clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def mean_loss(self) -> float:
+        """The mean train loss since this was last asked, over all ranks."""
+        if not self._loss_steps:
+            return math.nan
+        loss_sum, steps = self.partial_loss()
+        self._loss_sum.zero_()
+        self._loss_steps = 0
+        return loss_sum / steps
+
+    def partial_loss(self) -> tuple[float, int]:
+        """The losses not yet told, over all ranks; a checkpoint keeps them for the resumed run's first line."""
+        loss_sum = self.world.total([float(self._loss_sum)])[0] / self.world.world
+        if not math.isfinite(loss_sum):
+            raise StateError(
+                f"step {self.step}: expected a finite loss, got {loss_sum}. "
+                "Start again from the last checkpoint with --resume and a lower --learning-rate."
+            )
+        return loss_sum, self._loss_steps
+
+    @torch.no_grad()
+    def val_loss(self) -> float:
+        """The mean loss over the first ``eval_iters`` val batches, shared out over the ranks."""
+        self.model.eval()
+        total, rows = 0.0, 0
+        for number in range(self.world.rank, min(self.settings.eval_iters, len(self._val)), self.world.world):
+            x, y = (torch.from_numpy(part).to(self.compute.device) for part in self._val[number])
+            with self.compute.autocast():
+                total += float(self.model(x, y)[1]) * len(x)
+            rows += len(x)
+        self.model.train()
+        loss, count = self.world.total([total, float(rows)])
+        return loss / count
+
+    def sample(self, count: int) -> list[int]:
+        """Tokens the model writes, after a first one taken from the val tokens."""
+        first = [10] if self.data.is_bytes else [int(self.data.val[0])]
+        generator = torch.Generator(self.compute.device).manual_seed(self.settings.seed)
+        self.model.eval()
+        start = torch.tensor([first], device=self.compute.device)
+        tokens = self.model.generate(start, count, generator=generator)
+        self.model.train()
+        return cast(list[int], tokens[0, 1:].tolist())
+
+    def _checksum(self, x: Tensor, number: int) -> int:
+        first = self.rows_done + number * self._rows
+        share = self._rows // self.world.world
+        return ledger.checksum(x.cpu().numpy(), first + self.world.rank * share)
+
+    def _write_ledger(self, sums: list[int]) -> None:
+        everyone = self.world.gather(ledger.add(sums))
+        if self.ledger is not None:
+            last = self.rows_done + self.settings.rows_per_step - 1
+            self.ledger.stepped(self.step, self.rows_done, last, ledger.add(everyone))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of this trainer."""
+        return {
+            "step": self.step,
+            "rows": self.rows_done,
+            "shape": {name: getattr(self.model.shape, name) for name in MODEL_FIELDS},
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "feed": self._batches.state_dict(),
+        }
+
+    def restore(self, path: Path, contents: dict[str, Any], partial_loss: tuple[float, int]) -> None:
+        """Take a checkpoint's place in the run; StateError for another model or corpus."""
+        shape = {name: getattr(self.model.shape, name) for name in MODEL_FIELDS}
+        checkpoint.check_same(path, "model", contents["shape"], shape)
+        try:
+            self._batches.load_state_dict(contents["feed"])
+        except StateError as problem:
+            raise StateError(f"{path}: {problem}") from problem
+        self.model.load_state_dict(contents["model"])
+        self.optimizer.load_state_dict(contents["optimizer"])
+        self.scaler.load_state_dict(contents["scaler"])
+        self.step, self.rows_done = contents["step"], contents["rows"]
+        self._loss_sum.fill_(partial_loss[0])
+        self._loss_steps = partial_loss[1]
+
+
+def passes_of(settings: Settings, world: int) -> tuple[int, int]:
+    """Passes of one rank in a step and rows of one pass over all ranks; ValueError when they do not divide."""
+    passes = math.ceil(settings.gradient_accumulation_steps / world)
+    rows, left = divmod(settings.rows_per_step, passes)
+    if left or rows % world:
+        unit = passes * world // math.gcd(passes * world, settings.gradient_accumulation_steps)
+        raise ValueError(
+            f"--batch-size: expected rows of a step that {world} ranks can share in {passes} passes, got "
+            f"{settings.batch_size} x {settings.gradient_accumulation_steps} = {settings.rows_per_step}. "
+            f"Use --batch-size {math.ceil(settings.batch_size / unit) * unit}."
+        )
+    return passes, rows
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """A seed of 63 bits that neighbouring steps, ranks and seeds do not share."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,147 @@
+"""Checkpoint files: whole, few, safe to load, and kept when the disk is full."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import pickle
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lowtide.errors import StateError
+from lowtide.train import checkpoint
+
+
+def contents(step: int, size: int = 1000) -> dict[str, Any]:
+    return {
+        "step": step,
+        "rows": 16 * step,
+        "settings": {"seed": 1},
+        "shape": {"n_layer": 1},
+        "model": {"weight": torch.full((size,), float(step))},
+        "optimizer": {},
+        "scaler": {},
+        "feed": {"rows": step},
+        "run": {"points": [[1.0, 2, float("nan")]]},
+    }
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, contents(7), keep=2)
+    loaded = checkpoint.load(path)
+    assert (path.name, loaded["step"], loaded["feed"]) == ("step-00000007.pt", 7, {"rows": 7})
+    torch.testing.assert_close(loaded["model"]["weight"], torch.full((1000,), 7.0))
+    assert checkpoint.load_settings(path) == {"seed": 1}
+
+
+def test_the_newest_are_kept_and_latest_points_at_the_last(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 100_000_000):
+        checkpoint.save(tmp_path, contents(step), keep=2)
+    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000030.pt", "step-100000000.pt"]
+    assert (tmp_path / "latest.pt").resolve().name == "step-100000000.pt"
+    assert checkpoint.newest(tmp_path).name == "step-100000000.pt"
+
+
+@pytest.mark.parametrize("left", [0, 1, 100, 0.5, 0.99])
+def test_a_checkpoint_cut_short_is_refused_naming_the_one_before(tmp_path: Path, left: float) -> None:
+    good, bad = (checkpoint.save(tmp_path, contents(step), keep=2) for step in (1, 2))
+    size = bad.stat().st_size
+    with bad.open("r+b") as file:
+        file.truncate(int(left * size) if isinstance(left, float) else left)
+    with pytest.raises(StateError, match=rf"{bad}: expected a whole checkpoint, got .*--resume {good}\."):
+        checkpoint.load(bad)
+    with pytest.raises(StateError, match="expected a whole checkpoint"):
+        checkpoint.load_settings(bad)
+
+
+def test_one_flipped_bit_in_the_weights_is_found(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, contents(3), keep=1)
+    whole = bytearray(path.read_bytes())
+    place = whole.index(torch.full((8,), 3.0).numpy().tobytes())
+    whole[place + 1] ^= 4
+    path.write_bytes(whole)
+    with pytest.raises(StateError, match="wrong checksum in .*No other one is beside it"):
+        checkpoint.load(path)
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path("/tmp/lowtide-harm").touch, ())
+
+
+def test_a_checkpoint_with_code_in_it_is_refused_and_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "step-00000001.pt"
+    torch.save({**contents(1), "format": 1, "run": Harmful()}, path)
+    with pytest.raises(StateError, match="expected a whole checkpoint"):
+        checkpoint.load(path)
+    path.write_bytes(pickle.dumps(Harmful()))
+    with pytest.raises(StateError, match="expected a whole checkpoint"):
+        checkpoint.load(path)
+    assert not Path("/tmp/lowtide-harm").exists()
+
+
+def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "step-00000001.pt"
+    torch.save({"model": {}, "iter_num": 5}, path)
+    with pytest.raises(StateError, match="expected a checkpoint of `lowtide train`, got other contents"):
+        checkpoint.load(path)
+
+
+def test_nothing_to_resume_from_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint to resume from, got none. Start without"):
+        checkpoint.newest(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint, got no such file"):
+        checkpoint.load(tmp_path / "none.pt")
+
+
+def _save_with_little_room(directory: Path, answers: Any) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    try:
+        checkpoint.save(directory, contents(2, size=1_000_000), keep=1)
+    except OSError as problem:
+        answers.put((problem.errno, str(problem)))
+    else:
+        answers.put((0, "saved"))
+
+
+def test_a_write_that_fails_keeps_the_last_good_checkpoint_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    good = checkpoint.save(tmp_path, contents(1), keep=1)
+    fresh = multiprocessing.get_context("spawn")
+    answers = fresh.SimpleQueue()
+    child = fresh.Process(target=_save_with_little_room, args=(tmp_path, answers))
+    child.start()
+    number, message = answers.get()
+    child.join()
+    assert number == errno.EFBIG
+    assert f"the last good one is {good}" in message
+    assert checkpoint.load(good)["step"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.pt", "step-00000001.pt"]
+
+
+def test_what_a_killed_writer_left_is_tidied(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000009.pt.123-abcd.tmp").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    checkpoint.tidy(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_earlier_run_is_set_aside_whole(tmp_path: Path) -> None:
+    assert checkpoint.set_aside(tmp_path) is None
+    for expected in ("earlier-1", "earlier-2"):
+        checkpoint.save(tmp_path, contents(5), keep=2)
+        aside = checkpoint.set_aside(tmp_path)
+        assert aside == tmp_path / expected
+        assert checkpoint.load(aside / "step-00000005.pt")["step"] == 5
+        assert checkpoint.saved(tmp_path) == []
+        assert not (tmp_path / "latest.pt").is_symlink()
+
+
+def test_values_that_differ_are_named() -> None:
+    with pytest.raises(StateError, match=r"checkpoint's model \(n_layer=2\), got n_layer=3"):
+        checkpoint.check_same(Path("a.pt"), "model", {"n_layer": 2, "n_head": 1}, {"n_layer": 3, "n_head": 1})

@@ -1,0 +1,128 @@
+"""What a run says: the gauge's verdict, the fixed last line, JSON lines, the picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowtide.train.gauge import MOST_POINTS, Gauge, Point, Reading, Verdict, thinned
+from lowtide.train.picture import draw
+from lowtide.train.progress import JsonLines, Lines, Outcome, Stepped, clock
+from lowtide.units import MIB
+
+LAST_LINE = re.compile(
+    r"lowtide train: steps=\d+ val_loss=\d+\.\d+ tokens_per_s=\d+ anon_mib=\d+\.\d mapped_mib=\d+\.\d "
+    r"cache_mib=\d+\.\d budget=(ok|broken)"
+)
+STEPPED = Stepped(10, 3.25, 1e-3, 20_000.0, 0.001, 61.0, Reading(300 * MIB, 200 * MIB, 10 * MIB))
+
+
+def outcome(ok: bool = True) -> Outcome:
+    settled, peak = Reading(300 * MIB, 200 * MIB, 0), Reading(302 * MIB, 199 * MIB, 0)
+    verdict = Verdict(settled, peak, Reading(301 * MIB, 200 * MIB, 10 * MIB), 64 * MIB, ok)
+    return Outcome(900, 1.5, 3.4, 21_000.4, 0.001, 99.0, verdict, "def f():\n  pass", "out/train.png", 0)
+
+
+def points(count: int) -> list[Point]:
+    found = []
+    for n in range(count):
+        val = 3.0 - n / count if n % 100 == 0 else math.nan
+        found.append(Point(n * 1.0, n, 3.0 - n / count, val, Reading(300 * MIB, 200 * MIB, 10 * MIB)))
+    return found
+
+
+def test_the_last_line_never_changes_its_form() -> None:
+    assert outcome().last_line == (
+        "lowtide train: steps=900 val_loss=1.5000 tokens_per_s=21000 anon_mib=2.0 mapped_mib=0.0 cache_mib=10.0 budget=ok"
+    )
+    assert LAST_LINE.fullmatch(outcome(ok=False).last_line)
+    assert outcome(ok=False).last_line.endswith("budget=broken")
+
+
+def test_lines_put_the_report_on_stdout_with_the_last_line_last() -> None:
+    err, out = io.StringIO(), io.StringIO()
+    progress = Lines(err, out)
+    progress.stepped(STEPPED)
+    progress.ended(outcome())
+    assert "loss 3.2500" in err.getvalue()
+    assert out.getvalue().splitlines()[-1] == outcome().last_line
+    assert "| def f():" in out.getvalue()
+
+
+def test_json_lines_are_one_object_each_and_the_last_has_the_figures() -> None:
+    out = io.StringIO()
+    progress = JsonLines(out)
+    progress.note("a\nb")
+    progress.stepped(STEPPED)
+    progress.evaluated(10, math.nan)
+    progress.ended(outcome())
+    events = [json.loads(line, parse_constant=pytest.fail) for line in out.getvalue().splitlines()]
+    assert [event["event"] for event in events] == ["note", "step", "eval", "end"]
+    assert events[2]["val_loss"] is None  # NaN is no JSON
+    assert (events[-1]["steps"], events[-1]["verdict"]["word"]) == (900, "ok")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3 * 3600 + 125, "3:02:05"), (-1, "0:00")])
+def test_a_clock_reads_as_people_write_it(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def test_a_long_run_keeps_few_points_and_every_val_loss() -> None:
+    kept: list[Point] = []
+    for point in points(5000):
+        kept = thinned([*kept, point])
+    assert len(kept) <= MOST_POINTS
+    assert kept[-1].step == 4999
+    assert [p.step for p in kept if not math.isnan(p.val_loss)] == list(range(0, 5000, 100))
+
+
+GROW = """
+import sys
+import numpy as np
+from lowtide.train.gauge import Gauge
+gauge = Gauge([], 8 << 20)
+before = np.ones(4 << 20)   # 32 MiB, before settling: the model's
+gauge.settle()
+held = np.ones(int(sys.argv[1]) << 17)   # MiB of float64
+gauge.read()
+del held
+verdict = gauge.verdict()
+print(verdict.word, round((verdict.peak.held - verdict.settled.held) / 2**20))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="NOT TESTED: no /proc here to measure memory with")
+@pytest.mark.parametrize(("grown", "word"), [(2, "ok"), (24, "broken")])
+def test_growth_after_settling_is_held_against_the_budget_even_when_given_back(grown: int, word: str) -> None:
+    found = subprocess.run([sys.executable, "-c", GROW, str(grown)], capture_output=True, text=True, check=True)
+    said, measured = found.stdout.split()
+    assert said == word
+    assert int(measured) == pytest.approx(grown, abs=2)
+
+
+def test_the_gauge_sees_the_corpus_in_the_page_cache(tmp_path: Path) -> None:
+    file = tmp_path / "corpus.bin"
+    file.write_bytes(bytes(3 * MIB))
+    if Gauge([str(file)], 0).read().cache == 0:
+        pytest.skip("NOT TESTED: this filesystem does not say what it caches")
+    assert Gauge([str(file)], 0).read().cache == 3 * MIB
+
+
+def test_the_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="NOT TESTED: the picture, matplotlib is not installed")
+    path = tmp_path / "train.png"
+    assert draw(path, points(300), 3.4, outcome().verdict)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 20_000
+
+
+def test_a_run_too_short_for_a_curve_still_draws(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="NOT TESTED: the picture, matplotlib is not installed")
+    assert draw(tmp_path / "train.png", points(1), math.nan, outcome().verdict)
