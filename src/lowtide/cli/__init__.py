@@ -16,6 +16,7 @@ from lowtide.errors import LowtideError
 
 COMMANDS = {
     "info": "what a file is and how it would be read",
+    "train": "train a small GPT on tokens from disk",
 }
 
 
