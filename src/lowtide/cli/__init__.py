@@ -16,6 +16,7 @@ from lowtide.errors import LowtideError
 
 COMMANDS = {
     "info": "what a file is and how it would be read",
+    "doctor": "run a command or watch a process, and say which kind of memory grew",
     "train": "train a small GPT on tokens from disk",
 }
 

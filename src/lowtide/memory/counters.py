@@ -70,7 +70,7 @@ class Counters:
         self._readings: dict[int, _Reading] = {}
         self._moved: int | None = 0 if launched else None  # bytes to and from storage when the files were last asked
         self._overlap = 0  # mapped pages that are dirty, and so not "mapped"
-        self._cache = 0
+        self._cache_then = self._mapped_then = 0  # when the files were last asked
         self._cgroup: CgroupSample | None = None
         self._detail_pace = Pace(_DETAIL_SHARE, _DETAIL_EVERY)
         self._files_pace = Pace(_FILES_SHARE, every)
@@ -97,15 +97,17 @@ class Counters:
         if self._cgroup_pace.due(now):
             self._ask_cgroup(now)
         totals = self._totals
+        mapped = max(0, raw_mapped - self._overlap)
+        cache = self._cache_now(mapped, moved)
         return Sample(
             seconds=now - self._begin,
             anon=sum(each.anon for each in processes),
-            mapped=max(0, raw_mapped - self._overlap),
-            cache=self._cache,
+            mapped=mapped,
+            cache=cache,
             dirty=totals.dirty,
             tables=sum(each.tables for each in processes),
             shmem=totals.shmem + self._shmem_without_file(members),
-            found_cache=min(self._cache, totals.found_cache),
+            found_cache=min(cache, totals.found_cache),
             found_shmem=totals.found_shmem,
             major_faults=self._tree.major_faults,
             minor_faults=self._tree.minor_faults,
@@ -177,9 +179,16 @@ class Counters:
         unasked = sum(size for key, size in mapped.items() if key not in totals.measured)
         if looked:  # only then is every mapped file in the set, so that its clean cached pages bound what can be mapped
             self._overlap = raw_mapped - min(max(0, raw_mapped - mapped_dirty), totals.clean + unasked)
-        self._cache = max(0, totals.clean - max(0, raw_mapped - self._overlap - unasked))
+        self._mapped_then = max(0, raw_mapped - self._overlap)
+        self._cache_then = max(0, totals.clean - max(0, self._mapped_then - unasked))
         self._note_refusals()
         self._pay(self._files_pace, now, begin)
+
+    def _cache_now(self, mapped: int, moved: int) -> int:
+        """The unmapped cache since the files were asked: pages mapped since came out of it, unless they
+        were read just now."""
+        newly_mapped = mapped - self._mapped_then - (moved - (self._moved or 0))
+        return max(0, self._cache_then - max(0, newly_mapped))
 
     def _mapped_by_file(self) -> tuple[dict[Key, int], int]:
         """Bytes of disk files mapped by the whole tree at the last close look, by file, and the dirty part

@@ -52,7 +52,8 @@ class Detail:
 
 
 def read_detail(pid: int, memory_devices: frozenset[int], *, alone: bool = False) -> Detail:
-    """smaps of one process summed by kind and file; ``memory_devices`` are the device numbers of tmpfs mounts.
+    """smaps of one process summed by kind and file; ``memory_devices`` are the device numbers of tmpfs
+    mounts.
 
     A process ``alone`` in its tree owns every file page it maps, whoever outside the tree maps it too.
     """

@@ -85,6 +85,11 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         return tuple(self._samples)
 
     @property
+    def running(self) -> bool:
+        """Whether samples are still being taken: false once the block or the watched process has ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
     def trace(self) -> Trace:
         """All of it as one plain value, so far while the block runs."""
         return Trace(

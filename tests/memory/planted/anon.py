@@ -1,0 +1,11 @@
+"""Grows the heap: batches kept in a list, the most common real leak."""
+
+import os
+import time
+
+SECONDS = float(os.environ.get("SECONDS", "4"))
+kept = []
+end = time.monotonic() + SECONDS
+while time.monotonic() < end:
+    kept.append(bytearray(os.urandom(4096)) * 256)  # 1 MiB
+    time.sleep(0.02)
