@@ -65,7 +65,7 @@ def test_one_flipped_bit_in_the_weights_is_found(tmp_path: Path) -> None:
     place = whole.index(torch.full((8,), 3.0).numpy().tobytes())
     whole[place + 1] ^= 4
     path.write_bytes(whole)
-    with pytest.raises(StateError, match="wrong checksum in .*No other one is beside it"):
+    with pytest.raises(StateError, match=r"wrong checksum in .*No other one is beside it"):
         checkpoint.load(path)
 
 
@@ -93,7 +93,7 @@ def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_to_resume_from_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="expected a checkpoint to resume from, got none. Start without"):
+    with pytest.raises(FileNotFoundError, match=r"expected a checkpoint to resume from, got none\. Start without"):
         checkpoint.newest(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="expected a checkpoint, got no such file"):
         checkpoint.load(tmp_path / "none.pt")

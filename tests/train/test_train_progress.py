@@ -40,7 +40,8 @@ def points(count: int) -> list[Point]:
 
 def test_the_last_line_never_changes_its_form() -> None:
     assert outcome().last_line == (
-        "lowtide train: steps=900 val_loss=1.5000 tokens_per_s=21000 anon_mib=2.0 mapped_mib=0.0 cache_mib=10.0 budget=ok"
+        "lowtide train: steps=900 val_loss=1.5000 tokens_per_s=21000 "
+        "anon_mib=2.0 mapped_mib=0.0 cache_mib=10.0 budget=ok"
     )
     assert LAST_LINE.fullmatch(outcome(ok=False).last_line)
     assert outcome(ok=False).last_line.endswith("budget=broken")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lowtide.errors import FormatError
 from lowtide.tokens import Tokens, open_tokens
 from lowtide.train.corpus import stdlib_corpus
 from lowtide.train.settings import Settings
@@ -55,11 +56,17 @@ def open_data(settings: Settings) -> Data:
 
 
 def unigram_entropy(tokens: Tokens, vocab_size: int) -> float:
-    """Nats a token for a model that knows only counts, from the first `UNIGRAM_TOKENS` tokens, a piece at a time."""
+    """Nats a token for a model that knows only counts, from the first tokens; FormatError for an id beyond."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     end = min(len(tokens), UNIGRAM_TOKENS)
     for start in range(0, end, _PIECE):
-        counts += np.bincount(tokens[start : min(end, start + _PIECE)], minlength=vocab_size)
+        piece = tokens[start : min(end, start + _PIECE)]
+        highest = int(piece.max())
+        if highest >= vocab_size:
+            raise FormatError(
+                f"val tokens: expected token ids below {vocab_size}, got {highest}. Use --vocab-size {highest + 1}."
+            )
+        counts += np.bincount(piece, minlength=vocab_size)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum()) if len(shares) else math.nan
 

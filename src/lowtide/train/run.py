@@ -56,7 +56,7 @@ class _Run:
         self.gauge = Gauge(self.data.files, self.data.budget)
         self.compute = compute
         self.unigram = unigram_entropy(self.data.val, self.data.vocab_size)
-        self.started = started
+        self.started = self.loop_started = started
         self.seconds_before = 0.0  # of the runs that this one resumes
         self.seconds_training = 0.0
         self.tokens = 0
@@ -121,6 +121,7 @@ class _Run:
 
     def _loop(self) -> None:
         trainer, settings = self.trainer, self.settings
+        self.loop_started = time.monotonic()
         settle_at = self.first_step + min(SETTLE_STEPS, (settings.max_iters - self.first_step) // 2)
         while trainer.step < settings.max_iters:
             if trainer.step % settings.eval_interval == 0:
@@ -151,7 +152,7 @@ class _Run:
         loss, reading, step = self.trainer.mean_loss(), self.gauge.read(), self.trainer.step
         self._remember(loss, math.nan, reading)
         steps = max(1, step - self.first_step)
-        left = (self.settings.max_iters - step) * (time.monotonic() - self.started) / steps
+        left = (self.settings.max_iters - step) * (time.monotonic() - self.loop_started) / steps
         rate = learning_rate(step - 1, self.settings)
         self.progress.stepped(Stepped(step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading))
 

@@ -1,0 +1,145 @@
+"""``lowtide train`` as a process: flags, files, signals, and what it prints where."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowtide.cli import main
+from lowtide.train import Settings, checkpoint
+from tests.train.running import flags, losses, start, train, wait_for
+from tests.train.test_train_progress import LAST_LINE
+from tests.train.test_train_run import assert_same_weights
+
+Make = Callable[..., Settings]
+
+
+def test_a_run_prints_a_report_and_the_last_line_and_nothing_else_on_stdout(
+    tiny: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *flags(tiny())]) == 0
+    said = capsys.readouterr()
+    assert LAST_LINE.fullmatch(said.out.splitlines()[-1])
+    assert "anon + mapped grew" in said.out
+    assert "step 12/12  val loss" in said.err
+
+
+def test_json_mode_has_only_json_on_stdout(tiny: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--json", *flags(tiny())]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (events[0]["event"], events[-1]["event"], events[-1]["steps"]) == ("start", "end", 12)
+
+
+def test_flags_win_over_the_config_and_nanogpts_spelling_works(
+    tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("max_iters = 2\nbatch_size = 8\n")
+    words = [word for word in flags(tiny(max_iters=900, batch_size=16))]
+    assert main(["train", "--json", *words, "--config", str(config), "--max_iters=3"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (events[-1]["steps"], events[0]["rows_per_step"]) == (3, 8)
+
+
+def test_resuming_needs_no_flag_but_the_directory(
+    tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = train(tiny())
+    (tmp_path / "out" / "step-00000012.pt").unlink()
+    assert main(["train", "--json", "--resume", "--out-dir", str(tmp_path / "out")]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert losses(events) == {step: loss for step, loss in losses(whole).items() if step > 9}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="NOT TESTED: refusing CUDA, this machine has it")
+def test_cuda_that_is_not_there_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--device", "cuda"]) == 2
+    expected = "lowtide train: --device cuda: expected a CUDA device, got none. Use --device cpu.\n"
+    assert capsys.readouterr() == ("", expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--device", "tpu"], 2, "lowtide train: --device tpu: expected cpu, cuda or cuda:N"),
+        (["--batch-size", "0"], 2, "lowtide train: --batch-size: expected 1 or more, got 0"),
+        (["--data", "no-such-file.bin"], 1, "lowtide train: no-such-file.bin: no such file"),
+        (["--resume", "--out-dir", "nowhere"], 1, "lowtide train: nowhere: expected a checkpoint to resume from"),
+        (["--config", "no-such.toml"], 1, "lowtide train: no-such.toml: no such file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_its_exit_code(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(message)
+    assert said.err.count("\n") == 1
+
+
+def test_an_unknown_flag_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--batch-sise", "3"])
+    assert ended.value.code == 2
+    assert "--batch-sise" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_one_line_with_the_one_to_use(
+    tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny(max_iters=6))
+    bad = tmp_path / "out" / "step-00000006.pt"
+    bad.write_bytes(bad.read_bytes()[:2000])
+    assert main(["train", "--resume", "--out-dir", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.rstrip().endswith(f"--resume {tmp_path / 'out' / 'step-00000003.pt'}.")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(
+    tiny: Make, tmp_path: Path, number: signal.Signals
+) -> None:
+    settings = tiny(max_iters=2000, eval_interval=1000, ledger=str(tmp_path / "ledger"))
+    process = start(*flags(settings))
+    wait_for(lambda: (tmp_path / "ledger").exists() and (tmp_path / "ledger").stat().st_size > 200, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    saved = checkpoint.newest(tmp_path / "out")
+    steps = checkpoint.load(saved)["step"]
+    assert 0 < steps < 2000
+    assert err.splitlines()[-1] == (
+        f"stopped after step {steps} and saved; go on with: lowtide train --resume --out-dir {tmp_path / 'out'}"
+    )
+    assert f"steps={steps} " in out.splitlines()[-1]
+    longer = ["--max-iters", str(steps + 5), "--lr-decay-iters", "2000"]
+    assert main(["train", "--resume", "--out-dir", str(tmp_path / "out"), *longer]) == 0
+    train(tiny(max_iters=steps + 5, lr_decay_iters=2000, eval_interval=1000, out_dir=str(tmp_path / "whole")))
+    last = f"step-{steps + 5:08d}.pt"
+    assert_same_weights(tmp_path / "out" / last, tmp_path / "whole" / last)
+
+
+def test_with_no_arguments_it_makes_its_own_corpus_and_draws(tmp_path: Path) -> None:
+    words = ["--max-iters", "2", "--n-embd", "16", "--n-layer", "1", "--eval-iters", "1"]
+    environment = {**os.environ, "LOWTIDE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [sys.executable, "-m", "lowtide", "train", *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert LAST_LINE.fullmatch(found.stdout.splitlines()[-1])
+    assert (tmp_path / "out" / "train.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "cache").glob("corpus-stdlib-*/val/val.bin"))

@@ -1,0 +1,115 @@
+"""Several ranks, dying ranks, and kills at any moment: the rows behind the weights stay those of one quiet run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lowtide.train import Settings, checkpoint, ledger
+from tests.train.running import flags, losses, start, start_ranks, train, wait_for
+from tests.train.test_train_run import weights
+
+Make = Callable[..., Settings]
+
+
+def ended(processes: list[subprocess.Popen[str]], seconds: float = 90) -> list[tuple[int, str, str]]:
+    results = []
+    for process in processes:
+        out, err = process.communicate(timeout=seconds)
+        results.append((process.returncode, out, err))
+    return results
+
+
+def test_two_ranks_under_torchrun_read_the_rows_of_one_and_learn_the_same(tiny: Make, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = train(tiny(dropout=0.0, gradient_accumulation_steps=3, batch_size=8, ledger=str(one)))
+    settings = tiny(
+        dropout=0.0, gradient_accumulation_steps=3, batch_size=8, ledger=str(two), out_dir=str(tmp_path / "ranks")
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    found = subprocess.run(
+        [*launcher, "-m", "lowtide", "train", "--json", *flags(settings)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    events = [json.loads(line) for line in found.stdout.splitlines()]  # one rank prints
+    assert events[0]["world"] == 2
+    assert ledger.chain(one) == ledger.chain(two)
+    assert losses(events) == pytest.approx(losses(alone), rel=1e-4)
+    last = "step-00000012.pt"
+    for name, tensor in weights(tmp_path / "out" / last).items():
+        torch.testing.assert_close(weights(tmp_path / "ranks" / last)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_rank_that_is_killed_ends_the_other_with_a_clear_line(tiny: Make, tmp_path: Path) -> None:
+    lines = tmp_path / "ledger"
+    settings = tiny(max_iters=100_000, eval_interval=100_000, ledger=str(lines))
+    first, second = ranks = start_ranks(2, *flags(settings))
+    wait_for(lambda: lines.exists() and lines.stat().st_size > 500, first)
+    second.kill()
+    began = time.monotonic()
+    (code, out, err), _ = ended(ranks)
+    assert time.monotonic() - began < 30
+    assert code == 1
+    assert out == ""
+    message = err.splitlines()[-1]
+    assert message.startswith("lowtide train: rank 0: expected all 2 ranks to answer, got ")
+    assert message.endswith("See the other ranks' messages, then start again with --resume.")
+    assert "Traceback" not in err
+
+
+def test_a_rank_that_falls_silent_ends_the_other_after_the_time_limit(tiny: Make, tmp_path: Path) -> None:
+    lines = tmp_path / "ledger"
+    settings = tiny(max_iters=100_000, eval_interval=100_000, ledger=str(lines), rank_timeout=10)
+    first, second = start_ranks(2, *flags(settings))
+    wait_for(lambda: lines.exists() and lines.stat().st_size > 500, first)
+    second.send_signal(signal.SIGSTOP)
+    try:
+        _, err = first.communicate(timeout=40)
+    finally:
+        second.kill()
+        second.communicate()
+    assert first.returncode == 1
+    assert "expected all 2 ranks to answer" in err.splitlines()[-1]
+
+
+def test_kills_at_any_moment_and_other_world_sizes_leave_the_same_rows_behind_the_weights(
+    tiny: Make, tmp_path: Path
+) -> None:
+    quiet, hunted = tmp_path / "quiet", tmp_path / "hunted"
+    steps = 60
+    settings = tiny(max_iters=steps, eval_interval=4, eval_iters=1, keep=2, ledger=str(hunted))
+    train(tiny(max_iters=steps, eval_interval=60, ledger=str(quiet), out_dir=str(tmp_path / "quiet-out")))
+    chooses = random.Random(20)
+    out = tmp_path / "out"
+    for world in (1, 2, 1, 2):
+        # Two saves further than before, then a kill at a random moment, which may be in the middle of the next save.
+        before = checkpoint.saved(out)[-1].name if checkpoint.saved(out) else ""
+        words = ["--resume", "--out-dir", str(out)] if before else flags(settings)
+        ranks = start_ranks(world, *words) if world > 1 else [start(*words)]
+        wait_for(lambda: bool(found := checkpoint.saved(out)) and found[-1].name > before, ranks[0])  # noqa: B023
+        time.sleep(chooses.uniform(0, 0.03))
+        for process in ranks:
+            process.kill()
+        ended(ranks)
+    (code, _, err), *_ = ended([start("--resume", "--out-dir", str(out))])
+    assert code == 0, err
+    restarts = [json.loads(line) for line in hunted.read_text().splitlines() if "resume" in line]
+    assert len(restarts) >= 3
+    assert ledger.chain(hunted) == ledger.chain(quiet)
+    assert checkpoint.load(out / f"step-{steps:08d}.pt")["rows"] == steps * 4
+    assert not list(out.glob(".step-*.tmp"))
