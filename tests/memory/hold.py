@@ -67,7 +67,7 @@ def dirty(size: int, directory: Path) -> int:
 
 
 def tables(size: int, _: Path) -> mmap.mmap:
-    """A 4 KiB page of page table maps 2 MiB. Reading untouched private memory maps one shared page of zeros: no heap."""
+    """A 4 KiB page of page table maps 2 MiB. Reading untouched memory maps one shared page of zeros: no heap."""
     span = size // mmap.PAGESIZE * 2 * MIB
     memory = mmap.mmap(-1, span, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
