@@ -80,13 +80,13 @@ def _stated_shape(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
 
 
 def _one(
-    item: str | np.memmap[Any, Any],
+    item: str | npt.NDArray[Any],
     dtype: np.dtype[Any] | None,
     shape: tuple[int, ...] | None,
     offset: int,
     tensor: str | None,
 ) -> Layout:
-    if isinstance(item, np.memmap):
+    if isinstance(item, np.ndarray):
         if tensor is not None:
             raise ValueError(f"tensor: expected a .safetensors file for tensor={tensor!r}, got a memmap. Leave it out.")
         return agree(memmap.read(item), dtype, shape, offset)

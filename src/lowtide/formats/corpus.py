@@ -41,8 +41,8 @@ def token_layout(source: Source, *, dtype: npt.DTypeLike | None = None) -> Layou
     return _one_format([_item(file, stated) for file in files])
 
 
-def _item(item: str | np.memmap[Any, Any], stated: np.dtype[Any] | None) -> Layout:
-    if isinstance(item, np.memmap):
+def _item(item: str | npt.NDArray[Any], stated: np.dtype[Any] | None) -> Layout:
+    if isinstance(item, np.ndarray):
         return _tokens(agree(memmap.read(item), stated, None, 0))
     if Path(item).is_dir():
         return _directory(Path(item).absolute(), stated)
@@ -163,7 +163,7 @@ def _tokens(layout: Layout) -> Layout:
     return layout
 
 
-def _without_sidecars(files: list[str | np.memmap[Any, Any]]) -> list[str | np.memmap[Any, Any]]:
+def _without_sidecars(files: list[str | npt.NDArray[Any]]) -> list[str | npt.NDArray[Any]]:
     """Drops an index whose data is named too, so that ``corpus/*`` means the corpus once."""
     texts = {file for file in files if isinstance(file, str)}
 

@@ -1,6 +1,6 @@
 """Where documents end, block by block.
 
-One idea: an index may be larger than memory, so ends come as a stream of arrays of at most 65,536 positions, counted
+One idea: an index may be larger than memory, so ends come as a stream of arrays of at most 32,768 positions, counted
 in tokens over all shards. Costs about 1.5 MiB at a time, whatever the index holds. Does not search for an
 end-of-text token: that needs the tokens themselves.
 """
@@ -16,7 +16,7 @@ from lowtide.errors import FormatError, ReadError
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import DocumentIndex, Layout
 
-_BLOCK = 65_536
+_BLOCK = 32_768
 Ends = npt.NDArray[np.int64]
 
 
@@ -87,16 +87,9 @@ def _pointers(index: HeaderFile, shard: DocumentIndex, first: int, count: int, i
     if inside == count:
         return starts // itemsize
     last = int(_table(index, shard.pointers, shard.sequences - 1, 1)[0])
-    length = int.from_bytes(index.read(shard.pointers - 4, 4), "little", signed=True)
+    length = int.from_bytes(index.read_exactly(shard.pointers - 4, 4), "little", signed=True)
     return np.append(starts, last + length * itemsize) // itemsize
 
 
 def _table(index: HeaderFile, offset: int, first: int, count: int) -> Ends:
-    data = index.read(offset + 8 * first, 8 * count)
-    if len(data) != 8 * count:
-        raise ReadError(
-            f"{index.path}: expected {8 * count} bytes at {offset + 8 * first}, got {len(data)}. Open it again.",
-            path=index.path,
-            offset=offset + 8 * first,
-        )
-    return np.frombuffer(data, "<i8")
+    return np.frombuffer(index.read_exactly(offset + 8 * first, 8 * count), "<i8")

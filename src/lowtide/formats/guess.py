@@ -21,7 +21,7 @@ def looks_wider(items: npt.NDArray[np.unsignedinteger]) -> bool:
     if items.size < _FEWEST:
         return False
     lower, upper = items[0::2], items[1::2]
-    return bool(np.mean(upper <= TINY) > 0.99 and np.mean(lower <= TINY) < 0.5)
+    return bool(np.mean(upper <= TINY) > 0.99 and np.mean(lower <= TINY) < 0.9)
 
 
 def looks_narrower(items: npt.NDArray[np.unsignedinteger]) -> bool:

@@ -64,6 +64,17 @@ class HeaderFile:
             length -= len(part)
         return b"".join(parts)
 
+    def read_exactly(self, offset: int, length: int) -> bytes:
+        """The bytes at ``offset``, all of them; ReadError where the file has become shorter than it was."""
+        data = self.read(offset, length)
+        if len(data) != length:
+            raise ReadError(
+                f"{self.path}: expected {length} bytes at {offset}, got {len(data)}. It was cut: open it again.",
+                path=self.path,
+                offset=offset,
+            )
+        return data
+
     def extent(self, offset: int, length: int) -> Extent:
         return Extent(path=self.path, offset=offset, length=length, size=self.size)
 

@@ -13,10 +13,11 @@ import re
 DEEPEST = 32  # dtypes nested deeper than this are attacks; numpy's own writer adds two levels a nesting
 _MOST_DIGITS = 20  # 2**64 has 20
 
+# Possessive (++, *+): otherwise the engine keeps 140 bytes for each character it might go back to, 8 MiB for 64 KiB.
 _TOKEN = re.compile(
     r"""[ \t\r\n\f]*(?:
-      (?P<text>'(?:[^'\\\n]|\\[^\n])*'|"(?:[^"\\\n]|\\[^\n])*")
-    | (?P<number>-?[0-9]+)L?(?![0-9A-Za-z_.])   # Python 2 wrote long integers as 10L
+      (?P<text>'(?:[^'\\\n]++|\\[^\n])*+'|"(?:[^"\\\n]++|\\[^\n])*+")
+    | (?P<number>-?(?:0|[1-9][0-9]*+))L?(?![0-9A-Za-z_.])   # Python 2 wrote long integers as 10L
     | (?P<name>True|False)(?![0-9A-Za-z_])
     | (?P<sign>[()\[\]{},:])
     | (?P<end>\Z)

@@ -71,9 +71,9 @@ def _checked_tables(index: HeaderFile, data: HeaderFile, tables: DocumentIndex, 
     last = tables.sequences - 1
     places = dict.fromkeys([*range(0, last + 1, max(last // _PLACES, _BLOCK)), last])
     for first in places:
-        lengths = np.frombuffer(index.read(HEADER + 4 * first, 4 * _BLOCK), "<i4")[: last + 1 - first]
-        pointers = np.frombuffer(index.read(tables.pointers + 8 * first, 8 * (_BLOCK + 1)), "<i8")
-        pointers = pointers[: last + 1 - first]
+        count, reach = min(_BLOCK, last + 1 - first), min(_BLOCK + 1, last + 1 - first)
+        lengths = np.frombuffer(index.read_exactly(HEADER + 4 * first, 4 * count), "<i4")
+        pointers = np.frombuffer(index.read_exactly(tables.pointers + 8 * first, 8 * reach), "<i8")
         _refuse_gaps(index.path, first, lengths.astype(np.int64) * itemsize, pointers)
         if first == 0 and pointers[0] != 0:
             raise FormatError(
@@ -108,4 +108,4 @@ def _refuse_gaps(path: str, first: int, sizes: npt.NDArray[np.int64], pointers: 
 
 
 def _boundary(index: HeaderFile, tables: DocumentIndex, k: int) -> int:
-    return int.from_bytes(index.read(tables.offset + 8 * k, 8), "little", signed=True)
+    return int.from_bytes(index.read_exactly(tables.offset + 8 * k, 8), "little", signed=True)

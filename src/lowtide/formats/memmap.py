@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile
@@ -23,15 +24,20 @@ _UNSAVED = {
 }
 
 
-def read(array: np.memmap[Any, Any]) -> Layout:
-    """The layout of the file bytes that ``array`` shows."""
-    mapping = getattr(array, "_mmap", None)
-    if not isinstance(mapping, mmap.mmap) or array.filename is None:
+def read(array: npt.NDArray[Any]) -> Layout:
+    """The layout of the file bytes that ``array`` shows: a memmap, or any view of one."""
+    whole = _owner(array)
+    mapping = None if whole is None else getattr(whole, "_mmap", None)
+    if whole is None or mapping is None or whole.filename is None:
+        if not isinstance(array, np.memmap):
+            raise TypeError(
+                "source: expected a path or np.memmap, got an array that is in memory already. Use it as it is."
+            )
         raise FormatError(
             "memmap: expected a memmap of a named file, got one without a file (a copy, or a temporary one). "
             "Pass the path of the file."
         )
-    path = os.fspath(array.filename)
+    path = os.fspath(whole.filename)
     checked_dtype(array.dtype, path)
     if array.ndim == 0:
         raise FormatError(f"{path}: expected rows, got a memmap of shape (). Pass one with at least one axis.")
@@ -41,26 +47,34 @@ def read(array: np.memmap[Any, Any]) -> Layout:
             "Open the whole memmap and index what lowtide.open returns."
         )
     length = checked_nbytes(array.shape, array.dtype.itemsize, path)
-    offset = _file_offset(array, mapping, length, path)
+    offset = int(whole.offset) if length == 0 else _file_offset(array, whole, mapping, path)
     with HeaderFile(path) as file:
         _same_file(file, mapping, offset + length)
-        notes = (_UNSAVED[array.mode],) if array.mode in _UNSAVED else ()
+        notes = (_UNSAVED[whole.mode],) if whole.mode in _UNSAVED else ()
         fortran = not array.flags.c_contiguous
         return one_extent("memmap", array.dtype, array.shape, file.extent(offset, length), fortran=fortran, notes=notes)
 
 
-def _file_offset(array: np.memmap[Any, Any], mapping: mmap.mmap, length: int, path: str) -> int:
+def _owner(array: npt.NDArray[Any]) -> np.memmap[Any, Any] | None:
+    """The memmap that ``array`` is or is a view of; np.asarray and empty slices hide it behind a plain array."""
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        if isinstance(owner, np.memmap) and isinstance(getattr(owner, "_mmap", None), mmap.mmap):
+            return owner
+        owner = owner.base
+    return None
+
+
+def _file_offset(array: npt.NDArray[Any], whole: np.memmap[Any, Any], mapping: mmap.mmap, path: str) -> int:
     try:
         first_byte = np.frombuffer(mapping, dtype=np.uint8)
     except ValueError as error:
         raise FormatError(f"{path}: expected an open memmap, got a closed one. Pass the path of the file.") from error
     inside = int(array.__array_interface__["data"][0]) - int(first_byte.__array_interface__["data"][0])
-    if not 0 <= inside <= inside + length <= first_byte.size:
+    if not 0 <= inside <= inside + array.nbytes <= first_byte.size:
         raise FormatError(f"{path}: expected data inside its own mapping, got a view of other memory. Pass the path.")
-    if length == 0:  # nothing to locate, and numpy maps one page more for an empty array behind an offset
-        return int(array.offset)
     # np.memmap maps from the page below the offset it was given, and every view of it keeps that offset.
-    return int(array.offset) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY + inside
+    return int(whole.offset) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY + inside
 
 
 def _same_file(file: HeaderFile, mapping: mmap.mmap, end: int) -> None:

@@ -143,6 +143,8 @@ def _tensor(name: str, entry: object, path: str) -> Tensor:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise FormatError(f"{where}: expected dtype, shape and data_offsets, got {clip(entry)}. Save it again.")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str):
+        raise FormatError(f"{where}: expected a dtype such as 'F32', got {clip(dtype)}. Save it again.")
     if not _integers(shape) or not _integers(offsets) or len(offsets) != 2 or not 0 <= offsets[0] <= offsets[1]:
         raise FormatError(
             f"{where}: expected a shape and two offsets of integers, got {clip(shape)} and {clip(offsets)}. "
@@ -152,7 +154,7 @@ def _tensor(name: str, entry: object, path: str) -> Tensor:
     if dtype in _SMALLER_THAN_A_BYTE:
         expected = count * _SMALLER_THAN_A_BYTE[dtype] // 8
     else:
-        known = _DTYPES.get(str(dtype)) or _BITS.get(str(dtype))
+        known = _DTYPES.get(dtype) or _BITS.get(dtype)
         if known is None:
             raise FormatError(f"{where}: expected a known dtype, got {clip(dtype)}. Convert it first.")
         expected = checked_nbytes(shape, np.dtype(known).itemsize, where)

@@ -28,14 +28,10 @@ def natural_key(path: str) -> list[tuple[int, str]]:
     return [(len(p.lstrip("0")), p.lstrip("0")) if k % 2 else (0, p) for k, p in enumerate(parts)] + [(0, path)]
 
 
-def named(source: object) -> list[str | np.memmap[Any, Any]]:
+def named(source: object) -> list[str | npt.NDArray[Any]]:
     """Every file ``source`` names, in order; text with ``*``, ``?`` or ``[`` that names no file is a glob."""
-    if isinstance(source, (str, os.PathLike, np.memmap)):
+    if isinstance(source, (str, os.PathLike, np.ndarray)):
         return _one(source)
-    if isinstance(source, np.ndarray):
-        raise TypeError(
-            "source: expected a path or np.memmap, got an array that is in memory already. Use it as it is."
-        )
     if not isinstance(source, Sequence) or isinstance(source, (bytes, bytearray)):
         raise TypeError(f"source: expected a path, a memmap or a list of them, got {type(source).__name__}.")
     if len(source) == 0:
@@ -43,8 +39,8 @@ def named(source: object) -> list[str | np.memmap[Any, Any]]:
     return [one for item in source for one in _one(item)]
 
 
-def _one(item: object) -> list[str | np.memmap[Any, Any]]:
-    if isinstance(item, np.memmap):
+def _one(item: object) -> list[str | npt.NDArray[Any]]:
+    if isinstance(item, np.ndarray):
         return [item]
     if not isinstance(item, (str, os.PathLike)):
         raise TypeError(f"source: expected a path or np.memmap, got {type(item).__name__}. Pass text or a Path.")

@@ -1,0 +1,178 @@
+"""Ways to name files: paths, lists, globs - and everything that is no file."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowtide.errors import FormatError
+from lowtide.formats import Layout, layout_of, token_layout
+from lowtide.formats.sources import natural_key
+
+ReadBack = Callable[[Layout], npt.NDArray[Any]]
+
+
+def save(path: Path, array: npt.NDArray[Any]) -> Path:
+    np.save(path, array)
+    return path
+
+
+def test_a_list_is_one_array_in_its_own_order(tmp_path: Path, read_back: ReadBack) -> None:
+    paths = [save(tmp_path / f"{k}.npy", np.full((k, 3), k, "i4")) for k in (3, 1, 2)]
+    layout = layout_of([paths[0], str(paths[1]), np.load(paths[2], mmap_mode="r")])
+    assert (layout.shape, layout.rows, layout.format) == ((6, 3), (3, 1, 2), "npy + memmap")
+    assert read_back(layout)[:, 0].tolist() == [3, 3, 3, 1, 2, 2]
+
+
+def test_fortran_files_join_as_fortran_extents(tmp_path: Path, read_back: ReadBack) -> None:
+    arrays = [np.asfortranarray(np.arange(rows * 4).reshape(rows, 4)) for rows in (2, 1, 3)]
+    layout = layout_of([save(tmp_path / f"{k}.npy", array) for k, array in enumerate(arrays)])
+    assert layout.fortran
+    assert np.array_equal(read_back(layout), np.concatenate(arrays))
+
+
+def test_a_glob_counts_as_people_do(tmp_path: Path) -> None:
+    for k in (10, 2, 1, 33):
+        save(tmp_path / f"shard_{k}.npy", np.zeros(k))
+    assert layout_of(tmp_path / "shard_*.npy").rows == (1, 2, 10, 33)
+    assert layout_of(str(tmp_path / "**" / "*.npy")).rows == (1, 2, 10, 33)
+
+
+@given(st.lists(st.integers(0, 10**25), min_size=2, max_size=5))
+def test_natural_order_is_the_order_of_the_numbers(numbers: list[int]) -> None:
+    names = [f"shard_{number:03d}.bin" for number in numbers]
+    assert sorted(names, key=natural_key) == [f"shard_{number:03d}.bin" for number in sorted(numbers)]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
+    path = save(tmp_path / "a[1].npy", np.zeros(3))
+    save(tmp_path / "a1.npy", np.zeros(7))
+    assert layout_of(path).shape == (3,)
+
+
+def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "a.npy", np.zeros(3))
+    monkeypatch.chdir(tmp_path)
+    assert layout_of("a.npy").extents[0].path == str(tmp_path / "a.npy")
+
+
+def test_a_glob_without_files_names_the_pattern(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none_\*\.npy"):
+        layout_of(tmp_path / "none_*.npy")
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (np.zeros((2, 3), "f8"), "dtype float32.*float64"),
+        (np.zeros((2, 4), "f4"), r"row shape \(3,\).*\(4,\)"),
+        (np.zeros((2, 3, 1), "f4"), r"row shape \(3,\).*\(3, 1\)"),
+        (np.asfortranarray(np.zeros((2, 3), "f4")), "C order.*Fortran order"),
+    ],
+)
+def test_files_that_do_not_fit_together_are_both_named(tmp_path: Path, other: npt.NDArray[Any], words: str) -> None:
+    paths = [save(tmp_path / "one.npy", np.zeros((2, 3), "f4")), save(tmp_path / "two.npy", other)]
+    with pytest.raises(FormatError, match=words) as caught:
+        layout_of(paths)
+    assert "one.npy" in str(caught.value)
+    assert "two.npy" in str(caught.value)
+
+
+def test_a_shape_for_several_files_describes_the_whole(tmp_path: Path) -> None:
+    for k in (1, 2):
+        np.zeros(k * 6, "f4").tofile(tmp_path / f"{k}.f32")
+    pattern = tmp_path / "*.f32"
+    for shape in ((-1, 3), (6, 3)):
+        assert layout_of(pattern, dtype="f4", shape=shape).rows == (2, 4)
+    with pytest.raises(FormatError, match=r"expected 5 rows.*got 6"):
+        layout_of(pattern, dtype="f4", shape=(5, 3))
+    with pytest.raises(ValueError, match="-1 first"):
+        layout_of(pattern, dtype="f4", shape=(6, -1))
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ([], ValueError),
+        ("", ValueError),
+        ([""], ValueError),
+        (None, TypeError),
+        (7, TypeError),
+        ([7], TypeError),
+        (b"bytes", TypeError),
+        (np.zeros(3), TypeError),
+        ([np.zeros(3)], TypeError),
+        ((name for name in ["a"]), TypeError),
+        ("a\0b", ValueError),
+        ("no/such/file.npy", FileNotFoundError),
+        (["no/such/file.npy"], FileNotFoundError),
+    ],
+)
+@pytest.mark.parametrize("opener", [layout_of, token_layout])
+def test_what_is_no_source_is_told_as_such(opener: Callable[..., Layout], source: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        opener(source)
+
+
+def test_a_directory_is_no_array(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=r"got a directory\. Name a file"):
+        layout_of(tmp_path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("opener", [layout_of, token_layout])
+def test_a_fifo_a_socket_and_a_device_are_refused_without_waiting(
+    tmp_path: Path, opener: Callable[..., Layout]
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    # A socket's name must fit in 108 bytes, so it gets a short directory of its own.
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{short}/s")
+        for path, kind in ((tmp_path / "fifo", "FIFO"), (f"{short}/s", "socket"), ("/dev/zero", "character device")):
+            with pytest.raises(FormatError, match=kind):
+                opener(path, dtype="u1")
+
+
+def test_an_unreadable_file_is_a_permission_error() -> None:
+    """Root reads everything, so a child gives up its rights first."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        path = Path(directory) / "x.npy"
+        np.save(path, np.zeros(3))
+        path.chmod(0)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if os.geteuid() == 0:
+                    os.setuid(65534)
+                layout_of(path)
+            except PermissionError as error:
+                code = 0 if str(path) in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_refusals_leave_no_descriptor_open(tmp_path: Path) -> None:
+    bad = []
+    for k, content in enumerate((b"", b"\x93NUMPY", b"LITPKDS", b"MMIDIDX\0\0", bytes(7), b"\x93NUMPY\1\0\2\0{}")):
+        (tmp_path / f"{k}.bin").write_bytes(content)
+        bad.append(tmp_path / f"{k}.bin")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        for path in bad:
+            for opener in (layout_of, token_layout):
+                with pytest.raises(FormatError):
+                    opener(path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
