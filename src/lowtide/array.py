@@ -8,6 +8,7 @@ Crosses fork, threads and pickle: descriptors are opened anew in each process an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from os import PathLike
 from types import TracebackType
@@ -155,14 +156,16 @@ class Array:
         self._store.keep_for_ranks(world)
         order = self._order(seed, epoch, locality)
         upcoming = Upcoming(order.block, first + _start(start, last - first), last)
-        return BatchIterator(self._rows, batch, upcoming, base=first)
+        return BatchIterator(self._rows, batch, upcoming, base=first, scattered=locality is None)
 
     def gather(self, indices: Any, batch: int, *, start: int = 0) -> BatchIterator:
         """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative count from the end) or a mask."""
         self._admit("gather", batch)
         wanted = np.asarray(indices)
         if wanted.ndim != 1:
-            raise ValueError(f"gather: expected one axis of indices, got shape {wanted.shape}. Use indices.reshape(-1).")
+            raise ValueError(
+                f"gather: expected one axis of indices, got shape {wanted.shape}. Use indices.reshape(-1)."
+            )
         if wanted.dtype == bool or wanted.size == 0:
             chosen = select(wanted, self.shape).rows
             wanted = np.asarray(chosen, np.int64)
@@ -179,12 +182,14 @@ class Array:
         self._admit("sample", batch)
         count = len(self)
         if count == 0:
-            raise ValueError(f"{self._store.where}: expected rows to sample from, got an empty array. Use another file.")
+            raise ValueError(
+                f"{self._store.where}: expected rows to sample from, got an empty array. Use another file."
+            )
 
         def block(first: int, size: int) -> Numbers:
             return draws(count, seed=seed, start=first, count=size)
 
-        return BatchIterator(self._rows, batch, Upcoming(block, _start(start, None), None))
+        return BatchIterator(self._rows, batch, Upcoming(block, _start(start, None), None), scattered=True)
 
     # What it costs
 
@@ -258,10 +263,9 @@ class Array:
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Like np.empty, page-aligned when large: the kernel copies up to five times faster into such memory."""
-    plain: NDArray[Any] = np.empty(shape, dtype) if np.prod(shape, dtype=object) * dtype.itemsize < ALIGN_FROM else None
-    if plain is not None:
-        return plain
-    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
+    if size < ALIGN_FROM:
+        return np.empty(shape, dtype)
     memory = np.empty(size + PAGE, np.uint8)
     aligned = -memory.ctypes.data % PAGE
     return np.ndarray(shape, dtype, memory, offset=aligned)

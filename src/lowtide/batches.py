@@ -9,6 +9,7 @@ Costs one block of row numbers (64 KiB) and about 10 microseconds a batch. No th
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from lowtide.rows import Numbers, Rows
 from lowtide.storage import Buffer
 
 BLOCK = 8192  # row numbers computed at a time: 64 KiB, and the order's fixed cost spread over many batches
+
+
+SPARSE_FROM = 64
 
 
 class Upcoming:
@@ -80,9 +84,8 @@ class ChunkIterator:
             raise StopIteration
         rows = self._rows
         buffer = rows.store.take(self._batch * rows.nbytes)
-        ahead = min(self._batch, self._stop - self.position - count)
         try:
-            rows.block(self.position, count, buffer, ahead=ahead)
+            rows.block(self.position, count, buffer)
         except BaseException:
             rows.store.pool.give(buffer)
             raise
@@ -93,9 +96,11 @@ class ChunkIterator:
 class BatchIterator:
     """Gathered rows. ``position`` counts the rows delivered since the order's beginning: pass it as ``start=`` to resume."""
 
-    def __init__(self, rows: Rows, batch: int, upcoming: Upcoming, *, base: int = 0) -> None:
+    def __init__(self, rows: Rows, batch: int, upcoming: Upcoming, *, base: int = 0, scattered: bool = False) -> None:
         self._rows = rows
         self._batch = batch
+        # Of rows drawn from all over a much longer array hardly two are neighbours.
+        self._sparse = scattered and min(batch, BLOCK) * SPARSE_FROM < rows.count
         self._upcoming = upcoming
         self._base = base
 
@@ -134,4 +139,5 @@ class BatchIterator:
         for first in range(0, count, BLOCK):
             numbers_now = upcoming.peek(first, count - first)
             part = buffer if first == 0 else Buffer(buffer.view[first * rows.nbytes :], 0)
-            rows.at(numbers_now, part, ahead=upcoming.peek(first + len(numbers_now), self._batch))
+            after = first + len(numbers_now)
+            rows.at(numbers_now, part, ahead=partial(upcoming.peek, after, self._batch), sparse=self._sparse)

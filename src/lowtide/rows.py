@@ -10,6 +10,7 @@ column: right, but slower; ``plan()`` says so.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,21 +42,21 @@ class Rows:
         """Buffers an iterator needs at once: one in the user's hands, one being filled, one to turn columns in."""
         return 3 if self.fortran else 2
 
-    def block(self, first: int, count: int, buffer: Buffer, *, ahead: int = 0) -> None:
-        """Consecutive rows; ``ahead`` more will be wanted next."""
+    def block(self, first: int, count: int, buffer: Buffer) -> None:
+        """Consecutive rows."""
         if self.fortran:
             self._turned(np.arange(first, first + count), buffer)
         else:
-            self.store.run(first * self.nbytes, count * self.nbytes, buffer, ahead=ahead * self.nbytes)
+            self.store.run(first * self.nbytes, count * self.nbytes, buffer)
 
-    def at(self, numbers: Numbers, buffer: Buffer, *, ahead: Numbers | None = None) -> None:
-        """These rows, in this order; ``ahead`` are the next call's."""
+    def at(
+        self, numbers: Numbers, buffer: Buffer, *, ahead: Callable[[], Numbers] | None = None, sparse: bool = False
+    ) -> None:
+        """These rows, in this order; ``ahead`` gives the next call's, ``sparse`` says that few are neighbours."""
         if self.fortran:
             self._turned(numbers, buffer)
         else:
-            self.store.gather(
-                numbers * self.nbytes, self.nbytes, buffer, ahead=None if ahead is None else ahead * self.nbytes
-            )
+            self.store.gather(numbers, self.nbytes, self.nbytes, buffer, ahead=ahead, sparse=sparse)
 
     def array(self, buffer: Buffer, count: int) -> NDArray[Any]:
         """The filled buffer as rows, lent to the user."""
@@ -85,9 +86,9 @@ class Rows:
             some = np.arange(first, min(first + step, columns), dtype=np.int64)
             part = Buffer(view[first * len(numbers) * item :], 0)
             if consecutive:
-                self.store.gather(base + (some * rows + numbers[0]) * item, len(numbers) * item, part)
+                self.store.gather(base // item + some * rows + numbers[0], item, len(numbers) * item, part)
             else:
-                self.store.gather((base + (some[:, None] * rows + numbers) * item).reshape(-1), item, part)
+                self.store.gather((base // item + some[:, None] * rows + numbers).reshape(-1), item, item, part)
         # Axes come back reversed: the first axis varies fastest on disk.
         turned: NDArray[Any] = np.ndarray((*reversed(self.shape), len(numbers)), self.dtype, view)
         return turned.transpose()

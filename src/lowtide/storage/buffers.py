@@ -101,14 +101,14 @@ class Budget:
 class Buffer:
     """Aligned memory and the row-sized views into it that vectored reads fill."""
 
-    __slots__ = ("_slots", "_slots_length", "capacity", "memory", "view")
+    __slots__ = ("_slots", "_slots_length", "bytes", "capacity", "view")
 
     # Views cost about 250 bytes each, which no budget counts; more than this many are made anew for each call.
     KEPT_SLOTS = 1024
 
     def __init__(self, memory: Any, capacity: int) -> None:
-        self.memory = memory
         self.view = memoryview(memory).cast("B")
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self.view, np.uint8)
         self.capacity = capacity
         self._slots: list[list[memoryview]] = []
         self._slots_length = -1
@@ -125,9 +125,8 @@ class Buffer:
 
 
 def wrap(array: NDArray[Any]) -> Buffer:
-    """A buffer over an array somebody else owns."""
-    memory = array.reshape(-1).view(np.uint8)
-    return Buffer(memory, memory.nbytes)
+    """A buffer over a contiguous array somebody else owns."""
+    return Buffer(array.reshape(-1).view(np.uint8), array.nbytes)
 
 
 class _Lease(weakref.ref[NDArray[Any]]):

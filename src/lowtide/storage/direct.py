@@ -14,11 +14,13 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
+import numpy as np
+
 from lowtide.machine import PAGE
 from lowtide.storage.buffers import Buffer, allocate_anonymous
 from lowtide.storage.files import Files
 from lowtide.storage.pread import came_short, read_failed
-from lowtide.storage.spans import Spans
+from lowtide.storage.spans import Ahead, Spans
 from lowtide.units import MIB
 
 THREADS = 8
@@ -41,14 +43,12 @@ class Direct:
         # Threads start with the first read. Every read goes through them, so that no more staging buffers exist than counted.
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="lowtide-direct")
 
-    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Spans | None = None, scattered: bool) -> None:  # noqa: ARG002
+    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:  # noqa: ARG002
         """Read every span into ``buffer``, or raise. Nothing is announced: there is no cache to announce to."""
         work = self._pieces(spans, buffer)
         shares = [work[start :: self.threads] for start in range(min(self.threads, len(work)))]
         running = [self._pool.submit(self._read, share) for share in shares]
-        wait(
-            running
-        )  # all of them, also when one failed: nobody may write into a buffer that went back to the pool
+        wait(running)  # all of them, also when one failed: nobody may write into a buffer that went back to the pool
         for done in running:
             done.result()
 
@@ -65,27 +65,37 @@ class Direct:
         return work
 
     def _read(self, share: list[tuple[int, int, memoryview]]) -> None:
-        staging = self._staging()
-        align = self.alignment
         for file, offset, target in share:
-            path = self.files.extents[file].path
-            descriptor = self.files.descriptor(file, flags=os.O_DIRECT)
-            first = offset // align * align
-            wanted = offset + len(target) - first
-            length = -(-wanted // align) * align
-            got = 0
-            while got < wanted:
-                try:
-                    more = os.preadv(descriptor.number, [staging[got:length]], first + got)
-                except InterruptedError:
-                    continue
-                except OSError as problem:
-                    raise read_failed(path, offset, problem) from problem
-                if more == 0:
-                    raise came_short(path, offset, len(target), max(0, got - (offset - first)))
-                # A short direct read is continued from the last aligned byte it reached.
-                got = got + more if got + more >= wanted else (got + more) // align * align
-            target[:] = staging[offset - first : wanted]
+            if self._aligned(offset, target):
+                self._fetch(file, offset, len(target), target)
+                continue
+            first = offset // self.alignment * self.alignment
+            staging = self._staging()
+            self._fetch(file, first, offset + len(target) - first, staging)
+            target[:] = staging[offset - first : offset - first + len(target)]
+
+    def _aligned(self, offset: int, target: memoryview) -> bool:
+        address = np.frombuffer(target, np.uint8).__array_interface__["data"][0]
+        return (offset | len(target) | address) % self.alignment == 0
+
+    def _fetch(self, file: int, first: int, wanted: int, into: memoryview) -> None:
+        """At least ``wanted`` bytes from an aligned offset into aligned memory."""
+        align = self.alignment
+        path = self.files.extents[file].path
+        number = self.files.descriptor(file, flags=os.O_DIRECT).number
+        length = -(-wanted // align) * align
+        got = 0
+        while got < wanted:
+            try:
+                more = os.preadv(number, [into[got:length]], first + got)
+            except InterruptedError:
+                continue
+            except OSError as problem:
+                raise read_failed(path, first + got, problem) from problem
+            if more == 0:
+                raise came_short(path, first, wanted, got)
+            # A short direct read is continued from the last aligned byte it reached.
+            got = got + more if got + more >= wanted else (got + more) // align * align
 
     def _staging(self) -> memoryview:
         staging: memoryview | None = getattr(self._local, "staging", None)

@@ -65,9 +65,7 @@ class Files:
         Checks on every call that the file still is what was opened.
         """
         if self.closed:
-            raise ValueError(
-                f"{self.extents[index].path}: expected an open store, got a closed one. Open it again."
-            )
+            raise ValueError(f"{self.extents[index].path}: expected an open store, got a closed one. Open it again.")
         key = (index, scattered, flags)
         descriptor = self._open.get(key)
         if descriptor is None:
@@ -76,6 +74,12 @@ class Files:
         if status.st_size != self.extents[index].size or (status.st_nlink == 0 and descriptor.linked):
             raise self._changed(index, status.st_size)
         return descriptor
+
+    def descriptors(self, files: list[int], *, scattered: bool) -> dict[int, Descriptor]:
+        """Those of all these files, each checked once."""
+        if len(files) == 1:
+            return {files[0]: self.descriptor(files[0], scattered=scattered)}
+        return {file: self.descriptor(file, scattered=scattered) for file in set(files)}
 
     def _open_file(self, key: tuple[int, bool, int]) -> Descriptor:
         index, scattered, flags = key

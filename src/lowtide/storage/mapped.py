@@ -24,11 +24,14 @@ from lowtide.storage.buffers import Buffer
 from lowtide.storage.cold import NOWAIT
 from lowtide.storage.files import Descriptor, Files
 from lowtide.storage.pread import announce, drop_pages
-from lowtide.storage.spans import Spans
+from lowtide.storage.spans import Ahead, Spans
 
 FAULT_AROUND = 64 * 1024  # the kernel's fault_around_bytes; only debugfs can change it
 TABLE = 512 * PAGE  # what one page table covers: no fault maps pages beyond its own table
 PROBES = 4  # rows looked at to guess whether a call's data is cached
+
+
+Runs = tuple[NDArray[np.int64], int, int]  # (numbers, stride, shift): run i begins at numbers[i] * stride + shift
 
 
 class Mapping:
@@ -38,24 +41,26 @@ class Mapping:
         self.map = mmap.mmap(descriptor.number, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
         self.address = self.bytes.ctypes.data
+        self._table = self.bytes
+        self._key = (0, 0, 0)
         if advice is not None:
             self.map.madvise(advice)
 
-    def copy(self, offsets: NDArray[np.int64], length: int, out: NDArray[np.uint8]) -> None:
-        """Runs of ``length`` bytes into the rows of ``out``."""
-        if len(offsets) == 1:
-            start = int(offsets[0])
-            out[0] = self.bytes[start : start + length]
-            return
-        first = int(offsets[0]) % length
-        numbers, rest = np.divmod(offsets - first, length)
-        if not rest.any():  # whole rows of a table: one take, straight into the buffer
-            table = self.bytes[first:]
-            table = table[: len(table) // length * length].reshape(-1, length)
-            table.take(numbers, 0, out, "clip")  # "raise" would go through a copy; the offsets are in range
+    def copy(self, runs: Runs, out: NDArray[np.uint8]) -> None:
+        """These runs into the rows of ``out``."""
+        numbers, stride, shift = runs
+        key = (stride, shift, out.shape[1])
+        if self._key != key:
+            self._key, self._table = key, self._every_run(*key)
+        if stride == out.shape[1]:  # whole rows: one take, straight into the buffer
+            # "raise" would go through a second copy, and the numbers are in range
+            self._table.take(numbers, 0, out, "clip")
         else:
-            anywhere = as_strided(self.bytes, (len(self.bytes) - length + 1, length), (1, 1), writeable=False)
-            out[:] = anywhere[offsets]
+            out[:] = self._table[numbers]
+
+    def _every_run(self, stride: int, shift: int, length: int) -> NDArray[np.uint8]:
+        count = (len(self.bytes) - shift - length) // stride + 1
+        return as_strided(self.bytes[shift:], (count, length), (stride, 1), writeable=False)
 
     def take_back(self, offsets: NDArray[np.int64], length: int) -> None:
         """Unmap the pages of these runs and whatever faults mapped around them: every page table they touch, whole."""
@@ -71,63 +76,72 @@ class Mapping:
                 done = stop
 
 
-class Mapped:
-    """Reads spans by copying from mappings; ``allowance`` is the most mapped bytes at any moment (``map``: no bound)."""
+class Map:
+    """Strategy ``map``: one kept mapping a file, nothing taken back."""
+
+    name = "map"
+
+    def __init__(self, files: Files, *, drop: bool) -> None:
+        self.files = files
+        self.rung = "none: pages of a kept mapping cannot be dropped" if drop else "keep"
+        self._kept: dict[int, Mapping] = {}
+
+    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:  # noqa: ARG002
+        """Copy every span into ``buffer``, or raise."""
+        held = self.files.descriptors(spans.files, scattered=False)
+        for file, runs, out in tables(spans, buffer):
+            mapping = self._kept.get(file)
+            if mapping is None:
+                mapping = self._kept[file] = Mapping(held[file], self.files.extents[file].size)
+            mapping.copy(runs, out)
+
+    def close(self) -> None:
+        self._kept.clear()
+        self.files.close()
+
+
+class Cured:
+    """Strategies ``remap`` and ``advise``; ``allowance`` is the most bytes of pages they hold mapped at any moment."""
 
     def __init__(self, files: Files, *, name: str, drop: bool, allowance: int) -> None:
         self.name = name
         self.files = files
         self.drop = drop
         self.allowance = allowance
+        self.rung = "keep"
+        if drop:
+            self.rung = ("madvise(DONTNEED)" if name == "advise" else "munmap") + ", then fadvise(DONTNEED)"
         self._kept: dict[tuple[int, bool], Mapping] = {}
         self._turn = threading.Lock()
 
-    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Spans | None = None, scattered: bool) -> None:
+    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:
         """Copy every span into ``buffer``, or raise; tell the kernel of ``ahead`` while data is not cached."""
-        held = {file: self.files.descriptor(file, scattered=scattered) for file in set(spans.files)}
-        if self.name != "map" and scattered and not probably_cached(held, spans):
+        held = self.files.descriptors(spans.files, scattered=scattered)
+        if scattered and not probably_cached(held, spans):
             announce(held, spans)
             if ahead is not None:
-                held = held | {file: self.files.descriptor(file, scattered=True) for file in set(ahead.files)}
-                announce(held, ahead)
-        out = np.frombuffer(buffer.view, np.uint8)
-        if spans.lengths is None and len(spans.files) == 1:
-            self._table(
-                spans.files[0], spans.offsets, out[: spans.total].reshape(-1, spans.length), scattered
-            )
-            return
-        start = 0
-        for file, offset, length in zip(
-            spans.file_of_each(), spans.offsets, spans.length_of_each(), strict=True
-        ):
-            self._table(file, np.array([offset]), out[start : start + length].reshape(1, -1), scattered)
-            start += length
+                later = ahead()
+                announce(self.files.descriptors(later.files, scattered=True), later)
+        for file, (numbers, stride, shift), out in tables(spans, buffer):
+            for rows, columns in self._rounds(len(numbers), out.shape[1]):
+                part = (numbers[rows], stride, shift + columns.start)
+                self._round(file, part, out[rows, columns], scattered)
 
-    def _table(self, file: int, offsets: NDArray[np.int64], out: NDArray[np.uint8], scattered: bool) -> None:
-        """Equal runs of one file, in rounds that stay inside the allowance."""
-        for rows, columns in self._rounds(len(offsets), out.shape[1]):
-            part, length = offsets[rows] + columns.start, columns.stop - columns.start
-            if self.name == "map":
-                self._mapping(file, scattered).copy(part, length, out[rows, columns])
-                continue
-            with (
-                self._turn
-            ):  # one round at a time, whatever the number of threads: the allowance is for all of them
-                mapping = self._mapping(file, scattered)
-                mapping.copy(part, length, out[rows, columns])
-                if self.name == "advise":
-                    mapping.take_back(part, length)
-                del mapping  # the last reference to a remapped file, and the mapping goes with it
-            if self.drop:
-                number = self.files.descriptor(file, scattered=scattered).number
-                for offset in part.tolist():
-                    drop_pages(number, offset, length)
+    def _round(self, file: int, runs: Runs, out: NDArray[np.uint8], scattered: bool) -> None:
+        descriptor = self.files.descriptor(file, scattered=scattered)
+        with self._turn:  # one round at a time, whatever the number of threads: the allowance is for all of them
+            mapping = self._mapping(file, descriptor, scattered)
+            mapping.copy(runs, out)
+            offsets = runs[0] * runs[1] + runs[2]
+            if self.name == "advise":
+                mapping.take_back(offsets, out.shape[1])
+            del mapping  # the last reference to a remapped file, and the mapping goes with it
+        if self.drop:
+            for offset in offsets.tolist():
+                drop_pages(descriptor.number, offset, out.shape[1], sequential=not scattered)
 
     def _rounds(self, count: int, length: int) -> Iterator[tuple[slice, slice]]:
         """Which rows, and which of their bytes, to copy before pages are taken back."""
-        if self.name == "map":
-            yield slice(0, count), slice(0, length)
-            return
         at_once = self.allowance - 2 * FAULT_AROUND
         if length > at_once:
             for row in range(count):
@@ -138,36 +152,33 @@ class Mapped:
         for row in range(0, count, rows):
             yield slice(row, min(row + rows, count)), slice(0, length)
 
-    def _mapping(self, file: int, scattered: bool) -> Mapping:
+    def _mapping(self, file: int, descriptor: Descriptor, scattered: bool) -> Mapping:
         size = self.files.extents[file].size
-        descriptor = self.files.descriptor(file, scattered=scattered)
         if self.name == "remap":
             return Mapping(descriptor, size, advice=mmap.MADV_RANDOM if scattered else None)
-        key = (file, scattered and self.name == "advise")
-        mapping = self._kept.get(key)
+        mapping = self._kept.get((file, scattered))
         if mapping is None:
-            mapping = Mapping(descriptor, size)
-            if self.name == "advise":
-                mapping.map.madvise(mmap.MADV_DONTDUMP)
-                mapping.map.madvise(mmap.MADV_RANDOM if scattered else mmap.MADV_NORMAL)
-            self._kept[key] = mapping
+            mapping = Mapping(descriptor, size, advice=mmap.MADV_RANDOM if scattered else mmap.MADV_NORMAL)
+            mapping.map.madvise(mmap.MADV_DONTDUMP)  # keeps it out of core files; frees nothing
+            self._kept[(file, scattered)] = mapping
         return mapping
-
-    @property
-    def rung(self) -> str:
-        if not self.drop:
-            return "keep"
-        if self.name == "map":
-            return "none: pages of a kept mapping cannot be dropped"
-        return (
-            "madvise(DONTNEED), then fadvise(DONTNEED)"
-            if self.name == "advise"
-            else "munmap, then fadvise(DONTNEED)"
-        )
 
     def close(self) -> None:
         self._kept.clear()
         self.files.close()
+
+
+def tables(spans: Spans, buffer: Buffer) -> Iterator[tuple[int, Runs, NDArray[np.uint8]]]:
+    """Spans as (file, runs, rows of the buffer): one table for equal runs of one file, else one a run."""
+    if spans.lengths is None and len(spans.files) == 1:
+        rows = buffer.bytes[: spans.total].reshape(-1, spans.length)
+        yield spans.files[0], (spans.numbers, spans.stride, spans.shift), rows
+        return
+    start = 0
+    nothing = np.zeros(1, np.int64)
+    for file, offset, length in zip(spans.file_of_each(), spans.offsets.tolist(), spans.length_of_each(), strict=True):
+        yield file, (nothing, length, offset), buffer.bytes[start : start + length].reshape(1, -1)
+        start += length
 
 
 def probably_cached(held: dict[int, Descriptor], spans: Spans) -> bool:

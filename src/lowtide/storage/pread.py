@@ -20,9 +20,10 @@ from lowtide.machine import PAGE, file_kind
 from lowtide.storage.buffers import Buffer
 from lowtide.storage.cold import NOWAIT, Temperature
 from lowtide.storage.files import Descriptor, Files
-from lowtide.storage.spans import Spans
+from lowtide.storage.spans import Ahead, Spans
 
 DONTCACHE = 0x80  # RWF_DONTCACHE, Linux 6.14; not among Python's constants yet
+FOLIO = 512 * PAGE  # the largest unit the page cache holds file data in
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
@@ -53,30 +54,23 @@ class Read:
         # Bytes of a filesystem that lives in memory cannot miss and cannot be dropped.
         self.in_memory = bool(files.extents) and file_kind(files.extents[0].path).memory
 
-    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Spans | None = None, scattered: bool) -> None:
+    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:
         """Read every span into ``buffer``, or raise; tell the kernel of ``ahead`` while reads miss."""
-        held = self._descriptors(spans, scattered)
-        reads = _Reads(
-            spans,
-            [held[file].number for file in spans.file_of_each()],
-            spans.offsets.tolist(),
-            spans.targets(buffer),
-        )
-        if not self._from_cache(reads):
-            flags = 0
-            if scattered or not self.dontcache:
-                self._announce_both(spans, held, ahead, scattered)
-            else:
-                flags = DONTCACHE
-            self._from_disk(reads, flags)
+        held = self.files.descriptors(spans.files, scattered=scattered)
+        if len(held) == 1:
+            numbers = [held[spans.files[0]].number] * len(spans.numbers)
+        else:
+            numbers = [held[file].number for file in spans.files]
+        reads = _Reads(spans, numbers, spans.offsets.tolist(), spans.targets(buffer))
+        if not scattered:
+            # The kernel reads ahead of sequential reads by itself; announcing them as well gained nothing.
+            self._from_disk(reads, DONTCACHE if self.dontcache else 0)
+        elif not self._from_cache(reads):
+            self._announce_both(spans, held, ahead)
+            self._from_disk(reads, 0)
         if self.drop and not self.in_memory:
-            for number, offset, length in zip(
-                reads.numbers, reads.offsets, spans.length_of_each(), strict=True
-            ):
-                drop_pages(number, offset, length)
-
-    def _descriptors(self, spans: Spans, scattered: bool) -> dict[int, Descriptor]:
-        return {file: self.files.descriptor(file, scattered=scattered) for file in set(spans.files)}
+            for number, offset, length in zip(reads.numbers, reads.offsets, spans.length_of_each(), strict=True):
+                drop_pages(number, offset, length, sequential=not scattered)
 
     def _from_cache(self, reads: _Reads) -> bool:
         """Try the page cache alone; True when it had everything."""
@@ -94,14 +88,13 @@ class Read:
         self.temperature.cold = sum(got) != reads.spans.total
         return not self.temperature.cold
 
-    def _announce_both(
-        self, spans: Spans, held: dict[int, Descriptor], ahead: Spans | None, scattered: bool
-    ) -> None:
+    def _announce_both(self, spans: Spans, held: dict[int, Descriptor], ahead: Ahead) -> None:
         if self.in_memory:
             return
         announce(held, spans)
         if ahead is not None and self.temperature.announce_next():
-            announce(held | self._descriptors(ahead, scattered), ahead)
+            later = ahead()
+            announce(self.files.descriptors(later.files, scattered=True), later)
 
     def _from_disk(self, reads: _Reads, flags: int) -> None:
         got: list[int] = []
@@ -169,10 +162,14 @@ def announce(held: dict[int, Descriptor], spans: Spans) -> None:
     deque(calls, maxlen=0)
 
 
-def drop_pages(number: int, offset: int, length: int) -> None:
-    """Evict a range, rounded out to whole pages: the kernel keeps pages that are only partly named."""
+def drop_pages(number: int, offset: int, length: int, *, sequential: bool = False) -> None:
+    """Evict a range, rounded out to whole pages: the kernel keeps pages that are only partly named.
+
+    Behind sequential reads it keeps whole folios of up to 2 MiB that are only partly named; a range that starts at a
+    folio's bounds also takes the one that the read before ended in.
+    """
     if hasattr(os, "posix_fadvise"):
-        first = offset // PAGE * PAGE
+        first = offset // (FOLIO if sequential else PAGE) * (FOLIO if sequential else PAGE)
         last = -(-(offset + length) // PAGE) * PAGE
         os.posix_fadvise(number, first, last - first, os.POSIX_FADV_DONTNEED)
 

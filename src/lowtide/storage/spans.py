@@ -6,8 +6,10 @@ only one that turns them into files and offsets, or merges neighbours. Pure func
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,34 +27,46 @@ NETWORK_GAP = 256 * 1024
 MERGE_BELOW = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Run i lies in ``files[i]`` (one entry: all in that file) at ``offsets[i]`` and is ``length`` or ``lengths[i]`` long."""
+class Spans(NamedTuple):
+    """Runs of bytes: run i lies in ``files[i]`` (one entry: all in that file) at byte ``numbers[i] * stride + shift``.
+
+    All are ``length`` bytes long, or run i ``lengths[i]``. A named tuple, because one is made for every call.
+    """
 
     files: list[int]
-    offsets: Offsets
+    numbers: Offsets
+    stride: int
+    shift: int
     length: int
     lengths: list[int] | None = None
 
     @property
+    def offsets(self) -> Offsets:
+        """Where each run begins in its file."""
+        return self.numbers * self.stride + self.shift
+
+    @property
     def total(self) -> int:
-        return self.length * len(self.offsets) if self.lengths is None else sum(self.lengths)
+        return self.length * len(self.numbers) if self.lengths is None else sum(self.lengths)
 
     def file_of_each(self) -> list[int]:
-        return self.files * len(self.offsets) if len(self.files) == 1 else self.files
+        return self.files * len(self.numbers) if len(self.files) == 1 else self.files
 
     def length_of_each(self) -> list[int]:
-        return [self.length] * len(self.offsets) if self.lengths is None else self.lengths
+        return [self.length] * len(self.numbers) if self.lengths is None else self.lengths
 
     def targets(self, buffer: Buffer) -> list[list[memoryview]]:
         """Where each run goes: one after the other from the buffer's start."""
         if self.lengths is None:
-            return buffer.slots(self.length, len(self.offsets))
+            return buffer.slots(self.length, len(self.numbers))
         found, start = [], 0
         for length in self.lengths:
             found.append([buffer.view[start : start + length]])
             start += length
         return found
+
+
+Ahead = Callable[[], Spans] | None  # what the next call will want; a function, since cached data never asks
 
 
 class Located:
@@ -66,18 +80,19 @@ class Located:
         self.total = int(self.ends[-1]) if len(lengths) else 0
         self._single = int(self.shift[0]) if len(lengths) == 1 else None
 
-    def spans(self, offsets: Offsets, length: int) -> Spans:
-        """Where these equal runs lie; those that cross from one file into the next are cut there."""
+    def spans(self, numbers: Offsets, stride: int, length: int) -> Spans:
+        """Where the runs of ``length`` bytes at ``number * stride`` lie; those that cross into the next file are cut there."""
         if self._single is not None:
-            return Spans([0], offsets + self._single, length)
+            return Spans([0], numbers, stride, self._single, length)
+        offsets = numbers * stride
         files = np.searchsorted(self.ends, offsets, side="right")
         if (offsets + length > self.ends[files]).any():
             return self.unequal(offsets, np.full(len(offsets), length, np.int64))
-        return Spans(files.tolist(), offsets + self.shift[files], length)
+        return Spans(files.tolist(), offsets + self.shift[files], 1, 0, length)
 
     def unequal(self, offsets: Offsets, lengths: Offsets) -> Spans:
         if self._single is not None:
-            return Spans([0], offsets + self._single, 0, lengths.tolist())
+            return Spans([0], offsets, 1, self._single, 0, lengths.tolist())
         files, starts, parts = [], [], []
         for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
             file = int(np.searchsorted(self.ends, offset, side="right"))
@@ -87,7 +102,7 @@ class Located:
                 starts.append(offset + int(self.shift[file]))
                 parts.append(part)
                 offset, length, file = offset + part, length - part, file + 1
-        return Spans(files, np.array(starts, np.int64), 0, parts)
+        return Spans(files, np.array(starts, np.int64), 1, 0, 0, parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ Costs one lookup and one fstat a call on top of the reads. Knows no dtypes, rows
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,9 +21,9 @@ from lowtide.machine import direct_alignment, file_kind, room_for_cache
 from lowtide.storage.buffers import Budget, Buffer, Pool
 from lowtide.storage.direct import Direct
 from lowtide.storage.files import Extent, Files
-from lowtide.storage.mapped import Mapped
+from lowtide.storage.mapped import Cured, Map
 from lowtide.storage.pread import Read
-from lowtide.storage.spans import GAP, NETWORK_GAP, Located, Offsets, Round, Spans, merge
+from lowtide.storage.spans import GAP, NETWORK_GAP, Ahead, Located, Offsets, Round, Spans, merge
 from lowtide.units import KIB, MIB, format_size
 
 STRATEGIES = ("auto", "read", "direct", "remap", "advise", "map")
@@ -40,7 +41,7 @@ class Strategy(Protocol):
     def name(self) -> str: ...
     @property
     def rung(self) -> str: ...
-    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Spans | None = None, scattered: bool) -> None: ...
+    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None: ...
     def close(self) -> None: ...
 
 
@@ -75,29 +76,36 @@ class Store:
 
     # What a user may do with it
 
-    def gather(self, offsets: Offsets, length: int, buffer: Buffer, *, ahead: Offsets | None = None) -> None:
-        """Fill ``buffer`` with runs of ``length`` bytes from these logical offsets, in this order, one after the other.
+    def gather(
+        self,
+        numbers: Offsets,
+        stride: int,
+        length: int,
+        buffer: Buffer,
+        *,
+        ahead: Callable[[], Offsets] | None = None,
+        sparse: bool = False,
+    ) -> None:
+        """Fill ``buffer`` with the runs of ``length`` bytes at ``number * stride``, in this order, one after the other.
 
-        ``ahead``: offsets of the next call, of which the kernel is told before the first read.
+        ``ahead`` gives the next call's numbers, of which the kernel is told before the first read while reads miss.
+        ``sparse``: the caller knows that few of them are neighbours, so looking for runs to merge is not worth it.
         """
-        if length == 0 or len(offsets) == 0:
+        if length == 0 or len(numbers) == 0:
             return
         strategy = self.strategy
-        rounds = None
-        if strategy.name != "map":  # merging saves reads, and a mapping makes none
-            rounds = merge(offsets, length, gap=self.gap, most=self._merge_round(length))
-        if rounds is not None and self._gather_merged(rounds, length, buffer):
-            return
-        next_spans = None if ahead is None or len(ahead) == 0 else self._located.spans(ahead, length)
-        strategy.fill(self._located.spans(offsets, length), buffer, ahead=next_spans, scattered=True)
+        if not sparse and strategy.name != "map":  # merging saves reads, and a mapping makes none
+            rounds = merge(numbers * stride, length, gap=self.gap, most=self._merge_round(length))
+            if rounds is not None and self._gather_merged(rounds, length, buffer):
+                return
+        later = None if ahead is None else lambda: self._located.spans(ahead(), stride, length)
+        strategy.fill(self._located.spans(numbers, stride, length), buffer, ahead=later, scattered=True)
 
-    def run(self, offset: int, length: int, buffer: Buffer, *, ahead: int = 0) -> None:
-        """Fill ``buffer`` with one run; ``ahead`` bytes behind it will be wanted next."""
-        if length == 0:
-            return
-        behind = min(ahead, self.total - offset - length)
-        next_spans = self._one(offset + length, behind) if behind > 0 else None
-        self.strategy.fill(self._one(offset, length), buffer, ahead=next_spans, scattered=False)
+    def run(self, offset: int, length: int, buffer: Buffer) -> None:
+        """Fill ``buffer`` with one run of consecutive bytes."""
+        if length:
+            spans = self._located.spans(np.array([offset], np.int64), 1, length)
+            self.strategy.fill(spans, buffer, scattered=False)
 
     def take(self, size: int) -> Buffer:
         """A buffer from the budget."""
@@ -141,9 +149,6 @@ class Store:
 
     # How it does it
 
-    def _one(self, offset: int, length: int) -> Spans:
-        return self._located.spans(np.array([offset], np.int64), length)
-
     def _merge_round(self, length: int) -> int:
         return max(length, min(MERGE_ROUND, self.budget.limit // 32))
 
@@ -153,10 +158,9 @@ class Store:
         if scratch is None:
             return False
         try:
-            out = np.frombuffer(buffer.view, np.uint8)
             for turn in rounds:
                 self.strategy.fill(self._located.unequal(turn.starts, turn.lengths), scratch, scattered=True)
-                _scatter(scratch, turn, length, out)
+                _scatter(scratch, turn, length, buffer.bytes)
         finally:
             self.pool.give(scratch)
         return True
@@ -185,8 +189,9 @@ class Store:
             return Read(files, drop=True), why
         if name == "read":
             return Read(files, drop=self.drop), why
-        allowance = self._allow(name) if name != "map" else 0
-        return Mapped(files, name=name, drop=self.drop, allowance=allowance), why
+        if name == "map":
+            return Map(files, drop=self.drop), why
+        return Cured(files, name=name, drop=self.drop, allowance=self._allow(name)), why
 
     def _allow(self, name: str) -> int:
         """Set aside, once, what the strategy itself may hold: staging buffers or mapped pages."""
@@ -214,7 +219,7 @@ class Store:
 
 def _scatter(scratch: Buffer, turn: Round, length: int, out: NDArray[np.uint8]) -> None:
     """Runs that lie anywhere in ``scratch`` to their rows of ``out``."""
-    data = np.frombuffer(scratch.view, np.uint8)
+    data = scratch.bytes
     anywhere = as_strided(data, (len(data) - length + 1, length), (1, 1), writeable=False)
     rows = out[: len(out) // length * length].reshape(-1, length)
     rows[turn.runs] = anywhere[turn.inside]
