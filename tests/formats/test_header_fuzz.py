@@ -130,7 +130,7 @@ def test_what_is_still_believed_of_a_damaged_npy_is_what_numpy_believes(token_fi
             assert (layout.dtype, layout.shape) == (expected.dtype, expected.shape)
             assert layout.extents[0].length == expected.nbytes
             believed += 1
-    assert believed > ROUNDS / 4
+    assert believed > 40
 
 
 def test_a_thousand_damaged_headers_allocate_less_than_1_mib_each(token_files: TokenFiles) -> None:

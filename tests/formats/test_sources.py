@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import tempfile
 from collections.abc import Callable
@@ -64,6 +65,11 @@ def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     save(tmp_path / "a.npy", np.zeros(3))
     monkeypatch.chdir(tmp_path)
     assert layout_of("a.npy").extents[0].path == str(tmp_path / "a.npy")
+
+
+def test_a_layout_survives_pickling(tmp_path: Path) -> None:
+    layout = layout_of(save(tmp_path / "a.npy", np.zeros(3, [("a", ">u2"), ("b", "f4")])))
+    assert pickle.loads(pickle.dumps(layout)) == layout
 
 
 def test_a_glob_without_files_names_the_pattern(tmp_path: Path) -> None:

@@ -123,18 +123,16 @@ def agree(layout: Layout, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | 
     where = layout.extents[0].path
     if dtype is not None and dtype != layout.dtype:
         raise FormatError(
-            f"{where}: expected dtype {layout.dtype} as its {layout.format} header says, got dtype={dtype}. "
-            "Leave dtype= out."
+            f"{where}: expected dtype {layout.dtype} as {_teller(layout)} says, got dtype={dtype}. Leave dtype= out."
         )
     if offset not in (0, layout.extents[0].offset):
         raise FormatError(
-            f"{where}: expected offset={layout.extents[0].offset} as its {layout.format} header says, "
+            f"{where}: expected offset={layout.extents[0].offset} as {_teller(layout)} says, "
             f"got offset={offset}. Leave offset= out."
         )
     if shape is not None and not _shape_agrees(shape, layout.shape):
         raise FormatError(
-            f"{where}: expected shape {layout.shape} as its {layout.format} header says, got shape={shape}. "
-            "Leave shape= out."
+            f"{where}: expected shape {layout.shape} as {_teller(layout)} says, got shape={shape}. Leave shape= out."
         )
     return layout
 
@@ -174,6 +172,11 @@ def clip(value: object, most: int = 120) -> str:
     """A value from a hostile header, short enough for one line and without control characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _teller(layout: Layout) -> str:
+    other = {"memmap": "the memmap", "megatron": "its .idx", "datatrove": "what lies beside it"}
+    return other.get(layout.format, f"its {layout.format} header")
 
 
 def _order_matters(layout: Layout) -> bool:
