@@ -1,0 +1,104 @@
+"""The plot of a page: stacked areas as inline SVG, axes and lines as HTML over it. Pure text out.
+
+One idea: the SVG is stretched to its box (``preserveAspectRatio="none"``) and holds shapes only, while
+every letter is HTML placed by percent. So text keeps its size from a phone to a wall, and the plot needs no
+script: page.js adds the hover, nothing else. Cost: about 6 bytes a point and kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowtide.report.series import STACK, Series, size_ticks, time_ticks
+from lowtide.units import format_size
+
+_SIDE = 1000  # of the square the shapes are drawn in, whatever the box's real size
+_EDGE = 0.93  # a label above or right of this share of the plot would leave it
+
+
+def plot(drawn: Series, label: str) -> str:
+    """The whole plot, for ``<div class="plot">``. ``label`` is already safe HTML."""
+    shapes = "".join(_area(drawn, kind) for kind in reversed(STACK))
+    held = f'<path class="held" d="{_path(drawn, drawn.tops("mapped"))}"/>' if _has(drawn, "budget") else ""
+    rss = f'<path class="rss" d="{_path(drawn, drawn.rss)}"/>' if any(drawn.rss) else ""
+    return (
+        f'<div class="ylabels" aria-hidden="true">{_y_labels(drawn)}</div>'
+        f'<div class="box" id="plot" tabindex="0" role="slider" aria-label="{label}" '
+        f'aria-valuemin="0" aria-valuemax="{len(drawn.seconds) - 1}" aria-valuenow="0" aria-valuetext="">'
+        f'<svg viewBox="0 0 {_SIDE} {_SIDE}" preserveAspectRatio="none" aria-hidden="true">'
+        f"{_grid(drawn)}{shapes}{held}{rss}</svg>{_lines(drawn)}"
+        '<div class="cursor" id="cursor" hidden><span id="when"></span></div></div>'
+        f'<div class="xlabels" aria-hidden="true">{_x_labels(drawn)}</div>'
+    )
+
+
+def spark(seconds: Sequence[float], sizes: Sequence[int], kind: str) -> str:
+    """One kind alone on its own scale from zero: the shape of its growth, beside its numbers."""
+    top = 1.05 * max(*sizes, 1)
+    points = _points(seconds, sizes, top)
+    return (
+        f'<svg class="spark" viewBox="0 0 {_SIDE} {_SIDE}" preserveAspectRatio="none" aria-hidden="true">'
+        f'<path class="{kind}" d="M0 {_SIDE}L{points}L{_SIDE} {_SIDE}Z"/></svg>'
+    )
+
+
+def _area(drawn: Series, kind: str) -> str:
+    """Painted from the top kind down, each to the ground: the next one covers all below it, so no seams
+    show."""
+    tops = drawn.tops(kind)
+    if not any(drawn.kinds[kind]):
+        return ""
+    points = _points(drawn.seconds, tops, drawn.top)
+    return f'<path class="area {kind}" data-kind="{kind}" d="M0 {_SIDE}L{points}L{_SIDE} {_SIDE}Z"/>'
+
+
+def _path(drawn: Series, sizes: Sequence[int]) -> str:
+    return "M" + _points(drawn.seconds, sizes, drawn.top)
+
+
+def _points(seconds: Sequence[float], sizes: Sequence[int], top: float) -> str:
+    across = _SIDE / (seconds[-1] or 1.0)
+    pairs = zip(seconds, sizes, strict=True)
+    return "L".join(f"{second * across:.1f} {_SIDE * (1 - size / top):.1f}" for second, size in pairs)
+
+
+def _grid(drawn: Series) -> str:
+    heights = (_SIDE * (1 - size / drawn.top) for size, _ in size_ticks(drawn.top))
+    return "".join(f'<path class="grid" d="M0 {height:.1f}H{_SIDE}"/>' for height in heights)
+
+
+def _y_labels(drawn: Series) -> str:
+    ticks = size_ticks(drawn.top)
+    return "".join(f'<span style="bottom:{100 * size / drawn.top:.2f}%">{name}</span>' for size, name in ticks)
+
+
+def _x_labels(drawn: Series) -> str:
+    ticks = [(second / drawn.last, name) for second, name in time_ticks(drawn.last)]
+    return "".join(f'<span style="left:{100 * x:.2f}%">{name}</span>' for x, name in ticks if x <= 1)
+
+
+def _lines(drawn: Series) -> str:
+    parts = []
+    for line in drawn.lines:
+        kind = "budget" if line.name == "budget" else "limit"
+        words = f"{line.name} {format_size(line.size)}"
+        if line.drawn:
+            under = " under" if line.size / drawn.top > _EDGE else ""
+            parts.append(
+                f'<div class="line {kind}{under}" style="bottom:{100 * line.size / drawn.top:.2f}%">'
+                f"<span>{words}</span></div>"
+            )
+        else:
+            parts.append(
+                f'<div class="line {kind} above"><span>{words}, {_times(line.size, drawn)}</span></div>'
+            )
+    return "".join(parts)
+
+
+def _times(size: int, drawn: Series) -> str:
+    highest = max(drawn.total(place) for place in range(len(drawn.seconds)))
+    return f"{size / max(highest, 1):,.0f}x the highest point"
+
+
+def _has(drawn: Series, name: str) -> bool:
+    return any(line.name == name and line.drawn for line in drawn.lines)

@@ -1,0 +1,209 @@
+"""What every report says, whatever it is written on: growth by kind, sections, machine facts, tables. Pure.
+
+One idea: the words are chosen once, here, so that the terminal, the page and the picture never disagree.
+Everything from outside (paths, command lines, process names) passes ``visible`` before it is shown: a file
+name may hold terminal commands or letters that turn the line around, and must not act in a report.
+"""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+from dataclasses import dataclass
+
+from lowtide.memory import HELD, KINDS, CgroupSample, FileSample, ProcessSample, Trace, Verdict
+from lowtide.memory.growth import NOISE
+from lowtide.units import format_size
+
+_LONGEST = 600  # characters of one outside text; a command line can be 2 MiB long
+_TOP = 30  # processes and files named; a tree of thousands is summed up in one line
+_FACTS_IN_BYTES = ("memory", "available", "limit", "page")
+_NOT_MEASURED = "not measured: "
+
+# memory.MEANING in half a line, so that a table stays a table.
+SHORT = {
+    "anon": "heap: yours, cannot be reclaimed",
+    "mapped": "clean file pages, reclaimable, counted in RSS",
+    "cache": "unmapped page cache of its files, reclaimable",
+    "dirty": "must be written before it can be reclaimed",
+    "tables": "freed by unmapping, not by madvise; not in RSS",
+    "shmem": "tmpfs: not reclaimable before it is unlinked",
+}
+
+Section = tuple[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class GrowthRow:
+    """One kind of memory as a line of a table. ``before`` is the part of ``now`` that was cached before we
+    looked."""
+
+    kind: str
+    now: int
+    before: int
+    grew: int
+    per_minute: int | None  # None within noise: a rate over it would say something where nothing was seen
+    meaning: str
+    guilty: bool  # the kind the verdict names
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings; ``more`` says what was left out."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    more: str
+
+
+def visible(text: str) -> str:
+    """``text`` on one line with every character that could act instead of show written as an escape."""
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text) - _LONGEST:,} more characters)"
+    return "".join(_escaped(letter) if unicodedata.category(letter)[0] == "C" else letter for letter in shown)
+
+
+def signed(size: int) -> str:
+    return "0" if size == 0 else ("+" if size > 0 else "-") + format_size(abs(size))
+
+
+def seconds_text(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:,.1f} h"
+
+
+def started_text(trace: Trace) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(trace.started))
+
+
+def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
+    """A row for each kind; without samples the verdict has no growth and neither has the table."""
+    guilty = "anon" if verdict.grew == "workers" else verdict.grew
+    by_kind = {growth.kind: growth for growth in verdict.growth}
+    if not trace.samples:
+        return ()
+    last = trace.samples[-1]
+    before = {"cache": last.found_cache, "shmem": last.found_shmem}
+    return tuple(
+        GrowthRow(
+            kind=kind,
+            now=last.of(kind),
+            before=before.get(kind, 0),
+            grew=by_kind[kind].grew,
+            per_minute=by_kind[kind].per_minute if abs(by_kind[kind].grew) >= NOISE else None,
+            meaning=SHORT[kind],
+            guilty=kind == guilty,
+            measured=kind not in trace.missing,
+        )
+        for kind in KINDS
+        if kind in by_kind
+    )
+
+
+def sections(trace: Trace, verdict: Verdict) -> tuple[Section, ...]:
+    """What there is to say beside the table, in the order a reader needs it; empty ones are left out."""
+    evidence = tuple(line for line in verdict.evidence if not line.startswith(_NOT_MEASURED))
+    missing = tuple(f"{name}: {why}" for name, why in trace.missing.items())
+    found: tuple[Section, ...] = (
+        ("budget", _budget_lines(verdict)),
+        ("who", verdict.who),
+        ("cgroup", _cgroup_lines(trace)),
+        ("risk", verdict.risk),
+        ("fix", verdict.fix),
+        ("not it", (" · ".join(verdict.not_it),) if verdict.not_it else ()),
+        ("evidence", evidence),
+        ("not measured", missing),
+    )
+    return tuple((title, tuple(visible(line) for line in lines)) for title, lines in found if lines)
+
+
+def facts(trace: Trace) -> tuple[tuple[str, str], ...]:
+    """The machine and the run, for whoever compares two reports."""
+    machine = [
+        (name, format_size(int(value)) if name in _FACTS_IN_BYTES and value.isdigit() else visible(value))
+        for name, value in trace.machine.items()
+    ]
+    ended = [] if trace.exit_code is None else [("exit code", str(trace.exit_code))]
+    run = [("started", started_text(trace)), ("watched", seconds_text(trace.seconds))]
+    return (*run, ("samples", f"{len(trace.samples):,}"), *ended, *machine)
+
+
+def process_table(trace: Trace) -> Table:
+    """Every process seen, as it was when last seen, those that held most first."""
+    last: dict[int, ProcessSample] = {}
+    peak: dict[int, int] = {}
+    for sample in trace.samples:
+        for process in sample.processes:
+            last[process.pid] = process
+            peak[process.pid] = max(process.rss, peak.get(process.pid, 0))
+    order = sorted(last.values(), key=lambda process: -peak[process.pid])
+    rows = tuple(
+        (
+            *(str(each.pid), visible(each.name), str(each.parent), "forked" if each.forked else ""),
+            *_sizes(each.anon, each.mapped, each.shmem, each.tables, each.swap, each.rss, peak[each.pid]),
+        )
+        for each in order[:_TOP]
+    )
+    headings = ("pid", "name", "parent", "", "anon", "mapped", "shmem", "tables", "swap", "RSS", "peak RSS")
+    return Table(headings, rows, _left_out(len(order), "processes"))
+
+
+def file_table(trace: Trace) -> Table:
+    """Every file seen, each as it was when most of it was in memory."""
+    fullest: dict[str, FileSample] = {}
+    for sample in trace.samples:
+        for file in sample.files:
+            if file.path not in fullest or file.cached >= fullest[file.path].cached:
+                fullest[file.path] = file
+    order = sorted(fullest.values(), key=lambda file: -file.cached)
+    rows = tuple(
+        (
+            visible(each.path),
+            *_sizes(each.mapped, each.cache, each.dirty, each.cached, each.size, each.found),
+            visible(each.filesystem),
+        )
+        for each in order[:_TOP]
+    )
+    headings = ("file", "mapped", "cache", "dirty", "in memory", "size", "before", "filesystem")
+    return Table(headings, rows, _left_out(len(order), "files"))
+
+
+def _sizes(*sizes: int) -> tuple[str, ...]:
+    return tuple(format_size(size) for size in sizes)
+
+
+def _left_out(count: int, what: str) -> str:
+    return f"and {count - _TOP:,} more {what} that held less" if count > _TOP else ""
+
+
+def _budget_lines(verdict: Verdict) -> tuple[str, ...]:
+    budget = verdict.budget
+    if budget is None:
+        return ()
+    word = "kept" if budget.ok else "broken"
+    peak, allowed = format_size(budget.peak), format_size(budget.allowed)
+    return (f"{word}: held at most {peak} of {allowed} ({' + '.join(HELD)}), at {seconds_text(budget.seconds)}",)
+
+
+def _cgroup_lines(trace: Trace) -> tuple[str, ...]:
+    """The memory cgroup now; it may hold other processes too."""
+    seen: list[tuple[float, CgroupSample]] = [(each.seconds, each.cgroup) for each in trace.samples if each.cgroup]
+    if not seen:
+        return ()
+    (begin, first), (end, last) = seen[0], seen[-1]
+    limit = f"of {format_size(last.limit)}" if last.limit is not None else "no limit of its own"
+    refaults = (last.refaults - first.refaults) / (end - begin) if end > begin else 0.0
+    return (
+        f"current {format_size(last.current)} {limit} · working set {format_size(last.working_set)} "
+        f"(what kubelet compares), of it active file {format_size(last.active_file)}",
+        f"anon {format_size(last.anon)} · file {format_size(last.file)} · shmem {format_size(last.shmem)} · "
+        f"dirty {format_size(last.dirty)} · {refaults:,.0f} refaults/s · {last.oom_kills:,} OOM kills · "
+        f"v{last.version} {last.path}",
+    )
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("ascii", "backslashreplace").decode() if ord(letter) > 127 else repr(letter)[1:-1]

@@ -1,0 +1,124 @@
+"""Memory by kind over time as one PNG, for a README or a chat.
+
+One idea: the answer is the title, the plot is the proof, and the areas carry their own names where there
+is room, so the picture is understood without the page around it. Needs matplotlib (the ``report`` extra),
+imported only when drawing; costs about a second. Outside text is drawn as plain letters: a ``$`` in a
+path is no formula.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import warnings
+from typing import Any
+
+from lowtide.errors import LowtideError
+from lowtide.memory import Trace, Verdict
+from lowtide.report.content import seconds_text, started_text, visible
+from lowtide.report.series import COLOURS, STACK, Series, series, size_ticks, time_ticks
+from lowtide.storage.atomic import atomic_write
+from lowtide.units import format_size
+
+_INK, _SOFT, _GRID, _BROKEN = "#1d2329", "#5b6670", "#e9e7e2", "#b3261e"
+_NAMED = 0.07  # an area thinner than this share of the plot is named in the legend only
+_CLIP = 100  # characters of the command line in the picture
+
+
+def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
+    """Write the picture; LowtideError when matplotlib is not installed or there is nothing to draw."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as problem:
+        raise LowtideError(
+            "picture: expected matplotlib to be installed, got none. Install it with: pip install 'lowtide[report]'."
+        ) from problem
+    drawn = series(trace)
+    if drawn is None:
+        raise LowtideError("picture: expected a trace with samples, got none. Watch the program for longer.")
+    with matplotlib.rc_context({"font.size": 10, "text.parse_math": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box is drawn in its place
+        figure = Figure(figsize=(10, 5.4), dpi=150, facecolor="white")
+        _draw(figure.add_axes((0.085, 0.135, 0.9, 0.655)), drawn)
+        _letter(figure, trace, verdict)
+        with atomic_write(path) as file:
+            figure.savefig(file, format="png")
+
+
+def _draw(axes: Any, drawn: Series) -> None:
+    columns = [drawn.kinds[kind] for kind in STACK]
+    colours = [COLOURS[kind] for kind in STACK]
+    axes.stackplot(drawn.seconds, *columns, colors=colours, linewidth=0)
+    for line in drawn.lines:
+        if line.drawn:
+            colour = _BROKEN if line.name == "budget" else _INK
+            axes.axhline(line.size, color=colour, linestyle=(0, (5, 3)), linewidth=1.6)
+            text = f"{line.name} {format_size(line.size)}"
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85}
+            axes.text(0.008 * drawn.last, line.size + 0.012 * drawn.top, text, color=colour, weight="bold", bbox=box)
+    if any(drawn.rss):
+        axes.plot(drawn.seconds, drawn.rss, color=_INK, linestyle=":", linewidth=1.6)
+    _name_areas(axes, drawn)
+    axes.set_xlim(0, drawn.last)
+    axes.set_ylim(0, drawn.top)
+    axes.set_yticks(*zip(*size_ticks(drawn.top), strict=True))
+    axes.set_xticks(*zip(*time_ticks(drawn.last), strict=True))
+    axes.grid(axis="y", color=_GRID)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, colors=_SOFT)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_SOFT)
+
+
+def _name_areas(axes: Any, drawn: Series) -> None:
+    """Names and last sizes inside the areas at their thickest place, and a legend for all that show."""
+    for kind in STACK:
+        sizes, tops = drawn.kinds[kind], drawn.tops(kind)
+        place = max(range(len(sizes)), key=lambda each: (sizes[each], drawn.seconds[each]))
+        if sizes[place] >= _NAMED * drawn.top:
+            right = drawn.seconds[place] > 0.75 * drawn.last
+            left = drawn.seconds[place] < 0.1 * drawn.last
+            axes.annotate(
+                f"{kind} {format_size(sizes[place])}",
+                (drawn.seconds[place], tops[place] - sizes[place] / 2),
+                xytext=(-8 if right else 8 if left else 0, 0),
+                textcoords="offset points",
+                ha="right" if right else "left" if left else "center",
+                va="center",
+                color=_INK if kind == "cache" else "white",
+                weight="bold",
+            )
+
+
+def _letter(figure: Any, trace: Trace, verdict: Verdict) -> None:
+    title = textwrap.wrap(visible(verdict.headline), 98)[:2]
+    figure.text(0.02, 0.965, "\n".join(title), fontsize=13, weight="bold", color=_INK, va="top", linespacing=1.25)
+    command = visible(trace.command)
+    shown = command if len(command) <= _CLIP else command[: _CLIP - 3] + "..."
+    figure.text(0.02, 0.862 if len(title) == 2 else 0.905, shown, family="monospace", fontsize=9, color=_SOFT, va="top")
+    _legend(figure)
+    facts = [started_text(trace), f"{len(trace.samples):,} samples over {seconds_text(trace.seconds)}"]
+    facts += [visible(trace.machine[name]) for name in ("system",) if name in trace.machine]
+    figure.text(0.02, 0.02, " · ".join(facts), fontsize=8, color=_SOFT)
+    figure.text(0.985, 0.02, "Lowtide", fontsize=9, weight="bold", color=_SOFT, ha="right")
+
+
+def _legend(figure: Any) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = [Patch(color=COLOURS[kind], label=kind) for kind in STACK]
+    handles.append(Line2D([], [], color=_INK, linestyle=":", linewidth=1.6, label="RSS, as other tools show it"))
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(0.075, 0.838),
+        ncols=len(handles),
+        frameon=False,
+        fontsize=9,
+        handlelength=1.1,
+        columnspacing=1.3,
+        labelcolor=_INK,
+    )
