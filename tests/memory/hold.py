@@ -1,6 +1,8 @@
-"""A program that holds an exact number of bytes of one kind of memory: ``python hold.py KIND BYTES DIRECTORY``.
+"""A program that holds an exact number of bytes of one kind of memory: ``python hold.py KIND BYTES
+DIRECTORY``.
 
-It prints ``ready`` when it holds them and ends when its standard input closes. It imports nothing of Lowtide's.
+It prints ``ready`` when it holds them and ends when its standard input closes. It imports nothing of
+Lowtide's.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def dirty(size: int, directory: Path) -> int:
 
 
 def tables(size: int, _: Path) -> mmap.mmap:
-    """A 4 KiB page of page table maps 2 MiB. Reading untouched memory maps one shared page of zeros: no heap."""
+    """A 4 KiB page of page table maps 2 MiB. Reading untouched memory maps one shared page of zeros: no
+    heap."""
     span = size // mmap.PAGESIZE * 2 * MIB
     memory = mmap.mmap(-1, span, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
     memory.madvise(mmap.MADV_NOHUGEPAGE)

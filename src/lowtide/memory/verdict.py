@@ -84,9 +84,10 @@ def _who(grew: str, samples: tuple[Sample, ...]) -> tuple[str, ...]:
     if grew == "nothing":
         return ()
     if grew in ("mapped", "cache", "dirty", "shmem"):
-        named = tuple(_file_line(grew, file, rise) for file, rise in _grown_files(grew, samples)[:3])
-        if named:
-            return named
+        grown = _grown_files(grew, samples)[:3]
+        if grown:
+            # A library's pages come in while a program starts; what is small beside the largest is not the answer.
+            return tuple(_file_line(grew, file, rise) for file, rise in grown if 20 * rise >= grown[0][1])
     processes = _grown_processes(grew, samples)
     return tuple(f"process {each.pid} ({each.name}): +{format_size(rise)}" for each, rise in processes[:3])
 
@@ -134,7 +135,9 @@ def _grown_processes(grew: str, samples: tuple[Sample, ...]) -> list[tuple[Proce
 def _not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) -> tuple[str, ...]:
     involved = {"workers": "anon"}.get(grew, grew)
     lines = [
-        f"{kind}: {_signed(each.growth.grew)}, within noise"
+        f"{kind}: fell by {format_size(-each.growth.grew)}"
+        if each.growth.grew <= -each.noise
+        else f"{kind}: {_signed(each.growth.grew)}, within noise"
         for kind, each in by_kind.items()
         if kind != involved and not each.grew
     ]

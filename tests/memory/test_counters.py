@@ -1,0 +1,236 @@
+"""The counters, against a program that holds an exact number of bytes of one kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lowtide.memory import KINDS, Sample, process_memory
+from lowtide.memory.counters import Counters, Pace
+from lowtide.memory.detail import parse_rollup, parse_smaps
+
+HOLD = Path(__file__).with_name("hold.py")
+MIB = 1024**2
+SIZE = 48 * MIB
+SLACK = 2 * MIB  # the interpreter's own: buffers, page tables, library pages that come and go
+
+
+@contextmanager
+def holding(kind: str, size: int, directory: Path) -> Iterator[int]:
+    """The pid of a program that holds ``size`` bytes of ``kind`` and says so."""
+    words = [sys.executable, str(HOLD), kind, str(size), str(directory)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n", f"hold.py {kind} failed"
+        yield child.pid
+        assert child.stdin is not None
+        child.stdin.close()
+
+
+def sample_of(pid: int) -> Sample:
+    counters = Counters(pid, launched=True)
+    sample = counters.sample()
+    assert sample is not None
+    return sample
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    """The same program holding one page: the negative control, and what the interpreter itself weighs."""
+    with holding("anon", 4096, tmp_path_factory.mktemp("empty")) as pid:
+        return sample_of(pid)
+
+
+HELD_AS = {
+    "anon": "anon",
+    "mapped": "mapped",
+    "mapped-dirty": "dirty",
+    "cache": "cache",
+    "dirty": "dirty",
+    "tables": "tables",
+    "shmem": "shmem",
+    "shmem-mapped": "shmem",
+    "shmem-anonymous": "shmem",
+}
+
+
+@pytest.mark.parametrize("held", HELD_AS)
+def test_bytes_held_on_purpose_are_counted_in_their_kind_and_no_other(held: str, empty: Sample, tmp_path: Path) -> None:
+    with holding(held, SIZE, tmp_path) as pid:
+        sample = sample_of(pid)
+    grown = {kind: sample.of(kind) - empty.of(kind) for kind in KINDS}
+    for kind in KINDS:
+        expected = SIZE if kind == HELD_AS[held] else 0
+        assert abs(grown[kind] - expected) < SLACK, f"{held}: {kind} is {grown[kind]:,}, expected about {expected:,}"
+
+
+def test_pages_shared_after_fork_count_once_and_copies_count_each(empty: Sample, tmp_path: Path) -> None:
+    """A parent and two children share SIZE; each child has copied half of it: 1 + 1/2 + 1/2 = 2 times
+    SIZE."""
+    with holding("workers", SIZE, tmp_path) as pid:
+        sample = sample_of(pid)
+    assert len(sample.processes) == 3
+    assert [process.forked for process in sample.processes] == [False, True, True]
+    assert abs(sample.anon - empty.anon - 2 * SIZE) < 3 * SLACK
+    assert sum(process.rss_anon for process in sample.processes) > 3 * SIZE  # what adding up RSS would say
+
+
+@pytest.mark.parametrize("held", ["mapped", "cache", "dirty", "shmem"])
+def test_bytes_of_files_are_attributed_to_the_file(held: str, tmp_path: Path) -> None:
+    with holding(held, SIZE, tmp_path) as pid:
+        largest = sample_of(pid).files[0]
+    name = {"dirty": "dirty", "shmem": "hold-"}.get(held, "clean")
+    assert name in largest.path
+    assert largest.size == SIZE
+    assert {"mapped": largest.mapped, "cache": largest.cache, "dirty": largest.dirty}.get(held, SIZE) == SIZE
+    assert largest.memory == (held == "shmem")
+
+
+def test_what_was_cached_before_the_process_opened_the_file_is_found_not_grown(tmp_path: Path) -> None:
+    path = tmp_path / "warm"
+    with path.open("wb") as file:
+        file.write(os.urandom(SIZE))
+        os.fsync(file.fileno())
+    program = f"f = open({str(path)!r}, 'rb', buffering=0); f.read(4096); print('ready', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        sample = sample_of(child.pid)
+        child.communicate(b"\n")
+    assert sample.cache >= SIZE
+    assert sample.found_cache >= SIZE
+
+
+def test_one_look_at_one_process_agrees_with_what_the_process_holds(tmp_path: Path) -> None:
+    with holding("anon", SIZE, tmp_path) as pid:
+        memory = process_memory(pid)
+    assert SIZE < memory.anon < SIZE + 32 * MIB
+    assert memory.shmem == 0
+    assert 0 < memory.mapped < 64 * MIB
+    assert 0 < memory.tables < MIB
+    own = process_memory()
+    assert own.anon > 0
+
+
+def test_a_process_that_has_ended_gives_no_sample(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    counters = Counters(child.pid)
+    child.wait()
+    assert counters.sample() is None
+    with pytest.raises(FileNotFoundError):
+        process_memory(child.pid)
+
+
+def test_faults_and_reads_of_children_that_ended_are_kept(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()']); print('ready', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        counters = Counters(child.pid)
+        both = counters.sample()
+        while both is None or len(both.processes) < 2:
+            both = counters.sample()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"ready\n"
+        alone = counters.sample()
+        child.communicate(b"\n")
+    assert alone is not None
+    assert len(alone.processes) == 1
+    assert alone.minor_faults >= both.minor_faults
+
+
+def test_an_expensive_counter_is_read_as_rarely_as_its_share_demands() -> None:
+    pace = Pace(share=0.01, every=0.5)
+    assert pace.due(0.0)
+    pace.paid(0.0, cost=0.001)
+    assert not pace.due(0.4)
+    assert pace.due(0.5)
+    pace.paid(1000.0, cost=0.1)  # a tenth of a second at 1 %: once in ten
+    assert not pace.due(1009.9)
+    assert pace.due(1010.0)
+    pace.hurry()
+    assert pace.due(1002.5)
+    assert not pace.due(1002.4)
+
+
+def test_at_the_start_an_expensive_counter_is_read_more_often_but_never_at_once() -> None:
+    pace = Pace(share=0.003, every=0.5)
+    pace.paid(0.0, cost=0.02)
+    pace.paid(1.0, cost=0.02)  # in the long run it would be due in 6.7 s
+    assert not pace.due(1.9)
+    assert pace.due(2.0)
+
+
+SMAPS = """\
+00400000-00500000 r--p 00000000 fe:00 11                                 /data/with blanks.bin
+Size:               1024 kB
+Rss:                 800 kB
+Pss:                 400 kB
+Pss_Dirty:             0 kB
+Shared_Clean:        800 kB
+Shared_Dirty:          0 kB
+Private_Clean:         0 kB
+Private_Dirty:         0 kB
+Referenced:          800 kB
+Anonymous:             0 kB
+VmFlags: rd mr
+00600000-00700000 rw-p 00000000 fe:00 12                                 /lib/libx.so
+Rss:                 100 kB
+Pss:                 100 kB
+Shared_Clean:          0 kB
+Shared_Dirty:          0 kB
+Private_Clean:        60 kB
+Private_Dirty:        40 kB
+Referenced:          100 kB
+Anonymous:            40 kB
+NewField:              7 kB
+00700000-00800000 rw-s 00000000 00:1b 13                                 /dev/shm/batch (deleted)
+Rss:                  64 kB
+Pss:                  64 kB
+Shared_Dirty:          0 kB
+Private_Dirty:        64 kB
+Anonymous:             0 kB
+00800000-00900000 rw-s 00000000 fe:00 14                                 /data/out.bin
+Rss:                 200 kB
+Pss:                 100 kB
+Shared_Dirty:        100 kB
+Private_Dirty:         0 kB
+Anonymous:             0 kB
+7ff000000000-7ff000100000 rw-p 00000000 00:00 0                          [heap]
+Rss:                 512 kB
+Pss:                 256 kB
+Shared_Dirty:        512 kB
+Private_Dirty:         0 kB
+Anonymous:           512 kB
+"""
+
+
+def test_smaps_is_summed_by_kind_and_by_file() -> None:
+    detail = parse_smaps(SMAPS, frozenset())
+    kib = 1024
+    assert (detail.anon, detail.mapped, detail.shmem) == ((256 + 40) * kib, (400 + 60 + 100) * kib, 64 * kib)
+    by_path = {file.path: file for file in detail.files.values()}
+    assert by_path["/data/with blanks.bin"].mapped == 400 * kib
+    assert by_path["/data/out.bin"].dirty == 50 * kib
+    assert by_path["/lib/libx.so"].dirty == 0
+    assert by_path["/dev/shm/batch (deleted)"].memory
+
+
+def test_a_process_alone_owns_every_file_page_it_maps() -> None:
+    detail = parse_smaps(SMAPS, frozenset(), alone=True)
+    assert detail.mapped == (800 + 60 + 200) * 1024
+    assert detail.anon == (256 + 40) * 1024
+
+
+def test_a_rollup_names_no_files_and_says_so() -> None:
+    detail = parse_rollup("0-1 ---p 0 00:00 0 [rollup]\nRss: 9 kB\nPss_Anon: 5 kB\nPss_File: 3 kB\nPss_Shmem: 1 kB\n")
+    assert (detail.anon, detail.mapped, detail.shmem, detail.by_file) == (5120, 3072, 1024, False)

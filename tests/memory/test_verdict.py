@@ -1,0 +1,251 @@
+"""Verdicts are pure: traces made here by hand, one for each way memory goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+import pytest
+
+from lowtide.memory import (
+    GREW,
+    KINDS,
+    CgroupSample,
+    FileSample,
+    ProcessSample,
+    Sample,
+    Trace,
+    Verdict,
+    from_dict,
+    judge,
+    to_dict,
+)
+
+MIB = 1024**2
+COUNT, STEP = 60, 1.0
+
+Course = Callable[[int], float]
+
+
+def flat(_: int) -> float:
+    return 100.0
+
+
+def none(_: int) -> float:
+    return 0.0
+
+
+def process(pid: int = 10, *, anon: float = 100, rss_anon: float | None = None, forked: bool = False) -> ProcessSample:
+    whole = int((anon if rss_anon is None else rss_anon) * MIB)
+    return ProcessSample(pid, 1, "python", int(anon * MIB), 0, 0, 0, 0, whole, 0, 0, forked)
+
+
+def trace_of(
+    processes: Callable[[int], Sequence[ProcessSample]] | None = None,
+    cgroup: Callable[[int], CgroupSample] | None = None,
+    files: Callable[[int], Sequence[FileSample]] | None = None,
+    **kinds: Course,
+) -> Trace:
+    return trace_with(kinds, processes, cgroup, files)
+
+
+def trace_with(
+    kinds: dict[str, Course],
+    processes: Callable[[int], Sequence[ProcessSample]] | None = None,
+    cgroup: Callable[[int], CgroupSample] | None = None,
+    files: Callable[[int], Sequence[FileSample]] | None = None,
+) -> Trace:
+    """A trace whose kinds follow the given courses, in MiB by number of sample; the others stay flat."""
+    samples = []
+    for number in range(COUNT):
+        sizes = {kind: int(kinds.get(kind, flat)(number) * MIB) for kind in KINDS}
+        members = processes(number) if processes else [process(anon=sizes["anon"] / MIB)]
+        samples.append(
+            Sample(
+                seconds=number * STEP,
+                found_cache=int(kinds.get("found_cache", none)(number) * MIB),
+                processes=tuple(members),
+                files=tuple(files(number)) if files else (),
+                cgroup=cgroup(number) if cgroup else None,
+                **sizes,
+            )
+        )
+    return Trace("python train.py", 0.0, STEP, {"memory": str(16 * 1024 * MIB)}, tuple(samples))
+
+
+def up(rate: float) -> Course:
+    return lambda number: 100 + rate * number
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kind_that_climbs_is_the_verdict_with_its_slope(kind: str) -> None:
+    verdict = judge(trace_with({kind: up(2)}))
+    assert verdict.grew == kind
+    assert verdict.confidence == "high"
+    growth = {each.kind: each for each in verdict.growth}[kind]
+    assert growth.per_minute == pytest.approx(120 * MIB, rel=0.01)
+    assert growth.grew == pytest.approx(2 * 40 * MIB, rel=0.1)
+    assert verdict.fix
+    assert not any(line.startswith(f"{kind}:") for line in verdict.not_it)
+
+
+def test_flat_memory_is_nothing() -> None:
+    verdict = judge(trace_of())
+    assert (verdict.grew, verdict.confidence, verdict.fix) == ("nothing", "high", ())
+
+
+def test_what_rises_at_the_start_only_is_nothing_and_is_said() -> None:
+    verdict = judge(trace_of(anon=lambda number: min(100 + 300 * number, 2000)))
+    assert verdict.grew == "nothing"
+    assert "anon rose by 1.86 GiB at the start only" in verdict.headline
+
+
+def test_noise_and_a_sawtooth_are_nothing() -> None:
+    random = Random(0)
+    assert judge(trace_of(anon=lambda _: 1000 + random.uniform(-6, 6))).grew == "nothing"
+    assert judge(trace_of(anon=lambda number: 100 + 40 * (number % 4))).grew == "nothing"
+
+
+def test_a_few_odd_samples_do_not_move_the_slope() -> None:
+    verdict = judge(trace_of(anon=lambda number: 5000 if number in (20, 40) else 100 + number))
+    growth = verdict.growth[0]
+    assert verdict.grew == "anon"
+    assert growth.per_minute == pytest.approx(60 * MIB, rel=0.05)
+
+
+def test_freeing_everything_before_exit_does_not_hide_the_growth() -> None:
+    verdict = judge(trace_of(anon=lambda number: 100 + 5 * number if number < 57 else 20))
+    assert verdict.grew == "anon"
+
+
+def test_memory_that_falls_is_nothing() -> None:
+    assert judge(trace_of(anon=lambda number: 1000 - 10 * number)).grew == "nothing"
+
+
+def test_cache_found_when_a_file_was_opened_is_not_growth() -> None:
+    def late(number: int) -> float:
+        return 0.0 if number < 30 else 4000.0
+
+    assert judge(trace_of(cache=late)).grew == "cache"  # the control: the same cache, brought in by the program
+    assert judge(trace_of(cache=late, found_cache=late)).grew == "nothing"
+
+
+def test_cache_that_mapping_brought_in_goes_with_the_mapping() -> None:
+    assert judge(trace_of(mapped=up(2), cache=up(10))).grew == "mapped"
+    assert judge(trace_of(mapped=up(0.1), cache=up(10))).grew == "cache"
+
+
+def test_heap_that_grows_in_forked_children_while_the_parent_is_flat_is_workers() -> None:
+    """Copy on access: the children's whole RSS stays, their own share rises, and so does the parent's."""
+
+    def members(number: int) -> list[ProcessSample]:
+        copied = min(1.0, number / COUNT)
+        share = 600 * (1 / 3 + 2 / 3 * copied)
+        parent = process(10, anon=share, rss_anon=600)
+        return [parent, *(process(pid, anon=share, rss_anon=600, forked=True) for pid in (11, 12))]
+
+    trace = trace_of(members, anon=lambda number: sum(each.anon for each in members(number)) / MIB)
+    verdict = judge(trace)
+    assert verdict.grew == "workers"
+    assert [line.split()[1] for line in verdict.who] == ["11", "12"]
+
+
+def test_a_parent_that_grows_is_anon_even_with_forked_children() -> None:
+    def members(number: int) -> list[ProcessSample]:
+        return [process(10, anon=100 + 5 * number), process(11, anon=50, forked=True)]
+
+    verdict = judge(trace_of(members, anon=lambda number: 150 + 5 * number))
+    assert verdict.grew == "anon"
+    assert verdict.who[0].startswith("process 10")
+
+
+def test_a_program_started_by_a_shell_that_grows_is_anon_not_workers() -> None:
+    def members(number: int) -> list[ProcessSample]:
+        return [process(10, anon=2), process(11, anon=100 + 5 * number)]
+
+    verdict = judge(trace_of(members, anon=lambda number: 102 + 5 * number))
+    assert verdict.grew == "anon"
+    assert verdict.who[0].startswith("process 11")
+
+
+def test_the_file_that_grew_is_named_and_put_into_the_fix() -> None:
+    def files(number: int) -> list[FileSample]:
+        big = FileSample("/data/train.bin", 900 * MIB, (100 + 5 * number) * MIB, 0, 0, 100 * MIB, "ext4", False)
+        return [big, FileSample("/lib/x.so", 50 * MIB, 50 * MIB, 0, 0, 50 * MIB, "ext4", False)]
+
+    verdict = judge(trace_of(files=files, cache=up(5)))
+    assert verdict.who[0].startswith("/data/train.bin: +295 MiB")
+    assert len(verdict.who) == 1
+    assert 'lowtide.open("/data/train.bin", cache="drop")' in verdict.fix[0]
+
+
+def cgroup(number: int, *, limit: int | None = 1000 * MIB, kills: int = 0, refaults: int = 0) -> CgroupSample:
+    anon = (100 + 2 * number) * MIB
+    return CgroupSample(
+        2, "/pod", anon + 400 * MIB, limit, anon, 400 * MIB, 300 * MIB, 100 * MIB, 0, 0, refaults, kills
+    )
+
+
+def test_the_time_until_the_limit_is_computed_from_the_slope() -> None:
+    verdict = judge(trace_of(cgroup=cgroup, anon=up(2)))
+    minutes = (1000 - 218) / 120
+    assert f"in about {minutes * 60 / 60:.0f} min" in verdict.risk[0]
+    assert "1,000 MiB (cgroup v2 /pod)" in verdict.risk[0]
+    assert any("working set 518 MiB of 1,000 MiB, of it 300 MiB" in line for line in verdict.risk)
+
+
+def test_without_a_cgroup_limit_the_machine_is_the_limit() -> None:
+    verdict = judge(trace_of(cgroup=lambda number: cgroup(number, limit=None), anon=up(2)))
+    assert "16.0 GiB (the machine)" in verdict.risk[0]
+
+
+def test_kills_and_refaults_seen_while_watching_are_said() -> None:
+    def bad(number: int) -> CgroupSample:
+        return cgroup(number, kills=number // 30, refaults=1000 * number)
+
+    risk = " ".join(judge(trace_of(cgroup=bad)).risk)
+    assert "killed 1 process" in risk
+    assert "evicted and read again" in risk
+
+
+def test_what_could_not_be_measured_lowers_the_confidence_and_is_listed() -> None:
+    whole = trace_of(anon=up(2))
+    blind = Trace(whole.command, 0, STEP, whole.machine, whole.samples, missing={"cache": "not ours"})
+    assert judge(whole).confidence == "high"
+    assert judge(blind).confidence == "medium"
+    assert "not measured: cache (not ours)" in judge(blind).evidence
+
+
+def test_too_few_samples_give_low_confidence() -> None:
+    whole = trace_of(anon=up(20))
+    few = Trace(whole.command, 0, STEP, whole.machine, whole.samples[:3])
+    assert judge(few).confidence == "low"
+
+
+def test_a_trace_without_samples_has_a_verdict_that_says_so() -> None:
+    verdict = judge(Trace("x", 0, 1, missing={"process": "it ended at once"}))
+    assert (verdict.grew, verdict.confidence) == ("nothing", "low")
+    assert "it ended at once" in verdict.headline
+
+
+def test_the_budget_counts_what_is_held_at_the_peak_and_not_the_cache() -> None:
+    whole = trace_of(anon=lambda number: 500 if number == 10 else 100, cache=up(100))
+    for allowed, ok in ((800, True), (799, False)):
+        trace = Trace(whole.command, 0, STEP, whole.machine, whole.samples, budget=allowed * MIB)
+        budget = judge(trace).budget
+        assert budget is not None
+        assert (budget.peak, budget.seconds, budget.ok) == (800 * MIB, 10.0, ok)
+
+
+def test_a_long_trace_is_judged_in_little_time_and_a_slow_leak_is_found() -> None:
+    samples = tuple(Sample(float(n), 4000 * MIB + n * 20_000, 0, 0, 0, 0, 0) for n in range(20_000))
+    verdict = judge(Trace("x", 0, 1, samples=samples))
+    assert verdict.grew == "anon"
+    assert verdict.growth[0].per_minute == pytest.approx(1_200_000, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, None])
+def test_a_verdict_survives_json(kind: str | None) -> None:
+    verdict = judge(trace_with({kind: up(2)} if kind else {}))
+    assert verdict.grew in GREW
+    assert from_dict(Verdict, to_dict(verdict)) == verdict
