@@ -1,0 +1,55 @@
+"""Runs a piece of Python in a fresh process, where memory can be measured and a signal kills nobody else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import lowtide
+
+PRELUDE = """
+import gc, json, mmap, os, signal, sys, time
+import numpy as np
+import lowtide
+from lowtide.machine import drop_page_cache, page_cache
+from lowtide.memory import process_memory
+
+MIB = 1 << 20
+
+class Growth:
+    \"\"\"The most anon + mapped bytes seen above the beginning, and page tables.\"\"\"
+    def __init__(self):
+        gc.collect()
+        self.first = process_memory()
+        self.peak = self.anon = self.mapped = self.tables = 0
+    def look(self):
+        now = process_memory()
+        self.anon = max(self.anon, now.anon - self.first.anon)
+        self.mapped = max(self.mapped, now.mapped - self.first.mapped)
+        self.tables = max(self.tables, now.tables - self.first.tables)
+        self.peak = max(self.peak, now.anon + now.mapped - self.first.anon - self.first.mapped)
+"""
+
+
+def run_python(script: str, *arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """``script`` behind the prelude, with ``arguments`` as ``sys.argv[1:]``; warnings are errors there too."""
+    source = str(Path(lowtide.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment,
+        check=False,
+    )
+
+
+def answer_of(script: str, *arguments: object, timeout: float = 120) -> str:
+    """What the process printed; fails with what it said on stderr unless it ended well."""
+    done = run_python(script, *arguments, timeout=timeout)
+    assert done.returncode == 0, f"exit {done.returncode}:\n{done.stderr[-3000:]}"
+    return done.stdout.strip()

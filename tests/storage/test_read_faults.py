@@ -1,0 +1,218 @@
+"""Fail the n-th read for n = 1, 2, ... until the run succeeds: typed errors, nothing torn, nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.conftest import open_descriptors
+from tests.faults import FAULTS, HARMLESS, NAMED, REAL, Disk, reading_from
+from tests.storage.kinds import KINDS, Made
+
+import lowtide
+
+ROWS = 41
+# Strategies whose data comes through preadv. The mapped ones use it to look whether data is cached, and no more.
+READING = ("read", "direct")
+WAYS: dict[str, Callable[[lowtide.Array], Any]] = {
+    "chunks": lambda array: array.chunks(16),
+    "shuffled": lambda array: array.shuffled(16, seed=1),
+    "gather": lambda array: array.gather(np.arange(ROWS)[::-1], 16),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+    kinds = ("npy C", "list of files", "npy Fortran")
+    return {kind: KINDS[kind](tmp_path_factory.mktemp("faulty"), ROWS) for kind in kinds}
+
+
+def opened(file: Made, strategy: str, cache: str) -> lowtide.Array:
+    return lowtide.open(file.source, strategy=strategy, cache=cache, budget="2MiB", **file.keywords)
+
+
+def collect(batches: Any, problems: list[lowtide.ReadError], retries: int) -> list[NDArray[Any]]:
+    """Every batch, asking again after an error; stops after ``retries`` errors."""
+    found = []
+    while True:
+        before = batches.position
+        try:
+            found.append(next(batches).copy())
+        except StopIteration:
+            return found
+        except lowtide.ReadError as problem:
+            assert batches.position == before, "a batch that failed must not count as delivered"
+            problems.append(forget_frames(problem))
+            if len(problems) > retries:
+                return found
+
+
+def forget_frames(problem: lowtide.ReadError) -> lowtide.ReadError:
+    """A kept error keeps the frames it went through, and they keep descriptors."""
+    problem.__cause__ = problem.__context__ = problem.__traceback__ = None
+    return problem
+
+
+def names_its_place(problem: lowtide.ReadError, array: lowtide.Array) -> None:
+    extents = {extent.path: extent for extent in array.layout.extents}
+    assert problem.path in extents
+    extent = extents[problem.path]
+    # A direct read begins at the aligned byte below the first one that was asked for.
+    first = 0 if array.plan().strategy == "direct" else extent.offset
+    assert first <= problem.offset < extent.offset + extent.length
+    assert problem.path in str(problem)
+    assert str(problem.offset) in str(problem)
+
+
+def until_it_succeeds(fault: str, *, persistent: bool) -> Iterator[Disk]:
+    """A disk for n = 1, 2, ...; ends with the first run that made fewer than n reads."""
+    fired = 0
+    for at in range(1, 2000):
+        disk = Disk(FAULTS[fault], at=at, persistent=persistent)
+        yield disk
+        fired += disk.fired
+        if not disk.fired:
+            assert fired, "no read was ever spoiled: the test tested nothing"
+            return
+    raise AssertionError("the run never succeeded")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["npy C", "list of files", "npy Fortran"])
+@pytest.mark.parametrize("cache", ["keep", "drop"])
+@pytest.mark.parametrize("strategy", READING)
+def test_a_read_that_fails_once_is_reported_and_asking_again_goes_on_exactly(
+    strategy: str, cache: str, kind: str, way: str, fault: str, made: dict[str, Made]
+) -> None:
+    file = made[kind]
+    with opened(file, strategy, cache) as array:
+        expected = [batch.copy() for batch in WAYS[way](array)]
+    for disk in until_it_succeeds(fault, persistent=False):
+        problems: list[lowtide.ReadError] = []
+        before = open_descriptors()
+        with opened(file, strategy, cache) as array:
+            held = array._store.budget.aside
+            with reading_from(disk):
+                found = collect(WAYS[way](array), problems, retries=1)
+            assert b"".join(batch.tobytes() for batch in found) == b"".join(batch.tobytes() for batch in expected)
+            assert len(problems) <= 1
+            if fault in HARMLESS:
+                assert problems == []
+            for problem in problems:
+                names_its_place(problem, array)
+                assert problem.errno == NAMED.get(fault)
+            if fault in NAMED and disk.fired:
+                assert len(problems) == 1
+            nothing_lost(array, held)
+        assert open_descriptors() == before
+
+
+def nothing_lost(array: lowtide.Array, aside: int) -> None:
+    """Every buffer is back and, once the free ones are given up, the budget holds what it did at first."""
+    gc.collect()
+    assert array._store.pool.lent == 0
+    array._store.pool.trim()
+    assert array._store.budget.held == aside
+
+
+@pytest.mark.parametrize("fault", ["EIO", "ESTALE", "nothing"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cache", ["keep", "drop"])
+@pytest.mark.parametrize("strategy", READING)
+def test_a_disk_that_stays_broken_fails_every_read_until_it_heals(
+    strategy: str, cache: str, way: str, fault: str, made: dict[str, Made]
+) -> None:
+    file = made["list of files"]
+    with opened(file, strategy, cache) as array:
+        expected = b"".join(batch.tobytes() for batch in WAYS[way](array))
+    for disk in until_it_succeeds(fault, persistent=True):
+        problems: list[lowtide.ReadError] = []
+        before = open_descriptors()
+        with opened(file, strategy, cache) as array, reading_from(disk):
+            held = array._store.budget.aside
+            batches = WAYS[way](array)
+            found = collect(batches, problems, retries=2)
+            assert len(problems) == (3 if disk.fired else 0)
+            for problem in problems:
+                names_its_place(problem, array)
+                assert problem.errno == NAMED.get(fault)
+            nothing_lost(array, held)
+            disk.heal()
+            found += collect(batches, [], retries=0)
+            assert b"".join(batch.tobytes() for batch in found) == expected
+            nothing_lost(array, held)
+        assert open_descriptors() == before
+
+
+@pytest.mark.timeout(15)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cache", ["keep", "drop"])
+def test_a_disk_that_only_ever_gives_half_is_read_to_the_end(cache: str, way: str, made: dict[str, Made]) -> None:
+    file = made["list of files"]
+    with opened(file, "read", cache) as array:
+        expected = b"".join(batch.tobytes() for batch in WAYS[way](array))
+        with reading_from(Disk(FAULTS["short"], at=1, persistent=True)) as disk:
+            found = b"".join(batch.tobytes() for batch in WAYS[way](array))
+    assert disk.fired > 1
+    assert found == expected
+
+
+@pytest.mark.timeout(15)
+@pytest.mark.parametrize("way", WAYS)
+def test_direct_reads_that_stop_making_progress_end_in_an_error_not_in_a_hang(way: str, made: dict[str, Made]) -> None:
+    with opened(made["npy C"], "direct", "drop") as array:
+        expected = b"".join(batch.tobytes() for batch in WAYS[way](array))
+        problems: list[lowtide.ReadError] = []
+        with reading_from(Disk(FAULTS["short"], at=1, persistent=True)):
+            found = b"".join(batch.tobytes() for batch in collect(WAYS[way](array), problems, retries=0))
+        assert problems or found == expected
+
+
+@pytest.mark.parametrize("fault", ["EIO", "nothing"])
+@pytest.mark.parametrize("strategy", ["read", "direct"])
+@pytest.mark.parametrize("key", [3, slice(2, 30), [9, 1, 5]], ids=str)
+def test_indexing_a_broken_disk_raises_and_the_array_stays_usable(
+    key: Any, strategy: str, fault: str, made: dict[str, Made]
+) -> None:
+    file = made["npy C"]
+    with opened(file, strategy, "keep") as array:
+        with reading_from(Disk(FAULTS[fault], at=1, persistent=True)), pytest.raises(lowtide.ReadError) as caught:
+            array[key]
+        names_its_place(caught.value, array)
+        assert array[key].tobytes() == file.rows[key].tobytes()
+        nothing_lost(array, array._store.budget.aside)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("strategy", ["remap", "advise", "map"])
+def test_mapped_strategies_give_the_right_rows_whatever_their_probing_reads_do(
+    strategy: str, fault: str, made: dict[str, Made]
+) -> None:
+    file = made["npy C"]
+    with opened(file, strategy, "keep") as array:
+        expected = [batch.copy() for batch in array.shuffled(16, seed=1)]
+        with reading_from(Disk(FAULTS[fault], at=1, persistent=True)):
+            found = [batch.copy() for batch in array.shuffled(16, seed=1)]
+    assert np.array_equal(np.concatenate(found), np.concatenate(expected))
+
+
+def test_an_unsupported_flag_is_a_missing_feature_and_not_an_error(made: dict[str, Made]) -> None:
+    def no_flags(number: int, views: list[Any], offset: int, flags: int = 0) -> int:
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return REAL(number, views, offset)
+
+    file = made["npy C"]
+    for cache in ("keep", "drop"):
+        with opened(file, "read", cache) as array, reading_from(Disk(no_flags, at=1, persistent=True)) as disk:
+            assert np.array_equal(np.concatenate([chunk.copy() for chunk in array.chunks(16)]), file.rows)
+            assert np.array_equal(array[[5, 1]], file.rows[[5, 1]])
+            assert disk.fired
+            assert "RWF_DONTCACHE" not in array.plan().rung
