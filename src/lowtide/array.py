@@ -8,7 +8,6 @@ Crosses fork, threads and pickle: descriptors are opened anew in each process an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from os import PathLike
 from types import TracebackType
@@ -18,24 +17,20 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide.batches import BatchIterator, ChunkIterator, Upcoming
-from lowtide.errors import BudgetError
 from lowtide.formats import Layout, layout_of
 from lowtide.indexing import inside, select
-from lowtide.machine import PAGE
 from lowtide.order import LocalPermutation, Order, Permutation, draws, rank_slice
 from lowtide.plan import Plan
 from lowtide.rows import Numbers, Rows
 from lowtide.storage import Store
-from lowtide.storage.buffers import wrap
 from lowtide.units import MIB, format_size, parse_size
 
 Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDArray[Any]]
 
-ALIGN_FROM = 256 * 1024  # smaller results are not worth the page that aligning them costs
 LARGEST_CHUNK = 8 * MIB  # enough to keep a disk busy; more only costs memory
 
 
-def open(  # noqa: A001, PLR0913 - the one name users remember
+def open(
     source: Source,
     *,
     dtype: DTypeLike | None = None,
@@ -96,30 +91,13 @@ class Array:
     def __getitem__(self, key: Any) -> Any:
         """Rows, as NumPy would index them: an ordinary array you own, never a view of a mapping."""
         selection = select(key, self.shape)
-        rows = self._own(selection.rows)
+        rows = self._rows.own(selection.rows)
         if selection.rest is None:
             return rows
         result = rows[selection.rest]
         if isinstance(result, np.ndarray) and result.base is not None and result.nbytes < rows.nbytes:
             return result.copy()  # a small view would keep all rows that were read alive
         return result
-
-    def _own(self, numbers: range | Numbers) -> NDArray[Any]:
-        rows = self._rows
-        size = len(numbers) * rows.nbytes
-        if self._store.budget.stated and size > self._store.budget.limit:
-            raise BudgetError(
-                f"{self._store.where}: expected at most {format_size(self._store.budget.limit)} (the budget) at once, "
-                f"got a request for {len(numbers)} rows, {format_size(size)}. Read fewer rows, iterate with "
-                f"chunks(), or open with budget={size}."
-            )
-        out = _empty((len(numbers), *rows.shape), rows.dtype)
-        buffer = wrap(out)
-        if isinstance(numbers, range):
-            rows.block(numbers.start, len(numbers), buffer)
-        else:
-            rows.at(numbers, buffer)
-        return out
 
     # Many reads
 
@@ -135,7 +113,7 @@ class Array:
         for chunk in self.chunks():
             yield from chunk.copy()
 
-    def shuffled(  # noqa: PLR0913
+    def shuffled(
         self,
         batch: int,
         *,
@@ -259,16 +237,6 @@ class Array:
             where=f"{store.where}: {call}({batch})",
             smaller=f"use {call}({fits})" if fits else f"a smaller row (strategy {strategy.name!r})",
         )
-
-
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Like np.empty, page-aligned when large: the kernel copies up to five times faster into such memory."""
-    size = math.prod(shape) * dtype.itemsize
-    if size < ALIGN_FROM:
-        return np.empty(shape, dtype)
-    memory = np.empty(size + PAGE, np.uint8)
-    aligned = -memory.ctypes.data % PAGE
-    return np.ndarray(shape, dtype, memory, offset=aligned)
 
 
 def _start(start: int, last: int | None) -> int:

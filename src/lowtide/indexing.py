@@ -64,12 +64,16 @@ def _axes(part: Any) -> int:
 def _is_integer(part: Any) -> bool:
     if isinstance(part, (bool, np.bool_)):
         raise IndexError("index: expected a row number, a slice or a mask of rows, got a single bool. Use a[row].")
-    return isinstance(part, (int, np.integer)) or (isinstance(part, np.ndarray) and part.ndim == 0 and part.dtype != bool)
+    return isinstance(part, (int, np.integer)) or (
+        isinstance(part, np.ndarray) and part.ndim == 0 and part.dtype != bool
+    )
 
 
 def _inside(number: int, count: int) -> int:
     if not -count <= number < count:
-        raise IndexError(f"index: expected a row from {-count} to {count - 1}, got {number}. The array has {count} rows.")
+        raise IndexError(
+            f"index: expected a row from {-count} to {count - 1}, got {number}. The array has {count} rows."
+        )
     return number % count
 
 
@@ -103,7 +107,9 @@ def _advanced(rest: tuple[Any, ...]) -> bool:
 def inside(numbers: np.ndarray[Any, Any], count: int) -> Numbers:
     """Row numbers as non-negative int64, or an error that names the first one outside."""
     if numbers.dtype.kind not in "iu":
-        raise IndexError(f"index: expected integers or a mask of rows, got {numbers.dtype}. Convert with .astype('int64').")
+        raise IndexError(
+            f"index: expected integers or a mask of rows, got {numbers.dtype}. Convert with .astype('int64')."
+        )
     wrong = (numbers < -count) | (numbers >= count)
     if wrong.any():
         _inside(int(numbers[wrong].reshape(-1)[0]), count)

@@ -16,11 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.errors import BudgetError
 from lowtide.formats import Layout
+from lowtide.machine import PAGE
 from lowtide.storage import Buffer, Store
+from lowtide.storage.buffers import wrap
+from lowtide.units import format_size
 
 Numbers = NDArray[np.int64]
 
+ALIGN_FROM = 256 * 1024  # smaller results are not worth the page that aligning them costs
 COLUMNS_AT_ONCE = 1 << 16  # offsets computed at a time for scattered Fortran rows: half a MiB of them
 
 
@@ -62,6 +67,24 @@ class Rows:
         """The filled buffer as rows, lent to the user."""
         return self.store.lend(buffer, (count, *self.shape), self.dtype)
 
+    def own(self, numbers: range | Numbers) -> NDArray[Any]:
+        """These rows in an ordinary array of the caller's own."""
+        size = len(numbers) * self.nbytes
+        budget = self.store.budget
+        if budget.stated and size > budget.limit:
+            raise BudgetError(
+                f"{self.store.where}: expected at most {format_size(budget.limit)} (the budget) at once, got a "
+                f"request for {len(numbers)} rows, {format_size(size)}. Read fewer rows, iterate, or open with "
+                f"budget={size}."
+            )
+        out = _empty((len(numbers), *self.shape), self.dtype)
+        buffer = wrap(out)
+        if isinstance(numbers, range):
+            self.block(numbers.start, len(numbers), buffer)
+        else:
+            self.at(numbers, buffer)
+        return out
+
     def _turned(self, numbers: Numbers, buffer: Buffer) -> None:
         """Rows of Fortran-ordered extents: read by columns, then turn."""
         out: NDArray[Any] = np.ndarray((len(numbers), *self.shape), self.dtype, buffer.view)
@@ -92,3 +115,13 @@ class Rows:
         # Axes come back reversed: the first axis varies fastest on disk.
         turned: NDArray[Any] = np.ndarray((*reversed(self.shape), len(numbers)), self.dtype, view)
         return turned.transpose()
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Like np.empty, page-aligned when large: the kernel copies up to five times faster into such memory."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < ALIGN_FROM:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + PAGE, np.uint8)
+    aligned = -memory.ctypes.data % PAGE
+    return np.ndarray(shape, dtype, memory, offset=aligned)

@@ -59,11 +59,12 @@ class Budget:
     def __reduce__(self) -> tuple[type[Budget], tuple[int | str]]:
         return Budget, (self.limit if self.stated else "auto",)
 
-    def admit(self, batch: int, *, copies: int, where: str, smaller: str) -> None:
+    def admit(self, batch: int, *, copies: int, where: str, smaller: str, extra: int = 0) -> None:
         """Refuse, before a byte is read, batches of which ``copies`` cannot be held; an unstated budget grows instead."""
-        needed = whole_pages(batch) * copies + self.aside
+        needed = whole_pages(batch) * copies + whole_pages(extra) + self.aside
         if not self.stated:
-            self.limit = max(self.limit, whole_pages(batch) * max(copies, AUTO_BATCHES) + self.aside)
+            batches = whole_pages(batch) * max(copies, AUTO_BATCHES)
+            self.limit = max(self.limit, batches + whole_pages(extra) + self.aside)
         elif needed > self.limit:
             raise BudgetError(
                 f"{where}: expected a budget of {format_size(needed)} or more ({copies} x {format_size(batch)}: "
@@ -198,6 +199,11 @@ class Pool:
         lease.buffer = buffer
         self._leases.add(lease)
         return root
+
+    def allocate_with(self, allocate: Allocate) -> None:
+        """From now on make buffers with ``allocate`` (pinned memory, say); free ones of the old kind are given up."""
+        self.trim()
+        self._allocate = allocate
 
     def trim(self) -> None:
         """Give every free buffer back to the kernel."""

@@ -75,7 +75,7 @@ class Direct:
             target[:] = staging[offset - first : offset - first + len(target)]
 
     def _aligned(self, offset: int, target: memoryview) -> bool:
-        address = np.frombuffer(target, np.uint8).__array_interface__["data"][0]
+        address: int = np.frombuffer(target, np.uint8).__array_interface__["data"][0]
         return (offset | len(target) | address) % self.alignment == 0
 
     def _fetch(self, file: int, first: int, wanted: int, into: memoryview) -> None:

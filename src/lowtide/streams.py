@@ -1,0 +1,115 @@
+"""Streams of windows: which token row k of a feed begins at.
+
+One idea: a stream maps row numbers to first tokens, purely; an epoch is just a stretch of rows. Nothing is stored per
+row and row 10^12 costs what row 0 costs.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from lowtide.order import Permutation, draws, key
+from lowtide.rows import Numbers
+
+ORDERS = ("shuffled", "random", "sequential")
+
+
+class Stream(Protocol):
+    """Row numbers -> first tokens. ``rows`` is None for an endless stream."""
+
+    @property
+    def order(self) -> str: ...
+    @property
+    def rows(self) -> int | None: ...
+    def starts(self, rows: Numbers) -> Numbers: ...
+    def settings(self) -> dict[str, Any]: ...
+
+
+class Shuffled:
+    """Every window once an epoch, in an order and from a phase of each epoch's own."""
+
+    order = "shuffled"
+    rows = None
+
+    def __init__(self, tokens: int, length: int, seed: int) -> None:
+        self.length = length
+        self.seed = seed
+        self.windows = (tokens - length) // length  # the same for every phase, so rows divide into epochs evenly
+        self._epochs: dict[int, tuple[Permutation, int]] = {}
+
+    def starts(self, rows: Numbers) -> Numbers:
+        epochs, positions = np.divmod(rows, self.windows)
+        if len(rows) and epochs.min() == epochs.max():
+            return self._of_epoch(int(epochs[0]), positions)
+        found = np.empty(len(rows), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            mine = epochs == epoch
+            found[mine] = self._of_epoch(epoch, positions[mine])
+        return found
+
+    def _of_epoch(self, epoch: int, positions: Numbers) -> Numbers:
+        known = self._epochs.get(epoch)
+        if known is None:
+            phase = key(self.seed, epoch, "phase") % self.length
+            known = Permutation(self.windows, seed=self.seed, epoch=epoch, purpose="windows"), phase
+            if len(self._epochs) > 3:  # a batch straddles two; a look ahead may reach a third
+                self._epochs.clear()
+            self._epochs[epoch] = known
+        order, phase = known
+        return order.at(positions) * self.length + phase
+
+    def settings(self) -> dict[str, Any]:
+        return {"order": self.order, "seed": self.seed}
+
+
+class Random:
+    """Windows drawn with replacement, each start as likely as any other."""
+
+    order = "random"
+    rows = None
+
+    def __init__(self, tokens: int, length: int, seed: int) -> None:
+        self.choices = tokens - length
+        self.seed = seed
+
+    def starts(self, rows: Numbers) -> Numbers:
+        found = np.empty(len(rows), np.int64)
+        edges = [0, *(np.flatnonzero(rows[1:] - rows[:-1] != 1) + 1).tolist(), len(rows)]
+        for first, last in pairwise(edges):
+            if first < last:
+                found[first:last] = draws(
+                    self.choices, seed=self.seed, start=int(rows[first]), count=last - first, purpose="windows"
+                )
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        return {"order": self.order, "seed": self.seed}
+
+
+class Sequential:
+    """Every token predicted once, in order: for evaluation. Finite; the seed plays no part."""
+
+    order = "sequential"
+
+    def __init__(self, tokens: int, length: int) -> None:
+        self.length = length
+        self.rows = (tokens - 1) // length
+
+    def starts(self, rows: Numbers) -> Numbers:
+        return rows * self.length
+
+    def settings(self) -> dict[str, Any]:
+        return {"order": self.order}
+
+
+def make_stream(order: str, tokens: int, length: int, seed: int) -> Stream:
+    if order == "shuffled":
+        return Shuffled(tokens, length, seed)
+    if order == "random":
+        return Random(tokens, length, seed)
+    if order == "sequential":
+        return Sequential(tokens, length)
+    raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {order!r}. Use order='shuffled'.")

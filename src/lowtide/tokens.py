@@ -1,0 +1,187 @@
+"""``lowtide.open_tokens`` and ``Tokens``: what someone training on tokens holds.
+
+Slices give arrays you own, ``split`` gives a training and a validation range over the same files and budget, and
+``batches`` a feed. Opening reads headers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from lowtide.corpus import Corpus
+from lowtide.errors import FormatError
+from lowtide.feed import Feed, Ranks, Skips
+from lowtide.formats import Layout, document_ends, token_layout
+from lowtide.formats.sources import Source
+from lowtide.indexing import select
+from lowtide.storage import Store
+from lowtide.streams import make_stream
+from lowtide.units import format_size
+from lowtide.windows import Windows
+
+
+def open_tokens(
+    source: Source,
+    *,
+    dtype: DTypeLike | None = None,
+    eot: int | None = None,
+    vocab: int | None = None,
+    strategy: str = "auto",
+    cache: str = "auto",
+    budget: int | str = "auto",
+) -> Tokens:
+    """Open a corpus: a token file of any known format, a glob, a list or a directory of them. Reads headers only.
+
+    Headerless files need ``dtype``. ``vocab`` is the number of ids; one beyond it is an error at the batch that has it.
+
+    >>> tokens = lowtide.open_tokens("train.bin", dtype="uint16", vocab=50257, budget="256MiB")
+    """
+    layout = token_layout(source, dtype=dtype)
+    tokens = Tokens(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
+    tokens.vocab = layout.vocab if vocab is None else _at_least("vocab", vocab, 1)
+    tokens.eot = layout.eot if eot is None else _at_least("eot", eot, 0)
+    return tokens
+
+
+class Tokens(Corpus):
+    """Token ids on disk."""
+
+    def __repr__(self) -> str:
+        return f"<lowtide.Tokens {self.store.where} {len(self):,} x {self.dtype} {format_size(self.nbytes)}>"
+
+    def __getitem__(self, key: Any) -> Any:
+        """Tokens as an ordinary array you own, indexed as NumPy would."""
+        selection = select(key, (len(self),))
+        tokens = self.own(selection.rows)
+        return tokens if selection.rest is None else tokens[selection.rest]
+
+    def split(self, val: float | int = 0.005) -> tuple[Tokens, Tokens]:
+        """Everything but the tail, and the tail: ``val`` is its share (below 1) or its number of tokens."""
+        count = val if isinstance(val, int) and val >= 1 else round(len(self) * val)
+        if not 0 < count < len(self):
+            raise ValueError(
+                f"split: expected 1 to {len(self) - 1} tokens for val, got {count} (val={val} of {len(self)} tokens). "
+                f"Use a share such as val=0.1, or a number of tokens."
+            )
+        border = self.last - int(count)
+        return self._part(self.first, border), self._part(border, self.last)
+
+    def batches(
+        self,
+        batch: int,
+        *,
+        length: int,
+        seed: int = 0,
+        order: str = "shuffled",
+        rank: int | None = None,
+        world: int | None = None,
+        dtype: DTypeLike = "int64",
+        skip: Skips = (),
+    ) -> Feed:
+        """A feed of ``(x, y)`` with ``length`` tokens a row; ``batch`` is the global batch of all ranks together.
+
+        ``order``: ``shuffled`` (every window once an epoch), ``random`` (with replacement) or ``sequential`` (every token
+        predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``skip``: steps to leave out around a
+        loss spike, as (first, last), both included.
+        """
+        _at_least("batch", batch, 1)
+        _at_least("length", length, 1)
+        self._long_enough(length, order)
+        ranks = _ranks(batch, rank, world)
+        self.store.keep_for_ranks(ranks.world)
+        windows = Windows(self, length, dtype)
+        feed = Feed(windows, make_stream(order, len(self), length, seed), batch, ranks, skip)
+        self._admit(windows, batch // ranks.world)
+        return feed
+
+    def documents(self) -> Iterator[NDArray[np.int64]] | None:
+        """Where documents end, in blocks of bounded size, where the format knows them; else None."""
+        blocks = document_ends(self.layout)
+        if blocks is None:
+            return None
+        return (block[(block > self.first) & (block <= self.last)] - self.first for block in blocks)
+
+    def plan(self) -> dict[str, Any]:
+        """How this corpus is read and why; a feed's own ``plan()`` adds what its batches hold."""
+        store = self.store
+        return {
+            "budget": store.budget.limit,
+            "strategy": store.strategy.name,
+            "rung": store.strategy.rung,
+            "engine": "python",
+            "why": (store.strategy_why, store.cache_why),
+        }
+
+    def close(self) -> None:
+        """Close the files, for every split and feed of this corpus."""
+        self.store.close()
+
+    def __enter__(self) -> Tokens:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.layout, self.store, self.first, self.last, self.vocab, self.eot)
+
+    def _part(self, first: int, last: int) -> Tokens:
+        return _rebuild(self.layout, self.store, first, last, self.vocab, self.eot)
+
+    def _long_enough(self, length: int, order: str) -> None:
+        needed = 2 if order == "sequential" else length + 1 if order == "random" else 2 * length
+        if len(self) < needed:
+            raise FormatError(
+                f"{self.store.where}: expected {needed} tokens or more for length={length} ({order}), got {len(self)}. "
+                f"Use length={max(1, len(self) // 2)} or less, or more data."
+            )
+
+    def _admit(self, windows: Windows, share: int) -> None:
+        """Two batches (one held, one being filled) and the scratch they are widened from must fit the budget."""
+        size, scratch = windows.nbytes(share)
+        self.store.budget.admit(
+            size,
+            copies=2,
+            extra=scratch,
+            where=f"{self.store.where}: batches of {share} x {windows.length} per rank",
+            smaller=f"use a batch below {max(1, share // 2)} per rank",
+        )
+
+
+def _rebuild(layout: Layout, store: Store, first: int, last: int, vocab: int | None, eot: int | None) -> Tokens:
+    tokens = Tokens(layout, store, first=first, last=last)
+    tokens.vocab, tokens.eot = vocab, eot
+    return tokens
+
+
+def _ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
+    size = 1 if world is None else _at_least("world", world, 1)
+    mine = 0 if rank is None else rank
+    if not 0 <= mine < size:
+        raise ValueError(
+            f"rank: expected 0 to {size - 1} for world={size}, got {mine}. Pass rank= and world= together."
+        )
+    if batch % size:
+        below, above = batch // size * size, -(-batch // size) * size
+        nearest = f"batch={above}" if below == 0 else f"batch={below} or batch={above}"
+        raise ValueError(
+            f"batch: expected a global batch that divides among world={size} ranks, got {batch}. Use {nearest}."
+        )
+    return Ranks(mine, size, stated=rank is not None or world is not None)
+
+
+def _at_least(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            f"{name}: expected a whole number, got {type(value).__name__}. Use an int such as {max(least, 64)}."
+        )
+    if value < least:
+        raise ValueError(f"{name}: expected {least} or more, got {value}. Use a larger {name}.")
+    return int(value)

@@ -1,0 +1,90 @@
+"""Windows of tokens as ``x`` and ``y``: read once, widened twice.
+
+One idea: a window of ``length + 1`` tokens is read as it lies on disk and widened into two contiguous arrays that share
+one lease, ``y`` one token ahead of ``x``. Costs one scratch buffer of the narrow tokens; nothing is converted on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from lowtide.corpus import Corpus
+from lowtide.errors import FormatError
+from lowtide.rows import Numbers
+from lowtide.storage import Buffer
+from lowtide.storage.buffers import whole_pages
+
+Batch = tuple[NDArray[Any], NDArray[Any]]
+
+
+class Windows:
+    """Reads batches of windows of one length from one corpus."""
+
+    def __init__(self, tokens: Corpus, length: int, dtype: DTypeLike = "int64") -> None:
+        self.tokens = tokens
+        self.length = length
+        self.dtype = np.dtype(dtype)
+        if self.dtype.kind not in "iu":
+            raise ValueError(f"dtype: expected an integer type for tokens, got {self.dtype}. Use dtype='int64'.")
+        # Ids that might not fit are looked at, batch by batch, instead of being wrapped.
+        self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
+
+    def nbytes(self, rows: int) -> tuple[int, int]:
+        """Bytes of the batch (x and y) and of the scratch buffer of ``rows`` windows."""
+        half = whole_pages(rows * self.length * self.dtype.itemsize)
+        return 2 * half, rows * (self.length + 1) * self.tokens.dtype.itemsize
+
+    def read(self, starts: Numbers, *, rows: int | None = None, ahead: Callable[[], Numbers] | None = None) -> Batch:
+        """x and y of the windows at these tokens (counted from the corpus's beginning), lent until dropped.
+
+        ``rows``: the usual number of windows, so that a short batch uses a buffer of the usual size.
+        """
+        store = self.tokens.store
+        size, scratch_size = self.nbytes(max(len(starts), rows or 0, 1))
+        scratch = store.take(scratch_size)
+        try:
+            buffer = store.take(size)
+            try:
+                self._fill(starts, scratch, buffer, size // 2, ahead)
+            except BaseException:
+                store.pool.give(buffer)
+                raise
+        finally:
+            store.pool.give(scratch)
+        root = store.lend(buffer, (buffer.capacity,), np.dtype(np.uint8))
+        return self._half(root, 0, len(starts)), self._half(root, size // 2, len(starts))
+
+    def _half(self, memory: Any, offset: int, rows: int) -> NDArray[Any]:
+        return np.ndarray((rows, self.length), self.dtype, memory, offset)
+
+    def _fill(
+        self, starts: Numbers, scratch: Buffer, buffer: Buffer, half: int, ahead: Callable[[], Numbers] | None
+    ) -> None:
+        tokens = self.tokens
+        item = tokens.dtype.itemsize
+        tokens.store.gather(starts, item, (self.length + 1) * item, scratch, ahead=ahead, sparse=len(starts) < 4096)
+        narrow: NDArray[Any] = np.ndarray((len(starts), self.length + 1), tokens.dtype, scratch.view)
+        self._check(narrow, starts)
+        np.copyto(self._half(buffer.view, 0, len(starts)), narrow[:, :-1], casting="unsafe")
+        np.copyto(self._half(buffer.view, half, len(starts)), narrow[:, 1:], casting="unsafe")
+
+    def _check(self, narrow: NDArray[Any], starts: Numbers) -> None:
+        tokens = self.tokens
+
+        def position(index: int) -> int:
+            row, column = divmod(index, self.length + 1)
+            return int(starts[row]) + column
+
+        tokens.check(narrow, position)
+        if self._narrows and narrow.size:
+            low, high = int(narrow.min()), int(narrow.max())
+            limits = np.iinfo(self.dtype)
+            if low < limits.min or high > limits.max:
+                raise FormatError(
+                    f"{tokens.store.where}: expected ids that fit {self.dtype}, got {low if low < limits.min else high}. "
+                    f"Use dtype='int64'."
+                )
