@@ -20,9 +20,10 @@ from lowtide.batches import BatchIterator, ChunkIterator, Upcoming
 from lowtide.formats import Layout, layout_of
 from lowtide.indexing import inside, select
 from lowtide.order import LocalPermutation, Order, Permutation, draws, rank_slice
-from lowtide.plan import Plan
+from lowtide.plan import Plan, project
 from lowtide.rows import Numbers, Rows
 from lowtide.storage import Store
+from lowtide.storage.buffers import whole_pages
 from lowtide.units import MIB, format_size, parse_size
 
 Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDArray[Any]]
@@ -172,27 +173,12 @@ class Array:
     # What it costs
 
     def plan(self, batch: int | None = None) -> Plan:
-        """Projected bytes by kind and how reading happens, and why; for batches of ``batch`` rows, or at most."""
-        store, rows = self._store, self._rows
+        """Projected bytes by kind and how reading happens, and why: for batches of ``batch`` rows, or at most."""
+        rows = self._rows
         size = (self._comfortable() if batch is None else batch) * rows.nbytes
-        budget = store.budget
-        limit = budget.limit if budget.stated else max(budget.limit, 3 * size + budget.aside)
-        why = [store.strategy_why, store.cache_why]
-        if rows.fortran:
-            why.append("the file is in Fortran order: a row is one item of every column, so reads are many and small")
-        mapped = budget.aside if store.strategy.name in ("remap", "advise") else 0
-        if store.strategy.name == "map":
-            mapped = sum(extent.size for extent in store.extents)
-        return Plan(
-            anon=limit - mapped if store.strategy.name != "map" else limit,
-            mapped=mapped,
-            cache=2 * size + 16 * MIB if store.drop else sum(extent.size for extent in store.extents),
-            budget=limit,
-            strategy=store.strategy.name,
-            rung=store.strategy.rung,
-            engine="python",
-            why=tuple(why),
-        )
+        held = self._store.budget.limit if batch is None else rows.copies * whole_pages(size)
+        why = ("the file is in Fortran order: a row is one item of every column, so reads are many and small",)
+        return project(self._store, held, announced=2 * size, why=why if rows.fortran else ())
 
     # Life
 

@@ -9,14 +9,16 @@ Costs about 10 microseconds a batch beyond reading and widening; no thread: each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lowtide.plan import Plan
+from lowtide.machine import PAGE
+from lowtide.plan import Plan, project
 from lowtide.rows import Numbers
 from lowtide.state import check_state
+from lowtide.storage.buffers import whole_pages
 from lowtide.streams import Stream
 from lowtide.units import format_size
 from lowtide.windows import Batch, Windows
@@ -77,6 +79,17 @@ class Feed:
         self._whole_only = True
         return self
 
+    def cursors(self) -> Iterator[int]:
+        """The cursor of every step from here on, without reading or moving: how several workers share one feed."""
+        cursor = self._after_skips(self.cursor)
+        while not self._ended(cursor):
+            yield cursor
+            cursor = self._after_skips(cursor + self.batch)
+
+    def at(self, cursor: int) -> Batch:
+        """The batch that begins at this row of the stream."""
+        return self._read(cursor, ahead=False)
+
     def __len__(self) -> int:
         """Steps of a finite (sequential) feed."""
         rows = self._stream.rows
@@ -127,24 +140,11 @@ class Feed:
 
     def plan(self) -> Plan:
         """Projected bytes by kind and how reading happens, and why."""
-        store = self.tokens.store
         size, scratch = self._windows.nbytes(self._share)
-        budget = store.budget
-        mapped = budget.aside if store.strategy.name in ("remap", "advise") else 0
-        everything = sum(extent.size for extent in store.extents)
-        held = min(budget.limit, 2 * size + scratch + budget.aside)
-        return Plan(
-            anon=held - mapped,
-            mapped=everything if store.strategy.name == "map" else mapped,
-            cache=2 * self._share * ((self.length + 1) * self.tokens.dtype.itemsize + 8192)
-            if store.drop
-            else everything,
-            budget=budget.limit,
-            strategy=store.strategy.name,
-            rung=store.strategy.rung,
-            engine="python",
-            why=(store.strategy_why, store.cache_why, f"batches of {format_size(size)}, one held and one being filled"),
-        )
+        window = (self.length + 1) * self.tokens.dtype.itemsize + 2 * PAGE
+        why = f"batches of {format_size(size)}, one held and one being filled, widened from {format_size(scratch)}"
+        held = 2 * size + whole_pages(scratch)
+        return project(self.tokens.store, held, announced=2 * self._share * window, why=(why,))
 
     def __repr__(self) -> str:
         return (

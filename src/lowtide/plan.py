@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lowtide.units import format_size
+from lowtide.machine import PAGE
+from lowtide.storage import Store
+from lowtide.storage.pread import FOLIO
+from lowtide.units import MIB, format_size
 
 
 @dataclass(frozen=True)
@@ -38,3 +41,27 @@ class Plan:
             f"rung      {self.rung}",
         ]
         return "\n".join([*lines, *(f"because   {reason}" for reason in self.why)])
+
+
+def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = ()) -> Plan:
+    """The plan of a store whose user and iterators hold at most ``held`` bytes of buffers.
+
+    ``announced``: bytes of the batch being read and the next one, which pass through the page cache even when dropped.
+    """
+    budget = store.budget
+    name = store.strategy.name
+    files = sum(extent.size for extent in store.extents)
+    aside_mapped = budget.aside if name in ("remap", "advise") else 0
+    limit = budget.limit if budget.stated else max(budget.limit, held + budget.aside)
+    # What the kernel reads ahead of sequential reads is in flight when a chunk is dropped.
+    passing = announced + 16 * MIB + FOLIO
+    return Plan(
+        anon=min(limit, held + budget.aside) - aside_mapped,
+        mapped=files if name == "map" else aside_mapped,
+        cache=min(files + PAGE, passing) if store.drop else files,
+        budget=limit,
+        strategy=name,
+        rung=store.strategy.rung,
+        engine="python",
+        why=(store.strategy_why, store.cache_why, *why),
+    )

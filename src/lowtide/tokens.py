@@ -19,6 +19,7 @@ from lowtide.feed import Feed, Ranks, Skips
 from lowtide.formats import Layout, document_ends, token_layout
 from lowtide.formats.sources import Source
 from lowtide.indexing import select
+from lowtide.plan import Plan, project
 from lowtide.storage import Store
 from lowtide.streams import make_stream
 from lowtide.units import format_size
@@ -106,16 +107,9 @@ class Tokens(Corpus):
             return None
         return (block[(block > self.first) & (block <= self.last)] - self.first for block in blocks)
 
-    def plan(self) -> dict[str, Any]:
-        """How this corpus is read and why; a feed's own ``plan()`` adds what its batches hold."""
-        store = self.store
-        return {
-            "budget": store.budget.limit,
-            "strategy": store.strategy.name,
-            "rung": store.strategy.rung,
-            "engine": "python",
-            "why": (store.strategy_why, store.cache_why),
-        }
+    def plan(self) -> Plan:
+        """Projected bytes by kind and how reading happens, at most; a feed's own ``plan()`` knows its batches."""
+        return project(self.store, self.store.budget.limit, announced=self.store.budget.limit)
 
     def close(self) -> None:
         """Close the files, for every split and feed of this corpus."""

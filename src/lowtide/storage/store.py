@@ -170,10 +170,8 @@ class Store:
             return cache == "drop", f"cache={cache!r} was asked for"
         room, source = room_for_cache()
         fits = self.total <= room // 2
-        return not fits, (
-            f"{format_size(self.total)} of data {'fits' if fits else 'does not fit'} in half of the "
-            f"{format_size(room)} that {source} has left"
-        )
+        verb = "fits" if fits else "does not fit"
+        return not fits, f"{format_size(self.total)} of data {verb} in half of {format_size(room)} ({source})"
 
     def _make_strategy(self, asked: str) -> tuple[Strategy, str]:
         why = f"strategy={asked!r} was asked for"
