@@ -159,6 +159,12 @@ def test_a_size_the_header_does_not_give_is_refused_with_both_sizes(tmp_path: Pa
         layout_of(path)
 
 
+def test_axes_no_file_could_hold_are_refused_also_beside_a_zero(tmp_path: Path) -> None:
+    text = "{'descr': '<u2', 'fortran_order': False, 'shape': (4294967296, 4294967296, 0), }"
+    with pytest.raises(FormatError, match=r"fewer than 2\*\*63 bytes"):
+        layout_of(with_header(tmp_path / "a.npy", text))
+
+
 def test_a_single_value_is_refused_with_a_hint(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.float64(3))
     with pytest.raises(FormatError, match=r"np\.load"):

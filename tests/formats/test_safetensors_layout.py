@@ -91,7 +91,8 @@ ATTACKS: dict[str, Any] = {
     "no JSON": b"{nonsense",
     "a list": [1, 2],
     "bad UTF-8": b'{"\xff": 1}',
-    "a key twice": b'{"w": {"dtype":"U8","shape":[24],"data_offsets":[0,24]}, "w": {}}',
+    "a key twice": b'{"w": {"dtype":"U8","shape":[24],"data_offsets":[0,24]}, '
+    b'"w": {"dtype":"I8","shape":[24],"data_offsets":[0,24]}}',
     "deep nesting": b'{"a":' * 5000,
     "deep lists": b"[" * 100_000,
     "a number of 10,000 digits": b'{"w": ' + b"9" * 10_000 + b"}",

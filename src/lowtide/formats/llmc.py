@@ -50,7 +50,7 @@ def read(file: HeaderFile) -> Layout:
             f"{file.path}: expected llm.c magic and version {list(_TOKENS)}, got {(magic, version)}. Write it again."
         )
     dtype = np.dtype(_TOKENS[magic, version])
-    if count < 0 or HEADER + count * dtype.itemsize != file.size:
+    if HEADER + count * dtype.itemsize != file.size:
         raise FormatError(
             f"{file.path}: expected {HEADER + count * dtype.itemsize} bytes ({count} tokens of {dtype} as its llm.c "
             f"header says), got {file.size}. Download or write it again."
