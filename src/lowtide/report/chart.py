@@ -89,9 +89,7 @@ def _lines(drawn: Series) -> str:
                 f"<span>{words}</span></div>"
             )
         else:
-            parts.append(
-                f'<div class="line {kind} above"><span>{words}, {_times(line.size, drawn)}</span></div>'
-            )
+            parts.append(f'<div class="line {kind} above"><span>{words}, {_times(line.size, drawn)}</span></div>')
     return "".join(parts)
 
 

@@ -15,6 +15,7 @@ from lowtide.memory import HELD, KINDS, CgroupSample, FileSample, ProcessSample,
 from lowtide.memory.growth import NOISE
 from lowtide.units import format_size
 
+_ACTING = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")  # control, direction, unassigned, private, undecodable, line ends
 _LONGEST = 600  # characters of one outside text; a command line can be 2 MiB long
 _TOP = 30  # processes and files named; a tree of thousands is summed up in one line
 _FACTS_IN_BYTES = ("memory", "available", "limit", "page")
@@ -60,7 +61,7 @@ class Table:
 def visible(text: str) -> str:
     """``text`` on one line with every character that could act instead of show written as an escape."""
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text) - _LONGEST:,} more characters)"
-    return "".join(_escaped(letter) if unicodedata.category(letter)[0] == "C" else letter for letter in shown)
+    return "".join(_escaped(letter) if unicodedata.category(letter) in _ACTING else letter for letter in shown)
 
 
 def signed(size: int) -> str:

@@ -35,7 +35,7 @@ from lowtide.report.series import STACK, Series, series
 from lowtide.storage.atomic import atomic_write
 from lowtide.units import format_size
 
-_NAMES = ("pid", "name", "parent", "", "file", "filesystem")  # columns of words; the others are numbers
+_NAMES = ("name", "", "file", "filesystem")  # columns of words; the others are numbers
 
 
 def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:

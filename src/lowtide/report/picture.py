@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import textwrap
 import warnings
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lowtide.errors import LowtideError
@@ -21,7 +23,8 @@ from lowtide.storage.atomic import atomic_write
 from lowtide.units import format_size
 
 _INK, _SOFT, _GRID, _BROKEN = "#1d2329", "#5b6670", "#e9e7e2", "#b3261e"
-_NAMED = 0.07  # an area thinner than this share of the plot is named in the legend only
+_NAMED = 0.055  # an area thinner than this share of the plot is named in the legend only
+_NAME_WIDTH = 0.17  # of the plot: "mapped 1,023 MiB" in bold
 _CLIP = 100  # characters of the command line in the picture
 
 
@@ -40,8 +43,8 @@ def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
     with matplotlib.rc_context({"font.size": 10, "text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box is drawn in its place
         figure = Figure(figsize=(10, 5.4), dpi=150, facecolor="white")
-        _draw(figure.add_axes((0.085, 0.135, 0.9, 0.655)), drawn)
-        _letter(figure, trace, verdict)
+        _draw(figure.add_axes((0.085, 0.135, 0.9, 0.63)), drawn)
+        _letter(figure, trace, verdict, drawn)
         with atomic_write(path) as file:
             figure.savefig(file, format="png")
 
@@ -73,48 +76,51 @@ def _draw(axes: Any, drawn: Series) -> None:
 
 
 def _name_areas(axes: Any, drawn: Series) -> None:
-    """Names and last sizes inside the areas at their thickest place, and a legend for all that show."""
+    """Each kind's name and peak inside its area, where a level band of it is thickest; thin ones stay unnamed."""
     for kind in STACK:
         sizes, tops = drawn.kinds[kind], drawn.tops(kind)
-        place = max(range(len(sizes)), key=lambda each: (sizes[each], drawn.seconds[each]))
-        if sizes[place] >= _NAMED * drawn.top:
-            right = drawn.seconds[place] > 0.75 * drawn.last
-            left = drawn.seconds[place] < 0.1 * drawn.last
-            axes.annotate(
-                f"{kind} {format_size(sizes[place])}",
-                (drawn.seconds[place], tops[place] - sizes[place] / 2),
-                xytext=(-8 if right else 8 if left else 0, 0),
-                textcoords="offset points",
-                ha="right" if right else "left" if left else "center",
-                va="center",
-                color=_INK if kind == "cache" else "white",
-                weight="bold",
-            )
+        bottoms = tuple(top - size for top, size in zip(tops, sizes, strict=True))
+        gap, middle, height = max(_bands(drawn.seconds, bottoms, tops))
+        if gap >= _NAMED * drawn.top:
+            colour = _INK if kind == "cache" else "white"
+            name = f"{kind} {format_size(max(sizes))}"
+            axes.text(middle, height, name, ha="center", va="center", color=colour, weight="bold")
 
 
-def _letter(figure: Any, trace: Trace, verdict: Verdict) -> None:
-    title = textwrap.wrap(visible(verdict.headline), 98)[:2]
+def _bands(seconds: Sequence[float], bottoms: Sequence[int], tops: Sequence[int]) -> Iterator[tuple[int, float, float]]:
+    """Level bands as wide as a name: (thickness, middle in seconds, middle in bytes)."""
+    width = _NAME_WIDTH * seconds[-1]
+    for step in range(21):
+        begin = (seconds[-1] - width) * step / 20
+        inside = range(bisect_right(seconds, begin) - 1, bisect_left(seconds, begin + width) + 1)
+        low, high = max(bottoms[place] for place in inside), min(tops[place] for place in inside)
+        yield high - low, begin + width / 2, (high + low) / 2
+
+
+def _letter(figure: Any, trace: Trace, verdict: Verdict, drawn: Series) -> None:
+    title = textwrap.wrap(visible(verdict.headline), 84)[:2]
     figure.text(0.02, 0.965, "\n".join(title), fontsize=13, weight="bold", color=_INK, va="top", linespacing=1.25)
     command = visible(trace.command)
     shown = command if len(command) <= _CLIP else command[: _CLIP - 3] + "..."
     figure.text(0.02, 0.862 if len(title) == 2 else 0.905, shown, family="monospace", fontsize=9, color=_SOFT, va="top")
-    _legend(figure)
+    _legend(figure, drawn)
     facts = [started_text(trace), f"{len(trace.samples):,} samples over {seconds_text(trace.seconds)}"]
     facts += [visible(trace.machine[name]) for name in ("system",) if name in trace.machine]
+    facts += [f"{line.name} {format_size(line.size)}, above the plot" for line in drawn.lines if not line.drawn]
     figure.text(0.02, 0.02, " · ".join(facts), fontsize=8, color=_SOFT)
     figure.text(0.985, 0.02, "Lowtide", fontsize=9, weight="bold", color=_SOFT, ha="right")
 
 
-def _legend(figure: Any) -> None:
+def _legend(figure: Any, drawn: Series) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [Patch(color=COLOURS[kind], label=kind) for kind in STACK]
+    handles: list[Any] = [Patch(color=COLOURS[kind], label=kind) for kind in STACK if any(drawn.kinds[kind])]
     handles.append(Line2D([], [], color=_INK, linestyle=":", linewidth=1.6, label="RSS, as other tools show it"))
     figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=(0.075, 0.838),
+        bbox_to_anchor=(0.075, 0.84),
         ncols=len(handles),
         frameon=False,
         fontsize=9,
