@@ -84,7 +84,7 @@ def test_negative_overflowing_and_odd_shapes_in_a_header_are_refused(tmp_path: P
 def test_negative_and_odd_shapes_as_arguments_are_refused(rows: Path, shape: Any) -> None:
     raw = rows.with_name("raw.f32")
     raw.write_bytes(bytes(64))
-    with pytest.raises((ValueError, TypeError), match="shape|integer|index"):
+    with pytest.raises((ValueError, TypeError), match=r"shape|integer|index"):
         lowtide.open(raw, dtype="float32", shape=shape)
 
 
@@ -148,7 +148,7 @@ def test_a_fifo_is_refused_at_once_and_never_waited_for(tmp_path: Path) -> None:
 
 def test_raw_bytes_without_a_dtype_are_refused_with_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(np.arange(1000, dtype=np.uint16).tobytes())
-    with pytest.raises(lowtide.FormatError, match="dtype=.*uint16"):
+    with pytest.raises(lowtide.FormatError, match=r"dtype=.*uint16"):
         lowtide.open(tmp_path / "x.bin")
 
 
@@ -262,11 +262,11 @@ def test_rank_world_and_epoch_are_checked_when_asked_for(rows: Path) -> None:
     with lowtide.open(rows) as array:
         wrong: list[dict[str, Any]] = [{"rank": 2, "world": 2}, {"rank": -1}, {"rank": 1}, {"world": 0}, {"world": -3}]
         for keywords in wrong:
-            with pytest.raises(ValueError, match="rank|world"):
+            with pytest.raises(ValueError, match=r"rank|world"):
                 array.shuffled(4, **keywords)
         odd: list[dict[str, Any]] = [{"rank": 0.5}, {"world": "2"}, {"world": None}, {"epoch": 1.5}, {"epoch": "x"}]
         for keywords in odd:
-            with pytest.raises(TypeError, match="rank|world|epoch"):
+            with pytest.raises(TypeError, match=r"rank|world|epoch"):
                 array.shuffled(4, **keywords)
 
 
