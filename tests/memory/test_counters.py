@@ -163,11 +163,11 @@ def test_an_expensive_counter_is_read_as_rarely_as_its_share_demands() -> None:
 
 
 def test_at_the_start_an_expensive_counter_is_read_more_often_but_never_at_once() -> None:
-    pace = Pace(share=0.003, every=0.5)
-    pace.paid(0.0, cost=0.02)
-    pace.paid(1.0, cost=0.02)  # in the long run it would be due in 6.7 s
+    pace = Pace(share=0.001, every=0.5)
+    pace.paid(0.0, cost=0.003)
+    pace.paid(1.0, cost=0.003)  # in the long run it would be due in 3 s
     assert not pace.due(1.9)
-    assert pace.due(2.0)
+    assert pace.due(2.1)
 
 
 SMAPS = """\

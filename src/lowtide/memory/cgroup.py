@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lowtide.machine.cgroups import (
     ROOT,
+    Cgroup,
     directory_limit,
     directory_usage,
     memory_cgroup,
@@ -35,8 +36,11 @@ _STAT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def read_cgroup(pid: int | None = None, *, root: Path = ROOT) -> CgroupSample | None:
     """The cgroup that limits a process, or its own; None where no memory cgroup is mounted."""
     cgroup = memory_cgroup(pid, root=root)
-    if cgroup is None:
-        return None
+    return None if cgroup is None else sample_cgroup(cgroup)
+
+
+def sample_cgroup(cgroup: Cgroup) -> CgroupSample:
+    """The same for a cgroup found before; finding it costs more than reading it."""
     limits = [directory_limit(directory, cgroup.version) for directory in cgroup.directories]
     known = [limit for limit in limits if limit is not None]
     height = limits.index(min(known)) if known else 0

@@ -10,19 +10,22 @@ is not pure.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from lowtide.machine import kind_named, mounted
-from lowtide.memory.cgroup import read_cgroup
-from lowtide.memory.detail import Detail, read_detail
+from lowtide.machine import kind_named, memory_cgroup, mounted
+from lowtide.memory.cgroup import sample_cgroup
+from lowtide.memory.detail import Detail, read_detail, read_sharing
 from lowtide.memory.files import FileSet, FileTotals, Key
 from lowtide.memory.model import CgroupSample, ProcessSample, Sample
 from lowtide.memory.tree import Member, Tree
 
-# Shares of one core: with the cheap counters' own share below 0.3 % the sum stays under 1 %.
-_DETAIL_SHARE, _FILES_SHARE, _CGROUP_SHARE = 0.003, 0.003, 0.001
-_BURST = 0.02
-_DETAIL_EVERY, _CGROUP_EVERY = 0.5, 1.0  # seconds, at the least
+# Shares of one core. With the 0.3 % of the cheap counters the sum stays under 1 %.
+_SHARING_SHARE, _DETAIL_SHARE, _FILES_SHARE, _CGROUP_SHARE = 0.0015, 0.0015, 0.0015, 0.0005
+_BURST = 0.002
+_EVERY = 0.5  # seconds at the least between two close looks
+_UNCHANGED = 10.0  # seconds after which even a process whose mapped bytes stay is looked at again
+_CHANGED = 1024**2
 
 
 class Pace:
@@ -55,7 +58,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class _Reading:
-    """A detailed look at one process and the plain counters at that moment, to scale later ones by."""
+    """A close look at one process and the plain counters at that moment, to scale later ones by."""
 
     detail: Detail
     rss_anon: int
@@ -69,21 +72,26 @@ class Counters:
     def __init__(self, pid: int, *, children: bool = True, launched: bool = False, every: float = 0.25) -> None:
         self.missing: dict[str, str] = {}
         self.paced = 0.0  # seconds of CPU the paced counters took so far
-        self._pid = pid
         self._tree = Tree(pid, children=children)
         self._begin = time.monotonic()
         filesystems = mounted(pid) or mounted()
         self._memory_devices = frozenset(device for device, name in filesystems.items() if kind_named(name).memory)
         self._files = FileSet(filesystems, time.time())
         self._totals = FileTotals()
-        self._readings: dict[int, _Reading] = {}
+        self._sharing: dict[int, _Reading] = {}  # how much of its pages each process shares
+        self._readings: dict[int, _Reading] = {}  # the same by file, read less often
+        self._read_at = -_UNCHANGED
         self._moved: int | None = 0 if launched else None  # bytes to and from storage when the files were last asked
         self._overlap = 0  # mapped pages that are dirty, and so not "mapped"
         self._cache_then = self._mapped_then = 0  # when the files were last asked
+        self._memory_cgroup = memory_cgroup(pid)
         self._cgroup: CgroupSample | None = None
-        self._detail_pace = Pace(_DETAIL_SHARE, _DETAIL_EVERY)
+        self._sharing_pace = Pace(_SHARING_SHARE, _EVERY)
+        self._detail_pace = Pace(_DETAIL_SHARE, _EVERY)
         self._files_pace = Pace(_FILES_SHARE, every)
-        self._cgroup_pace = Pace(_CGROUP_SHARE, _CGROUP_EVERY)
+        self._cgroup_pace = Pace(_CGROUP_SHARE, 4 * every)
+        if self._memory_cgroup is None:
+            self.missing["cgroup"] = "no memory cgroup is mounted here"
 
     def sample(self) -> Sample | None:
         """Everything now. Costs about 0.1 ms a process, more when an expensive look is due."""
@@ -92,10 +100,12 @@ class Counters:
             return None
         now = time.monotonic()
         if changed:
-            self._detail_pace.hurry()
-        looked = self._detail_pace.due(now)
+            self._sharing_pace.hurry()
+        looked = self._detail_pace.due(now) and self._has_changed(now, members)
         if looked:
             self._look_closely(now, members)
+        elif self._sharing_pace.due(now):
+            self._look_at_sharing(now, members)
         processes = [self._process(member) for member in members]
         raw_mapped = sum(each.mapped for each in processes)
         moved = self._tree.read_bytes + self._tree.written_bytes
@@ -103,10 +113,15 @@ class Counters:
             self.missing["bytes read"] = "/proc/PID/io of another user's process cannot be read"
         if looked or self._files_pace.due(now):
             self._ask_files(now, members, raw_mapped, moved, looked)
-        if self._cgroup_pace.due(now):
-            self._ask_cgroup(now)
+        if self._memory_cgroup is not None and self._cgroup_pace.due(now):
+            begin = time.thread_time()
+            self._cgroup = sample_cgroup(self._memory_cgroup)
+            self._pay(self._cgroup_pace, now, begin)
+        return self._sum_up(now, members, processes, moved)
+
+    def _sum_up(self, now: float, members: list[Member], processes: list[ProcessSample], moved: int) -> Sample:
         totals = self._totals
-        mapped = max(0, raw_mapped - self._overlap)
+        mapped = max(0, sum(each.mapped for each in processes) - self._overlap)
         cache = self._cache_now(mapped, moved)
         return Sample(
             seconds=now - self._begin,
@@ -126,33 +141,58 @@ class Counters:
             cgroup=self._cgroup,
         )
 
+    def _look_at_sharing(self, now: float, members: list[Member]) -> None:
+        """A process alone in its tree shares with nobody that counts."""
+        begin = time.thread_time()
+        self._sharing = {} if len(members) == 1 else self._read_each(members, lambda member: read_sharing(member.pid))
+        self._pay(self._sharing_pace, now, begin)
+
     def _look_closely(self, now: float, members: list[Member]) -> None:
         begin = time.thread_time()
+        alone = len(members) == 1
+        self._readings = self._read_each(
+            members, lambda member: read_detail(member.pid, self._memory_devices, alone=alone)
+        )
+        self._read_at = now
+        self._sharing = {} if alone else self._readings  # a close look tells the sharing as well
+        if not all(reading.detail.by_file for reading in self._readings.values()):
+            self.missing["files mapped"] = "a process has too many mappings to name each one's file"
+        self._pay(self._detail_pace, now, begin)
+
+    def _read_each(self, members: list[Member], read: Callable[[Member], Detail]) -> dict[int, _Reading]:
         readings = {}
         for member in members:
             try:
-                detail = read_detail(member.pid, self._memory_devices, alone=len(members) == 1)
+                detail = read(member)
             except PermissionError:
                 self.missing["sharing"] = "smaps of another user's process: shared pages count in every process"
                 continue
             except OSError:
                 continue  # ended meanwhile
-            if not detail.by_file:
-                self.missing["files mapped"] = f"process {member.pid} has too many mappings to name each one's file"
             counts = member.counts
             readings[member.pid] = _Reading(detail, counts["RssAnon"], counts["RssFile"], counts["RssShmem"])
-        self._readings = readings
-        self._pay(self._detail_pace, now, begin)
+        return readings
+
+    def _has_changed(self, now: float, members: list[Member]) -> bool:
+        """Whether a close look would tell something new: mapped bytes moved, or a process came or went."""
+        if now - self._read_at >= _UNCHANGED or {member.pid for member in members} != set(self._readings):
+            return True
+        for member in members:
+            reading, counts = self._readings[member.pid], member.counts
+            then, now_mapped = reading.rss_file + reading.rss_shmem, counts["RssFile"] + counts["RssShmem"]
+            if abs(now_mapped - then) >= _CHANGED:
+                return True
+        return False
 
     def _process(self, member: Member) -> ProcessSample:
-        counts, reading = member.counts, self._readings.get(member.pid)
+        counts, reading = member.counts, self._sharing.get(member.pid)
         rss_anon, rss_file, rss_shmem = counts["RssAnon"], counts["RssFile"], counts["RssShmem"]
         anon, mapped, shmem = rss_anon, rss_file, rss_shmem
         if reading is not None:
             anon = _scale(rss_anon, reading.detail.anon, reading.rss_anon)
             mapped = _scale(rss_file, reading.detail.mapped, reading.rss_file)
             shmem = _scale(rss_shmem, reading.detail.shmem, reading.rss_shmem)
-        elif member.forked:
+        elif member.forked and self._sharing:
             anon = mapped = 0  # until the first look its pages are still its parent's, and counted there
         return ProcessSample(
             pid=member.pid,
@@ -223,13 +263,6 @@ class Counters:
             reached = sum(file.mapped for key, file in files.items() if file.memory and key in self._totals.measured)
             total += _scale(member.counts["RssShmem"], max(0, reading.detail.shmem - reached), reading.rss_shmem)
         return total
-
-    def _ask_cgroup(self, now: float) -> None:
-        begin = time.thread_time()
-        self._cgroup = read_cgroup(self._pid) or self._cgroup
-        if self._cgroup is None:
-            self.missing["cgroup"] = "no memory cgroup is mounted here"
-        self._pay(self._cgroup_pace, now, begin)
 
     def _pay(self, pace: Pace, now: float, begin: float) -> None:
         cost = time.thread_time() - begin

@@ -60,6 +60,12 @@ def read_detail(pid: int, memory_devices: frozenset[int], *, alone: bool = False
     text = read_proc(pid, "smaps")
     if len(text) < _MANY_MAPPINGS:
         return parse_smaps(text, memory_devices, alone=alone)
+    return read_sharing(pid)
+
+
+def read_sharing(pid: int) -> Detail:
+    """The kernel's own sum over all mappings: proportional bytes by kind, no files. Costs the walk and
+    little else."""
     return parse_rollup(read_proc(pid, "smaps_rollup"))
 
 

@@ -22,6 +22,7 @@ Key = tuple[int, int]  # (device, inode)
 
 _KEPT = 24  # files a sample names; the rest are in its sums
 _WORTH_NAMING = 256 * 1024
+_SMALL = 256 * 1024
 
 
 @dataclass
@@ -31,6 +32,7 @@ class _Known:
     memory: bool
     links: list[str] = field(default_factory=list)  # where to open it now, best first
     found: int | None = None
+    last: _Answer | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class FileSet:
         self._filesystems = filesystems
         self._started = started
         self._known: dict[Key, _Known] = {}
+        self._round = 0
         self.how = ""
         self.refused: dict[str, str] = {}  # path -> why its page cache is unknown
 
@@ -90,7 +93,8 @@ class FileSet:
         mapped since (negative: unmapped). ``fresh`` are the bytes the tree moved from or to storage since
         the last time: the most that can be its own doing in a file first seen now.
         """
-        answers = {key: self._ask(key, known) for key, known in list(self._known.items())}
+        self._round += 1
+        answers = {key: self._answer(key, known) for key, known in list(self._known.items())}
         asked = {key: answer for key, answer in answers.items() if answer is not None}
         mapped = _place(mapped, unplaced, asked)
         samples = []
@@ -130,6 +134,16 @@ class FileSet:
         filesystem = self._filesystems.get(key[0]) or _filesystem_of(link)
         memory = kind_named(filesystem).memory or path.startswith("/memfd:")
         self._known[key] = _Known(path, filesystem, memory, [link])
+
+    def _answer(self, key: Key, known: _Known) -> _Answer | None:
+        """Small files are asked in every eighth round only, each in its turn: there can be thousands, and
+        they weigh nothing."""
+        last = known.last
+        if last is not None and last.size < _SMALL and (key[1] + self._round) % 8:
+            known.links = []
+            return last
+        known.last = self._ask(key, known)
+        return known.last
 
     def _ask(self, key: Key, known: _Known) -> _Answer | None:
         links, known.links = [*known.links, known.path], []  # descriptors are looked up anew each time

@@ -86,7 +86,8 @@ def _who(grew: str, samples: tuple[Sample, ...]) -> tuple[str, ...]:
     if grew in ("mapped", "cache", "dirty", "shmem"):
         grown = _grown_files(grew, samples)[:3]
         if grown:
-            # A library's pages come in while a program starts; what is small beside the largest is not the answer.
+            # A library's pages come in while a program starts; what is small beside the largest is not the
+            # answer.
             return tuple(_file_line(grew, file, rise) for file, rise in grown if 20 * rise >= grown[0][1])
     processes = _grown_processes(grew, samples)
     return tuple(f"process {each.pid} ({each.name}): +{format_size(rise)}" for each, rise in processes[:3])
