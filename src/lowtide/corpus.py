@@ -19,6 +19,7 @@ from lowtide.errors import FormatError
 from lowtide.formats import Layout
 from lowtide.rows import Numbers, Rows
 from lowtide.storage import Store
+from lowtide.storage.buffers import wrap
 
 FINGERPRINT_BLOCKS = 16
 FINGERPRINT_BYTES = 4096
@@ -101,10 +102,7 @@ class Corpus:
         # Integer arithmetic: a float would round differently from 2**53 tokens on.
         span = len(self) - count
         starts = [self.first + span * block // (FINGERPRINT_BLOCKS - 1) for block in range(FINGERPRINT_BLOCKS)]
-        size = FINGERPRINT_BLOCKS * count * item
-        buffer = self.store.take(size)
-        try:
-            self.store.gather(np.array(starts, np.int64), item, count * item, buffer, sparse=True)
-            return hashlib.blake2b(buffer.view[:size], digest_size=16).hexdigest()
-        finally:
-            self.store.pool.give(buffer)
+        # Not from the pool: a state must be had also while the user's batches fill the budget.
+        blocks = wrap(np.empty(FINGERPRINT_BLOCKS * count * item, np.uint8))
+        self.store.gather(np.array(starts, np.int64), item, count * item, blocks, sparse=True)
+        return hashlib.blake2b(blocks.view, digest_size=16).hexdigest()

@@ -1,14 +1,17 @@
 """``Feed``: batches of windows in an order that is a pure function, with a cursor that counts rows.
 
-One idea: row k of the stream is computed from (data, seed, k) alone; a step's batch is rows [cursor, cursor + batch) of it
-and a rank's share is its slice of those. So ranks, prefetch, budget and batch size never change what comes, and
-resuming is one integer.
+One idea: row k of the stream is computed from (data, seed, k) alone; a step's batch is rows [cursor, cursor + batch) of
+it and a rank's share is its slice of those. So ranks, prefetch, budget and batch size never change what comes, and
+resuming is one integer. A finite (sequential) feed ends with a step of the rows left over and one of the tokens left
+over.
 
 Costs about 10 microseconds a batch beyond reading and widening; no thread: each step tells the kernel of the next.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,8 +26,8 @@ from lowtide.streams import Stream
 from lowtide.units import format_size
 from lowtide.windows import Batch, Windows
 
-LOOKAHEAD = 8192  # window starts computed at a time, over as many steps as that covers
-
+LOOKAHEAD = 8192  # most window starts computed at a time, over as many steps as that covers
+MOST_ROWS = 2**62  # a cursor beyond this is no place anyone reached, and near where int64 ends
 
 Skips = Sequence[tuple[int, int]]  # steps to leave out: (first, last), both included
 
@@ -44,8 +47,15 @@ class Ranks(NamedTuple):
     stated: bool
 
 
+class Known(NamedTuple):
+    """Window starts of some steps: one value, so that threads never see half of it."""
+
+    cursor: int  # where the first of the steps begins
+    starts: Numbers  # (steps, this rank's rows)
+
+
 class Feed:
-    """An iterator of ``(x, y)``: C-contiguous, not aliasing, yours until dropped. ``feed[step]`` is any step's batch."""
+    """An iterator of ``(x, y)``: C-contiguous, not aliasing, yours until dropped. ``feed[step]``: any step's batch."""
 
     def __init__(self, windows: Windows, stream: Stream, batch: int, ranks: Ranks, skip: Skips = ()) -> None:
         self.tokens = windows.tokens
@@ -56,10 +66,11 @@ class Feed:
         self._windows = windows
         self._stream = stream
         self._whole_only = False
-        self._skip = sorted((int(first), int(last_step)) for first, last_step in skip)
         self._share = batch // self.world
-        self._known_from = 0
-        self._known: Numbers = np.empty((0, self._share), np.int64)
+        self._known: Known
+        self._lock: threading.Lock
+        self._skip = sorted(self._rows_of(*_checked_skip(steps)) for steps in skip)
+        self._forget()
 
     # Iterating
 
@@ -67,12 +78,13 @@ class Feed:
         return self
 
     def __next__(self) -> Batch:
-        cursor = self._after_skips(self.cursor)
-        if self._ended(cursor):
-            raise StopIteration
-        batch = self._read(cursor, ahead=True)
-        self.cursor = cursor + self.batch
-        return batch
+        with self._turn():
+            cursor = self._after_skips(self.cursor)
+            if self._ended(cursor):
+                raise StopIteration
+            batch = self._read(cursor, ahead=True)
+            self.cursor = self._after(cursor)  # only now: a step that failed can be asked for again
+            return batch
 
     def whole_batches(self) -> Feed:
         """This feed, from now on without the batches at a sequential order's end that are not full."""
@@ -84,7 +96,7 @@ class Feed:
         cursor = self._after_skips(self.cursor)
         while not self._ended(cursor):
             yield cursor
-            cursor = self._after_skips(cursor + self.batch)
+            cursor = self._after_skips(self._after(cursor))
 
     def at(self, cursor: int) -> Batch:
         """The batch that begins at this row of the stream."""
@@ -101,7 +113,7 @@ class Feed:
 
     def __getitem__(self, step: int) -> Batch:
         """The batch of any step, without moving."""
-        return self._read(self._row(step), ahead=False)
+        return self._read(self._checked_row(step), ahead=False)
 
     def __getitems__(self, steps: Iterable[int]) -> list[Batch]:
         """Several steps' batches: what a torch DataLoader asks a map-style dataset for."""
@@ -109,7 +121,7 @@ class Feed:
 
     def where(self, step: int) -> list[Place]:
         """File and byte offset of each of this rank's rows of a step."""
-        starts, _ = self._starts(self._row(step))
+        starts, _ = self._starts(self._checked_row(step))
         return [Place(*self.tokens.place(int(start))) for start in starts]
 
     # The cursor
@@ -117,11 +129,14 @@ class Feed:
     @property
     def step(self) -> int:
         """Steps of this batch size that the rows delivered so far make."""
-        return self.cursor // self.batch
+        full = self._stream.rows
+        if full is None or self.cursor < full:
+            return self.cursor // self.batch
+        return -(-full // self.batch) + self.cursor - full
 
     def seek(self, step: int) -> None:
         """Go to a step; the next batch is that step's."""
-        self.cursor = self._row(step)
+        self.cursor = self._checked_row(step)
 
     def state_dict(self) -> dict[str, Any]:
         """A few integers and a fingerprint, safe for JSON: where this feed is, and of which data and order."""
@@ -135,7 +150,8 @@ class Feed:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where the state was; refused, naming what differs, if it is of other data or another order."""
-        check_state(state, self.state_dict())
+        end = None if self._stream.rows is None else self._full_rows() + self._tail()
+        check_state(state, self.state_dict(), most=MOST_ROWS if end is None else end)
         self.cursor = int(state["rows"])
 
     def plan(self) -> Plan:
@@ -161,7 +177,7 @@ class Feed:
             windows = Windows(self.tokens, length, windows.dtype)
         later = None
         if ahead:
-            following = self._after_skips(cursor + self.batch)
+            following = self._after_skips(self._after(cursor))
             if self._stream.rows is None or following + self.batch <= self._full_rows():
 
                 def later() -> Numbers:
@@ -173,20 +189,21 @@ class Feed:
         """First tokens of this rank's windows of the step at ``cursor``, and how long they are."""
         if self._stream.rows is not None and cursor + self.batch > self._full_rows():
             return self._last_starts(cursor)
-        index, rest = divmod(cursor - self._known_from, self.batch)
-        if rest or not 0 <= index < len(self._known):
+        known = self._known
+        index, rest = divmod(cursor - known.cursor, self.batch)
+        if rest or not 0 <= index < len(known.starts):
+            # One step at first, so that any step is had at once; more and more for those who read on.
+            known = self._known = self._look_ahead(cursor, 2 * index if index == len(known.starts) else 1)
             index = 0
-            self._look_ahead(cursor)
-        return self._known[index], self.length
+        return known.starts[index], self.length
 
-    def _look_ahead(self, cursor: int) -> None:
-        steps = max(1, LOOKAHEAD // self._share)
+    def _look_ahead(self, cursor: int, steps: int) -> Known:
+        steps = max(1, min(steps, LOOKAHEAD // self._share))
         if self._stream.rows is not None:
             steps = max(1, min(steps, (self._full_rows() - cursor) // self.batch))
         first = np.arange(steps, dtype=np.int64)[:, None] * self.batch + (cursor + self.rank * self._share)
         rows = (first + np.arange(self._share, dtype=np.int64)).reshape(-1)
-        self._known = self._stream.starts(rows).reshape(steps, self._share) + self.tokens.first
-        self._known_from = cursor
+        return Known(cursor, self._stream.starts(rows).reshape(steps, self._share) + self.tokens.first)
 
     def _last_starts(self, cursor: int) -> tuple[Numbers, int]:
         """The end of a sequential feed: a batch of fewer windows, then one shorter window of the tokens left over."""
@@ -211,19 +228,69 @@ class Feed:
         full = self._full_rows()
         if self._whole_only:
             return cursor + self.batch > full
-        after_last = -(-full // self.batch) * self.batch
-        return cursor >= after_last + self._tail()
+        return cursor >= full + self._tail()
 
-    def _after_skips(self, cursor: int) -> int:
-        for first, last in self._skip:
-            if first * self.batch <= cursor < (last + 1) * self.batch:
-                cursor = (last + 1) * self.batch
-        return cursor
+    # Steps and rows
 
     def _row(self, step: int) -> int:
+        """The row a step begins at."""
+        full = self._stream.rows
+        if full is None:
+            return step * self.batch
+        return min(step * self.batch, full) + max(0, step - -(-full // self.batch))
+
+    def _after(self, cursor: int) -> int:
+        """The row behind the step that begins at ``cursor``."""
+        full = self._stream.rows
+        if full is None or cursor + self.batch <= full:
+            return cursor + self.batch
+        return full if cursor < full else cursor + 1
+
+    def _rows_of(self, first: int, last: int) -> tuple[int, int]:
+        return self._row(first), self._row(last + 1)
+
+    def _after_skips(self, cursor: int) -> int:
+        """The next step that has no row of those to leave out."""
+        for first, end in self._skip:
+            # A cursor that another batch size left may stand inside a step: what only reaches into a skip goes too.
+            if cursor < end and first < self._after(cursor):
+                cursor = end
+        return cursor
+
+    def _checked_row(self, step: int) -> int:
         if isinstance(step, bool) or not isinstance(step, (int, np.integer)):
             raise TypeError(f"feed: expected a step number, got {type(step).__name__}. Use feed[0].")
-        end = len(self) if self._stream.rows is not None else None
-        if step < 0 or (end is not None and step >= end):
-            raise IndexError(f"feed: expected a step from 0{'' if end is None else f' to {end - 1}'}, got {step}.")
-        return int(step) * self.batch
+        last = (MOST_ROWS // self.batch if self._stream.rows is None else len(self)) - 1
+        if not 0 <= step <= last:
+            raise IndexError(f"feed: expected a step from 0 to {last}, got {step}. Use one of those.")
+        return self._row(int(step))
+
+    # Threads and processes
+
+    def _turn(self) -> threading.Lock:
+        """One step at a time; a forked child has a lock of its own, since the parent's may be held."""
+        if self._process != os.getpid():
+            self._forget()
+        return self._lock
+
+    def _forget(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._known = Known(0, np.empty((0, self._share), np.int64))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_known")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+def _checked_skip(steps: Any) -> tuple[int, int]:
+    whole = (int, np.integer)
+    if not isinstance(steps, (tuple, list)) or len(steps) != 2 or not all(isinstance(step, whole) for step in steps):
+        raise TypeError(f"skip: expected pairs of steps, got {steps!r}. Use skip=[(first, last)], both left out.")
+    first, last = int(steps[0]), int(steps[1])
+    if not 0 <= first <= last:
+        raise ValueError(f"skip: expected 0 <= first <= last, got {steps!r}. Use skip=[({last}, {first})].")
+    return first, last

@@ -1,7 +1,7 @@
 """Is a saved state of this data and this order? If not, what differs?
 
-One idea: only what fixes the order is compared - data, length, order, seed - so another batch size, world size or machine
-resumes exactly, and everything else is refused with both values.
+One idea: only what fixes the order is compared - data, length, order, seed - so another batch size, world size or
+machine resumes exactly, and everything else is refused with both values.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NAMES = {
 }
 
 
-def check_state(state: Any, mine: dict[str, Any]) -> None:
-    """StateError naming the first thing in which ``state`` differs from a feed's own state."""
+def check_state(state: Any, mine: dict[str, Any], *, most: int) -> None:
+    """StateError naming the first thing in which ``state`` differs from a feed's own; ``most``: rows there can be."""
     if not isinstance(state, dict) or state.get("lowtide") != 1:
         found = type(state).__name__ if not isinstance(state, dict) else f"version {state.get('lowtide')!r}"
         raise StateError(
@@ -36,6 +36,8 @@ def check_state(state: Any, mine: dict[str, Any]) -> None:
                 f"Make the feed with {name}={state.get(name)!r} to go on where it was."
             )
     _check_data(state.get("data"), mine["data"])
+    if rows > most:
+        raise StateError(f"state: expected rows of at most {most}, got {rows}. The state is damaged: use an older one.")
 
 
 def _check_data(data: Any, mine: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lowtide.order import Permutation, draws, key
+from lowtide.order.words import integer
 from lowtide.rows import Numbers
 
 ORDERS = ("shuffled", "random", "sequential")
@@ -106,6 +107,7 @@ class Sequential:
 
 
 def make_stream(order: str, tokens: int, length: int, seed: int) -> Stream:
+    seed = integer("batches", "seed", seed)  # also of NumPy's integers: a state must be safe for JSON
     if order == "shuffled":
         return Shuffled(tokens, length, seed)
     if order == "random":

@@ -63,13 +63,16 @@ class Tokens(Corpus):
 
     def split(self, val: float | int = 0.005) -> tuple[Tokens, Tokens]:
         """Everything but the tail, and the tail: ``val`` is its share (below 1) or its number of tokens."""
-        count = val if isinstance(val, int) and val >= 1 else round(len(self) * val)
+        if isinstance(val, bool) or not isinstance(val, (int, float, np.integer, np.floating)):
+            raise TypeError(f"split: expected a number for val, got {type(val).__name__}. Use a share such as val=0.1.")
+        whole = isinstance(val, (int, np.integer))
+        count = int(val) if whole else round(len(self) * float(val)) if 0 < val < 1 else 0
         if not 0 < count < len(self):
             raise ValueError(
                 f"split: expected 1 to {len(self) - 1} tokens for val, got {count} (val={val} of {len(self)} tokens). "
                 f"Use a share such as val=0.1, or a number of tokens."
             )
-        border = self.last - int(count)
+        border = self.last - count
         return self._part(self.first, border), self._part(border, self.last)
 
     def batches(
@@ -86,9 +89,9 @@ class Tokens(Corpus):
     ) -> Feed:
         """A feed of ``(x, y)`` with ``length`` tokens a row; ``batch`` is the global batch of all ranks together.
 
-        ``order``: ``shuffled`` (every window once an epoch), ``random`` (with replacement) or ``sequential`` (every token
-        predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``skip``: steps to leave out around a
-        loss spike, as (first, last), both included.
+        ``order``: ``shuffled`` (every window once an epoch), ``random`` (with replacement) or ``sequential`` (every
+        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``skip``: steps of this batch
+        size to leave out around a loss spike, as (first, last), both included.
         """
         _at_least("batch", batch, 1)
         _at_least("length", length, 1)
@@ -97,7 +100,7 @@ class Tokens(Corpus):
         self.store.keep_for_ranks(ranks.world)
         windows = Windows(self, length, dtype)
         feed = Feed(windows, make_stream(order, len(self), length, seed), batch, ranks, skip)
-        self._admit(windows, batch // ranks.world)
+        windows.admit(batch // ranks.world)
         return feed
 
     def documents(self) -> Iterator[NDArray[np.int64]] | None:
@@ -130,23 +133,13 @@ class Tokens(Corpus):
         return _rebuild(self.layout, self.store, first, last, self.vocab, self.eot)
 
     def _long_enough(self, length: int, order: str) -> None:
-        needed = 2 if order == "sequential" else length + 1 if order == "random" else 2 * length
+        needed = {"sequential": 2, "random": length + 1}.get(order, 2 * length)
         if len(self) < needed:
+            longest = len(self) // 2 if order == "shuffled" else len(self) - 1
             raise FormatError(
                 f"{self.store.where}: expected {needed} tokens or more for length={length} ({order}), got {len(self)}. "
-                f"Use length={max(1, len(self) // 2)} or less, or more data."
+                f"Use {f'length={longest} or less, or ' if longest > 0 else ''}more data."
             )
-
-    def _admit(self, windows: Windows, share: int) -> None:
-        """Two batches (one held, one being filled) and the scratch they are widened from must fit the budget."""
-        size, scratch = windows.nbytes(share)
-        self.store.budget.admit(
-            size,
-            copies=2,
-            extra=scratch,
-            where=f"{self.store.where}: batches of {share} x {windows.length} per rank",
-            smaller=f"use a batch below {max(1, share // 2)} per rank",
-        )
 
 
 def _rebuild(layout: Layout, store: Store, first: int, last: int, vocab: int | None, eot: int | None) -> Tokens:
@@ -156,19 +149,22 @@ def _rebuild(layout: Layout, store: Store, first: int, last: int, vocab: int | N
 
 
 def _ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
-    size = 1 if world is None else _at_least("world", world, 1)
-    mine = 0 if rank is None else rank
-    if not 0 <= mine < size:
+    if (rank is None) != (world is None):
         raise ValueError(
-            f"rank: expected 0 to {size - 1} for world={size}, got {mine}. Pass rank= and world= together."
+            f"rank: expected rank= and world= together, got rank={rank} and world={world}. "
+            "Pass both, or neither when one process reads everything."
         )
+    size = 1 if world is None else _at_least("world", world, 1)
+    mine = 0 if rank is None else _at_least("rank", rank, 0)
+    if mine >= size:
+        raise ValueError(f"rank: expected 0 to {size - 1} for world={size}, got {mine}. Ranks count from 0.")
     if batch % size:
         below, above = batch // size * size, -(-batch // size) * size
         nearest = f"batch={above}" if below == 0 else f"batch={below} or batch={above}"
         raise ValueError(
             f"batch: expected a global batch that divides among world={size} ranks, got {batch}. Use {nearest}."
         )
-    return Ranks(mine, size, stated=rank is not None or world is not None)
+    return Ranks(mine, size, stated=rank is not None)
 
 
 def _at_least(name: str, value: int, least: int) -> int:

@@ -1,7 +1,7 @@
 """Tensors from feeds, datasets for ``DataLoader``, and nanoGPT's ``get_batch`` as a drop-in.
 
-One idea: a tensor shares memory with the batch that was read, so nothing is copied on the CPU; for a GPU the batch is read
-into pinned memory, copied asynchronously, and its buffer is free again once an event says that the copy is done.
+One idea: a tensor shares memory with the batch that was read, so nothing is copied on the CPU; for a GPU the batch is
+read into pinned memory, copied asynchronously, and its buffer is free again once an event says that the copy is done.
 
 The only file that imports torch for reading. What needs CUDA is marked: no machine with one has run it yet.
 """
@@ -27,6 +27,8 @@ from lowtide.windows import Windows
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
+IN_FLIGHT = 1  # copies to a GPU: with the batch being filled that makes the two that every budget has room for
+
 
 def tensors(feed: Feed, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> TensorFeed:
     """The feed's batches as tensors on ``device``; has ``seek``, ``state_dict`` and ``load_state_dict`` of its own.
@@ -50,7 +52,12 @@ class TensorFeed:
         return self
 
     def __next__(self) -> Pair:
-        pair = self._shipping.ship(next(self.feed))
+        before = self.feed.cursor
+        try:
+            pair = self._shipping.ship(next(self.feed))
+        except BaseException:
+            self.feed.cursor = before  # a batch that did not reach the device comes again
+            raise
         self._received = self.feed.cursor
         return pair
 
@@ -86,12 +93,12 @@ class _Shipping:
 
     def _ship_to_cuda(self, x: torch.Tensor, y: torch.Tensor) -> Pair:  # untested: no machine with CUDA has run this
         there = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         # The host tensors hold the lease; they are let go only after the copy out of them has completed.
         self._copying.append((event, (x, y)))
-        while self._copying and self._copying[0][0].query():
-            self._copying.popleft()
+        while self._copying and (self._copying[0][0].query() or len(self._copying) > IN_FLIGHT):
+            self._copying.popleft()[0].synchronize()
         return self._widened(there[0]), self._widened(there[1])
 
     def _widened(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -104,12 +111,13 @@ def _allocate_pinned(size: int) -> NDArray[Any]:  # untested: no machine with CU
 
 
 def _refuse_same_data_for_all(feed: Feed) -> None:
+    """Several ranks and a feed that was told of none."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     world = torch.distributed.get_world_size() if distributed else 1
     if world > 1 and not feed.ranks_stated:
         raise ValueError(
-            f"tensors: expected a feed with rank= and world={world}, got one without, so that every rank would train on "
-            f"the same rows. Use batches(..., rank={torch.distributed.get_rank()}, world={world})."
+            f"feed: expected one with rank= and world={world}, got one without: all ranks would train on equal rows. "
+            f"Use batches(..., rank={torch.distributed.get_rank()}, world={world})."
         )
 
 
@@ -138,6 +146,7 @@ class WindowDataset(Dataset[Pair]):
         numbers: Numbers = np.asarray(indices, np.int64)
         if len(numbers) and not (-self._count <= numbers.min() and numbers.max() < self._count):
             raise IndexError(f"dataset: expected windows from 0 to {self._count - 1}, got {list(indices)}.")
+        self._windows.admit(len(numbers))
         starts = numbers % self._count * self._windows.length + self._windows.tokens.first
         x, y = (torch.from_numpy(half) for half in self._windows.read(starts))
         return list(zip(x, y, strict=True))
@@ -150,6 +159,7 @@ class FeedDataset(IterableDataset[Pair]):
     """
 
     def __init__(self, feed: Feed) -> None:
+        _refuse_same_data_for_all(feed)
         self.feed = feed
 
     def __iter__(self) -> Iterator[Pair]:
@@ -187,7 +197,9 @@ def nanogpt(
                     f"{tokens.store.where}: expected more than block_size={block_size} tokens, got {len(tokens)}. "
                     f"Use block_size={max(1, len(tokens) - 1)} or less."
                 )
-            ready[split] = Windows(tokens, block_size), _Shipping(target, None, tokens)
+            windows = Windows(tokens, block_size)
+            windows.admit(batch_size)
+            ready[split] = windows, _Shipping(target, None, tokens)
         windows, shipping = ready[split]
         starts = torch.randint(len(windows.tokens) - block_size, (batch_size,))
         return shipping.ship(windows.read(starts.numpy()))

@@ -38,6 +38,18 @@ class Windows:
         half = whole_pages(rows * self.length * self.dtype.itemsize)
         return 2 * half, rows * (self.length + 1) * self.tokens.dtype.itemsize
 
+    def admit(self, rows: int) -> None:
+        """Two batches (one held, one being filled) and the scratch they are widened from must fit the budget."""
+        size, scratch = self.nbytes(rows)
+        store = self.tokens.store
+        store.budget.admit(
+            size,
+            copies=2,
+            extra=scratch,
+            where=f"{store.where}: batches of {rows} x {self.length} per rank",
+            smaller=f"use a batch below {max(1, rows // 2)} per rank",
+        )
+
     def read(self, starts: Numbers, *, rows: int | None = None, ahead: Callable[[], Numbers] | None = None) -> Batch:
         """x and y of the windows at these tokens (counted from the corpus's beginning), lent until dropped.
 
@@ -84,7 +96,7 @@ class Windows:
             low, high = int(narrow.min()), int(narrow.max())
             limits = np.iinfo(self.dtype)
             if low < limits.min or high > limits.max:
+                found = low if low < limits.min else high
                 raise FormatError(
-                    f"{tokens.store.where}: expected ids that fit {self.dtype}, got {low if low < limits.min else high}. "
-                    f"Use dtype='int64'."
+                    f"{tokens.store.where}: expected ids that fit {self.dtype}, got {found}. Use dtype='int64'."
                 )
