@@ -1,0 +1,124 @@
+"""The pytest plugin: ``@pytest.mark.memory_budget(anon="64 MiB", mapped="16 MiB")`` and ``memory_growth``.
+
+One idea: a budget a test states is always measured; there is no switch to forget. Kinds are anon, mapped,
+shmem and tables (growth of this process, sampled every 5 ms, its children not counted), rss (the kernel's own
+high-water mark, which no peak escapes) and cache (page cache of ``files=``, read at the end). Growth counts
+from after the fixtures to the end of the test. ``fresh=True`` runs the test in a process of its own.
+
+A run without the mark pays for the import alone. Where memory cannot be measured (no /proc) the test runs
+and a warning says that its budget was not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from functools import partial
+
+import pytest
+
+from lowtide.pytest_plugin.budgets import KINDS, Budget, broken, read_budget, summary, verdict
+from lowtide.pytest_plugin.fresh import note, run_fresh
+from lowtide.pytest_plugin.meter import Meter, can_measure
+
+__all__ = ["MemoryBudgetWarning", "Meter"]
+
+_BUDGET = pytest.StashKey[Budget]()
+_METER = pytest.StashKey[Meter]()
+_NAME = "memory_budget"
+
+
+class MemoryBudgetWarning(pytest.PytestWarning):
+    """A stated budget could not be checked here."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # How a fresh process is told where to leave its reports; nobody types it.
+    parser.addoption("--lowtide-fresh", metavar="FILE", default=None, help="used by memory_budget(fresh=True) only")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    kinds = ", ".join(f"{kind}=SIZE" for kind in KINDS)
+    config.addinivalue_line(
+        "markers",
+        f"{_NAME}({kinds}, files=PATHS, fresh=False): fail when memory of a kind grows by more during the test "
+        "(lowtide)",
+    )
+    fresh = config.getoption("lowtide_fresh")
+    if fresh is not None:
+        config.pluginmanager.register(_Notes(fresh))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Read every budget before the first test runs, so that a wrong one costs no waiting."""
+    for item in items:
+        marks = [(mark.args, mark.kwargs) for mark in item.iter_markers(_NAME)]
+        if not marks:
+            continue
+        try:
+            budget = read_budget(marks)
+        except ValueError as problem:
+            if hasattr(config, "workerinput"):  # xdist loses what a worker says while it collects: say it as a test
+                item.runtest = partial(pytest.fail, f"{_NAME}: {problem}", False)  # type: ignore[method-assign]
+                continue
+            raise pytest.UsageError(f"{item.nodeid}: {_NAME}: {problem}") from problem
+        item.stash[_BUDGET] = budget
+        if budget.fresh and config.getoption("lowtide_fresh") is None:
+            item.setup = _nothing  # type: ignore[method-assign]  # fixtures belong to the fresh process
+            item.runtest = partial(run_fresh, item)  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def memory_growth(request: pytest.FixtureRequest) -> Iterator[Meter]:
+    """How much memory of this process has grown since the test began, in bytes by kind: ``.anon``,
+    ``.mapped``, ``.shmem``, ``.tables``, ``.rss`` now, ``.peak["anon"]`` the most so far. ``.restart()``
+    forgets a warm-up, ``.count(path)`` adds a file to ``.cache``."""
+    if not can_measure():
+        pytest.skip("memory_growth: this system has no /proc to measure with")
+    yield _meter(request.node)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Measure around the test itself, inside every other plugin's work."""
+    budget = item.stash.get(_BUDGET, None)
+    elsewhere = isinstance(item.runtest, partial)
+    if elsewhere or (budget is None and _METER not in item.stash):
+        return (yield)
+    if not can_measure():
+        item.warn(MemoryBudgetWarning(f"{_NAME}: not checked, this system has no /proc to measure with"))
+        return (yield)
+    meter = _meter(item)
+    meter.start()
+    try:
+        yield
+    finally:
+        meter.stop()
+        measured = meter.measured()
+        item.add_report_section("call", "memory", summary(measured))
+        item.user_properties += [(f"memory_{kind}", size) for kind, size in measured.peak.items()]
+    if budget is not None:
+        if "cache" in budget.allowed and not meter.files:
+            pytest.fail(f"{_NAME}: cache: expected files to count, got none. Add files=[...] or count(path).", False)
+        if broken(budget, measured):
+            pytest.fail(verdict(budget, measured), pytrace=False)
+
+
+class _Notes:
+    """In a fresh process only: keeps the reports for the parent."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        note(report, self._path)
+
+
+def _meter(item: pytest.Item) -> Meter:
+    if _METER not in item.stash:
+        budget = item.stash.get(_BUDGET, None)
+        item.stash[_METER] = Meter(budget.files if budget is not None else ())
+    return item.stash[_METER]
+
+
+def _nothing() -> None:
+    pass
