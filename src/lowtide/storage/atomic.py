@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +18,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary file that becomes ``path`` when the block ends well, and vanishes when it does not."""
     target = Path(path)
     # A name of its own for every writer: two processes that save the same target must not share a temporary.
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with temporary.open("xb") as file:
             yield file

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -39,7 +38,10 @@ class Direct:
         smallest = 2 * PAGE
         self.threads = max(1, min(THREADS, allowance // smallest))
         self.piece = max(smallest, min(PIECE, allowance // self.threads) // PAGE * PAGE)
+        from concurrent.futures import ThreadPoolExecutor, wait  # here: it brings logging, 4 ms at every import
+
         self._local = threading.local()
+        self._wait = wait
         # Threads start with the first read. Every read goes through them, so that no more staging buffers exist than counted.
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="lowtide-direct")
 
@@ -48,7 +50,9 @@ class Direct:
         work = self._pieces(spans, buffer)
         shares = [work[start :: self.threads] for start in range(min(self.threads, len(work)))]
         running = [self._pool.submit(self._read, share) for share in shares]
-        wait(running)  # all of them, also when one failed: nobody may write into a buffer that went back to the pool
+        self._wait(
+            running
+        )  # all of them, also when one failed: nobody may write into a buffer that went back to the pool
         for done in running:
             done.result()
 
@@ -82,20 +86,21 @@ class Direct:
         """At least ``wanted`` bytes from an aligned offset into aligned memory."""
         align = self.alignment
         path = self.files.extents[file].path
-        number = self.files.descriptor(file, flags=os.O_DIRECT).number
+        descriptor = self.files.descriptor(file, flags=os.O_DIRECT)  # kept: its last reference closes it
         length = -(-wanted // align) * align
-        got = 0
+        got, stuck = 0, False
         while got < wanted:
             try:
-                more = os.preadv(number, [into[got:length]], first + got)
+                more = os.preadv(descriptor.number, [into[got:length]], first + got)
             except InterruptedError:
                 continue
             except OSError as problem:
                 raise read_failed(path, first + got, problem) from problem
-            if more == 0:
-                raise came_short(path, first, wanted, got)
-            # A short direct read is continued from the last aligned byte it reached.
-            got = got + more if got + more >= wanted else (got + more) // align * align
+            # A short direct read is continued from the last aligned byte it reached. Twice none: the file ends there.
+            reached = got + more if got + more >= wanted else (got + more) // align * align
+            if more == 0 or (stuck and reached == got):
+                raise came_short(path, first, wanted, got + more)
+            got, stuck = reached, reached == got
 
     def _staging(self) -> memoryview:
         staging: memoryview | None = getattr(self._local, "staging", None)
