@@ -87,4 +87,4 @@ def reading_from(disk: Disk) -> Iterator[Disk]:
     try:
         yield disk
     finally:
-        os.preadv = REAL  # type: ignore[assignment]
+        os.preadv = REAL

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ def test_raw_bytes_that_are_not_a_whole_number_of_rows_are_refused_with_the_near
     (tmp_path / "x.f32").write_bytes(bytes(1003))
     with pytest.raises(lowtide.FormatError, match=r"1000 and 1004"):
         lowtide.open(tmp_path / "x.f32", dtype="float32")
-    with pytest.raises(lowtide.FormatError, match=r"976 and 1016"):
+    with pytest.raises(lowtide.FormatError, match=r"1000 and 1040"):
         lowtide.open(tmp_path / "x.f32", dtype="float32", shape=(-1, 10))
 
 
@@ -130,12 +132,13 @@ try:
 except PermissionError:
     sys.exit(42)
 """
-    rows.parent.chmod(0o755)
-    for parent in rows.parents:
-        if not parent.stat().st_mode & 0o001:
-            pytest.skip(f"NOT TESTED: nobody else may look into {parent}")
     source = str(Path(lowtide.__file__).parent.parent)
-    done = subprocess.run([sys.executable, "-c", script, rows], env={**os.environ, "PYTHONPATH": source}, check=False)
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own directories are closed to everybody else
+        Path(directory).chmod(0o755)
+        place = rows.rename(Path(directory) / "rows.npy")
+        done = subprocess.run(
+            [sys.executable, "-c", script, place], env={**os.environ, "PYTHONPATH": source}, check=False
+        )
     assert done.returncode == 42
 
 
@@ -295,7 +298,7 @@ def test_unknown_strategies_caches_and_budgets_are_refused_with_what_there_is(ro
 def test_a_closed_array_refuses_everything_and_closing_twice_is_fine(rows: Path, strategy: str) -> None:
     array = lowtide.open(rows, strategy=strategy)
     held = array[3:5]
-    going = [array.chunks(10), array.shuffled(10), array.gather([1, 2], 1), array.sample(3)]
+    going: list[Any] = [array.chunks(10), array.shuffled(10), array.gather([1, 2], 1), array.sample(3)]
     lent = [next(iterator) for iterator in going]
     copies = [rows.copy() for rows in lent]
     array.close()
@@ -307,7 +310,7 @@ def test_a_closed_array_refuses_everything_and_closing_twice_is_fine(rows: Path,
         lambda: array.shuffled(10),
         lambda: array.gather([1], 1),
         lambda: array.sample(1),
-        *(lambda i=iterator: next(i) for iterator in going),  # type: ignore[misc]
+        *(partial(next, iterator) for iterator in going),
     ]
     for attempt in attempts:
         with pytest.raises(ValueError, match=r"closed.*Open it again"):

@@ -180,6 +180,16 @@ def test_one_iterator_asked_by_many_threads_gives_every_row_once(path: Path) -> 
             assert sorted(found) == list(range(COUNT))
 
 
+@pytest.mark.parametrize("way", ["chunks", "shuffled", "gather", "sample"])
+def test_an_iterator_crosses_pickle_and_goes_on_where_it_was(path: Path, way: str) -> None:
+    with lowtide.open(path) as array:
+        batches: Any = array.gather(np.arange(500), 64) if way == "gather" else getattr(array, way)(64)
+        next(batches)
+        again = pickle.loads(pickle.dumps(batches))
+        assert again.position == 64
+        assert np.array_equal(next(again), next(batches))
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_reading_and_closing_loses_no_descriptor(path: Path, strategy: str, no_lost_descriptors: None) -> None:
     for _ in range(5):
@@ -203,7 +213,7 @@ def test_an_array_that_is_dropped_without_closing_loses_no_descriptor(
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_six_hundred_files_are_read_with_four_hundred_descriptors_allowed(tmp_path: Path, strategy: str) -> None:
-    """Descriptors are opened when needed and at most ``MOST_OPEN`` are kept, also for one batch that touches them all."""
+    """At most ``MOST_OPEN`` are kept, also while one batch touches every file."""
     for number in range(600):
         np.save(tmp_path / f"{number:03}.npy", np.arange(number * 40, number * 40 + 40).reshape(10, 4))
     script = """

@@ -9,6 +9,7 @@ Crosses fork, threads and pickle: descriptors are opened anew in each process an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -104,10 +105,8 @@ class Array:
 
     def chunks(self, rows: int | None = None, *, start: int = 0) -> ChunkIterator:
         """Every row once, in order, ``rows`` at a time (default: what the budget makes comfortable); the last may be short."""
-        if rows is None:
-            rows = self._comfortable()
-        self._admit("chunks", rows)
-        return ChunkIterator(self._rows, rows, _start(start, len(self)), len(self))
+        size = self._admit("chunks", self._comfortable() if rows is None else rows, len(self))
+        return ChunkIterator(self._rows, size, _start(start, len(self)), len(self))
 
     def __iter__(self) -> Any:
         """Row by row, read in chunks."""
@@ -130,16 +129,15 @@ class Array:
         ``start``: rows of this rank already had. ``rank`` of ``world`` receives its own slice of the order.
         ``locality``: shuffle only within runs of neighbouring rows of this many bytes (the runs in random order).
         """
-        self._admit("shuffled", batch)
         first, last = rank_slice(len(self), rank, world)
+        size = self._admit("shuffled", batch, last - first)
         self._store.keep_for_ranks(world)
         order = self._order(seed, epoch, locality)
         upcoming = Upcoming(order.block, first + _start(start, last - first), last)
-        return BatchIterator(self._rows, batch, upcoming, base=first, scattered=locality is None)
+        return BatchIterator(self._rows, size, upcoming, base=first, scattered=locality is None)
 
     def gather(self, indices: Any, batch: int, *, start: int = 0) -> BatchIterator:
         """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative count from the end) or a mask."""
-        self._admit("gather", batch)
         wanted = np.asarray(indices)
         if wanted.ndim != 1:
             raise ValueError(
@@ -148,27 +146,21 @@ class Array:
         if wanted.dtype == bool or wanted.size == 0:
             chosen = select(wanted, self.shape).rows
             wanted = np.asarray(chosen, np.int64)
+        size = self._admit("gather", batch, len(wanted))
         _check_all(wanted, len(self))
-        count = len(self)
-
-        def block(first: int, size: int) -> Numbers:
-            return inside(wanted[first : first + size], count)
-
-        return BatchIterator(self._rows, batch, Upcoming(block, _start(start, len(wanted)), len(wanted)))
+        upcoming = Upcoming(partial(_block_of, wanted, len(self)), _start(start, len(wanted)), len(wanted))
+        return BatchIterator(self._rows, size, upcoming)
 
     def sample(self, batch: int, *, seed: int = 0, start: int = 0) -> BatchIterator:
         """Rows drawn with replacement, without end; ``start``: rows already had."""
-        self._admit("sample", batch)
-        count = len(self)
-        if count == 0:
+        size = self._admit("sample", batch, None)
+        if len(self) == 0:
             raise ValueError(
                 f"{self._store.where}: expected rows to sample from, got an empty array. Use another file."
             )
-
-        def block(first: int, size: int) -> Numbers:
-            return draws(count, seed=seed, start=first, count=size)
-
-        return BatchIterator(self._rows, batch, Upcoming(block, _start(start, None), None), scattered=True)
+        _whole("seed", seed)  # here, not at the first batch
+        drawn = partial(_drawn, len(self), seed)
+        return BatchIterator(self._rows, size, Upcoming(drawn, _start(start, None), None), scattered=True)
 
     # What it costs
 
@@ -208,24 +200,40 @@ class Array:
         size = min(LARGEST_CHUNK, self._store.budget.limit // 8)
         return max(1, size // max(1, self._rows.nbytes))
 
-    def _admit(self, call: str, batch: int) -> None:
+    def _admit(self, call: str, batch: int, rows_left: int | None) -> int:
+        """The batch size to use - no more than there are rows - if the budget can hold such batches."""
         if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)):
             raise TypeError(f"{call}: expected a whole number of rows, got {type(batch).__name__}. Use {call}(4096).")
         if batch < 1:
             raise ValueError(f"{call}: expected 1 row or more at a time, got {batch}. Use {call}(4096).")
         store, rows = self._store, self._rows
-        strategy = store.strategy  # a closed store is refused here, not at the first batch
-        batch = min(int(batch), max(1, len(self))) if call != "sample" else int(batch)
+        store.require_open()  # a closed store is refused here, not at the first batch
+        batch = int(batch) if rows_left is None else min(int(batch), max(1, rows_left))
         fits = (store.budget.limit - store.budget.aside) // max(1, rows.copies * rows.nbytes)
         store.budget.admit(
             batch * rows.nbytes,
             copies=rows.copies,
             where=f"{store.where}: {call}({batch})",
-            smaller=f"use {call}({fits})" if fits else f"a smaller row (strategy {strategy.name!r})",
+            smaller=f"use {call}({fits})" if fits else "",
         )
+        return batch
+
+
+def _block_of(wanted: NDArray[Any], count: int, first: int, size: int) -> Numbers:
+    return inside(wanted[first : first + size], count)
+
+
+def _drawn(count: int, seed: int, first: int, size: int) -> Numbers:
+    return draws(count, seed=seed, start=first, count=size)
+
+
+def _whole(what: str, number: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+        raise TypeError(f"{what}: expected a whole number, got {type(number).__name__}. Use {what}=0.")
 
 
 def _start(start: int, last: int | None) -> int:
+    _whole("start", start)
     if start < 0 or (last is not None and start > last):
         rows = "0 or more" if last is None else f"0 to {last}"
         raise ValueError(f"start: expected {rows} (rows already had), got {start}. Use start=0 for the beginning.")

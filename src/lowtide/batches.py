@@ -8,6 +8,8 @@ Costs one block of row numbers (64 KiB) and about 10 microseconds a batch. No th
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,7 +23,7 @@ from lowtide.storage import Buffer
 BLOCK = 8192  # row numbers computed at a time: 64 KiB, and the order's fixed cost spread over many batches
 
 
-SPARSE_FROM = 64
+SPARSE_FROM = 64  # an array this many times longer than a batch holds few neighbours of it
 
 
 class Upcoming:
@@ -63,6 +65,27 @@ class Upcoming:
         return block
 
 
+class Turn:
+    """One thread at a time asks an iterator for its next batch. A forked or unpickled one begins with nobody in it."""
+
+    __slots__ = ("_lock", "_process")
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
+        return Turn, ()
+
+    def __enter__(self) -> None:
+        if self._process != os.getpid():
+            self.__init__()  # type: ignore[misc]  # a thread of the parent may hold the inherited lock
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class ChunkIterator:
     """Consecutive rows. ``position`` is the row the next chunk starts at."""
 
@@ -71,6 +94,7 @@ class ChunkIterator:
         self._batch = batch
         self.position = start
         self._stop = stop
+        self._turn = Turn()
 
     def __iter__(self) -> ChunkIterator:
         return self
@@ -79,6 +103,10 @@ class ChunkIterator:
         return -(-max(0, self._stop - self.position) // self._batch)
 
     def __next__(self) -> NDArray[Any]:
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> NDArray[Any]:
         count = min(self._batch, self._stop - self.position)
         if count <= 0:
             raise StopIteration
@@ -103,6 +131,7 @@ class BatchIterator:
         self._sparse = scattered and min(batch, BLOCK) * SPARSE_FROM < rows.count
         self._upcoming = upcoming
         self._base = base
+        self._turn = Turn()
 
     @property
     def position(self) -> int:
@@ -116,6 +145,10 @@ class BatchIterator:
         return 0 if stop is None else -(-max(0, stop - self._upcoming.position) // self._batch)
 
     def __next__(self) -> NDArray[Any]:
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> NDArray[Any]:
         count = self._upcoming.left(self._batch)
         if count == 0:
             raise StopIteration

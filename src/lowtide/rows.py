@@ -77,6 +77,9 @@ class Rows:
                 f"request for {len(numbers)} rows, {format_size(size)}. Read fewer rows, iterate, or open with "
                 f"budget={size}."
             )
+        if self.fortran:  # columns are turned in a buffer as large as the result
+            where = f"{self.store.where}: {len(numbers)} rows of a file in Fortran order"
+            budget.admit(size, copies=1, where=where, smaller="read fewer rows")
         out = _empty((len(numbers), *self.shape), self.dtype)
         buffer = wrap(out)
         if isinstance(numbers, range):

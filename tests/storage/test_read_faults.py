@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,13 +16,13 @@ from tests.storage.kinds import KINDS, Made
 
 import lowtide
 
-ROWS = 41
+ROWS = 23
 # Strategies whose data comes through preadv. The mapped ones use it to look whether data is cached, and no more.
 READING = ("read", "direct")
 WAYS: dict[str, Callable[[lowtide.Array], Any]] = {
-    "chunks": lambda array: array.chunks(16),
-    "shuffled": lambda array: array.shuffled(16, seed=1),
-    "gather": lambda array: array.gather(np.arange(ROWS)[::-1], 16),
+    "chunks": lambda array: array.chunks(8),
+    "shuffled": lambda array: array.shuffled(8, seed=1),
+    "gather": lambda array: array.gather(np.arange(ROWS)[::-1], 8),
 }
 
 
@@ -116,7 +115,6 @@ def test_a_read_that_fails_once_is_reported_and_asking_again_goes_on_exactly(
 
 def nothing_lost(array: lowtide.Array, aside: int) -> None:
     """Every buffer is back and, once the free ones are given up, the budget holds what it did at first."""
-    gc.collect()
     assert array._store.pool.lent == 0
     array._store.pool.trim()
     assert array._store.budget.held == aside
@@ -177,7 +175,7 @@ def test_direct_reads_that_stop_making_progress_end_in_an_error_not_in_a_hang(wa
 
 @pytest.mark.parametrize("fault", ["EIO", "nothing"])
 @pytest.mark.parametrize("strategy", ["read", "direct"])
-@pytest.mark.parametrize("key", [3, slice(2, 30), [9, 1, 5]], ids=str)
+@pytest.mark.parametrize("key", [3, slice(2, 20), [9, 1, 5]], ids=str)
 def test_indexing_a_broken_disk_raises_and_the_array_stays_usable(
     key: Any, strategy: str, fault: str, made: dict[str, Made]
 ) -> None:
@@ -197,9 +195,9 @@ def test_mapped_strategies_give_the_right_rows_whatever_their_probing_reads_do(
 ) -> None:
     file = made["npy C"]
     with opened(file, strategy, "keep") as array:
-        expected = [batch.copy() for batch in array.shuffled(16, seed=1)]
+        expected = [batch.copy() for batch in array.shuffled(8, seed=1)]
         with reading_from(Disk(FAULTS[fault], at=1, persistent=True)):
-            found = [batch.copy() for batch in array.shuffled(16, seed=1)]
+            found = [batch.copy() for batch in array.shuffled(8, seed=1)]
     assert np.array_equal(np.concatenate(found), np.concatenate(expected))
 
 
@@ -212,7 +210,7 @@ def test_an_unsupported_flag_is_a_missing_feature_and_not_an_error(made: dict[st
     file = made["npy C"]
     for cache in ("keep", "drop"):
         with opened(file, "read", cache) as array, reading_from(Disk(no_flags, at=1, persistent=True)) as disk:
-            assert np.array_equal(np.concatenate([chunk.copy() for chunk in array.chunks(16)]), file.rows)
+            assert np.array_equal(np.concatenate([chunk.copy() for chunk in array.chunks(8)]), file.rows)
             assert np.array_equal(array[[5, 1]], file.rows[[5, 1]])
             assert disk.fired
             assert "RWF_DONTCACHE" not in array.plan().rung

@@ -60,7 +60,10 @@ class Budget:
         return Budget, (self.limit if self.stated else "auto",)
 
     def admit(self, batch: int, *, copies: int, where: str, smaller: str, extra: int = 0) -> None:
-        """Refuse, before a byte is read, batches of which ``copies`` cannot be held; an unstated budget grows instead."""
+        """Refuse, before a byte is read, batches of which ``copies`` cannot be held; an unstated budget grows instead.
+
+        ``smaller`` is what else would help, if anything would: ``use chunks(512)``.
+        """
         needed = whole_pages(batch) * copies + whole_pages(extra) + self.aside
         if not self.stated:
             batches = whole_pages(batch) * max(copies, AUTO_BATCHES)
@@ -69,7 +72,7 @@ class Budget:
             raise BudgetError(
                 f"{where}: expected a budget of {format_size(needed)} or more ({copies} x {format_size(batch)}: "
                 f"what you hold and what is being filled), got {format_size(self.limit)}. "
-                f"Open with budget={needed} or {smaller}."
+                f"Open with budget={needed}{' or ' + smaller if smaller else ''}."
             )
 
     def try_reserve(self, size: int) -> bool:
@@ -86,6 +89,10 @@ class Budget:
             return False
         self.aside += size
         return True
+
+    def release_aside(self, size: int) -> None:
+        self.release(size)
+        self.aside -= size
 
     def release(self, size: int) -> None:
         with self._lock:

@@ -19,6 +19,9 @@ from lowtide.errors import ReadError
 from lowtide.units import format_size
 
 MOST_OPEN = 256  # below the usual 1,024 of RLIMIT_NOFILE, also with several stores in one process
+MOST_TOGETHER = 64  # files one call reads from at a time: it keeps their descriptors, whatever else is closed meanwhile
+
+Identity = tuple[int, int]  # device and inode
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,16 @@ class Extent:
     offset: int
     length: int
     size: int
+
+
+def identities_of(extents: tuple[Extent, ...]) -> dict[int, Identity]:
+    """Which files these are now; one that is missing is left out and reported when it is read."""
+    found = {}
+    for index, extent in enumerate(extents):
+        with contextlib.suppress(OSError):
+            status = os.stat(extent.path)  # noqa: PTH116
+            found[index] = (status.st_dev, status.st_ino)
+    return found
 
 
 class Descriptor:
@@ -50,11 +63,15 @@ class Descriptor:
 
 
 class Files:
-    """Descriptors of a store's files, opened at first use, at most ``MOST_OPEN`` kept."""
+    """Descriptors of a store's files, opened at first use; those not used for longest are closed beyond ``most``.
 
-    def __init__(self, extents: tuple[Extent, ...]) -> None:
+    ``identities`` are the files' own, as the store found them: one put in their place is not theirs.
+    """
+
+    def __init__(self, extents: tuple[Extent, ...], identities: dict[int, Identity], *, most: int = MOST_OPEN) -> None:
         self.extents = extents
-        self._identities: dict[int, tuple[int, int]] = {}
+        self._identities = identities
+        self._most = most
         self.closed = False
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, bool, int], Descriptor] = OrderedDict()
@@ -70,6 +87,10 @@ class Files:
         descriptor = self._open.get(key)
         if descriptor is None:
             descriptor = self._open_file(key)
+        elif len(self._open) > self._most // 2:  # where some may have to go, the order of use matters
+            with self._lock:
+                self._open[key] = descriptor
+                self._open.move_to_end(key)
         status = os.fstat(descriptor.number)
         if status.st_size != self.extents[index].size or (status.st_nlink == 0 and descriptor.linked):
             raise self._changed(index, status.st_size)
@@ -87,8 +108,6 @@ class Files:
         try:
             descriptor = Descriptor(extent.path, flags)
         except OSError as problem:
-            if flags:
-                raise  # the strategy that asked for the flag knows what to do without it
             raise ReadError(
                 f"{extent.path}: expected to open it again, got {problem.strerror}. Put the file back and open it anew.",
                 path=extent.path,
@@ -101,7 +120,7 @@ class Files:
             os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
         with self._lock:
             self._open[key] = descriptor
-            while len(self._open) > MOST_OPEN:
+            while len(self._open) > self._most:
                 self._open.popitem(last=False)
         return descriptor
 

@@ -14,6 +14,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -29,6 +30,7 @@ from lowtide.storage.spans import Ahead, Spans
 FAULT_AROUND = 64 * 1024  # the kernel's fault_around_bytes; only debugfs can change it
 TABLE = 512 * PAGE  # what one page table covers: no fault maps pages beyond its own table
 PROBES = 4  # rows looked at to guess whether a call's data is cached
+MOST_MAPPED = 128  # files kept mapped at once: Python's mmap holds a descriptor of its own for each
 
 
 Runs = tuple[NDArray[np.int64], int, int]  # (numbers, stride, shift): run i begins at numbers[i] * stride + shift
@@ -92,7 +94,8 @@ class Map:
         for file, runs, out in tables(spans, buffer):
             mapping = self._kept.get(file)
             if mapping is None:
-                mapping = self._kept[file] = Mapping(held[file], self.files.extents[file].size)
+                mapping = Mapping(held[file], self.files.extents[file].size)
+                keep(self._kept, file, mapping)
             mapping.copy(runs, out)
 
     def close(self) -> None:
@@ -160,12 +163,19 @@ class Cured:
         if mapping is None:
             mapping = Mapping(descriptor, size, advice=mmap.MADV_RANDOM if scattered else mmap.MADV_NORMAL)
             mapping.map.madvise(mmap.MADV_DONTDUMP)  # keeps it out of core files; frees nothing
-            self._kept[(file, scattered)] = mapping
+            keep(self._kept, (file, scattered), mapping)
         return mapping
 
     def close(self) -> None:
         self._kept.clear()
         self.files.close()
+
+
+def keep(kept: dict[Any, Mapping], key: object, mapping: Mapping) -> None:
+    """Remember a mapping; the oldest goes where there are too many."""
+    kept[key] = mapping
+    while len(kept) > MOST_MAPPED:
+        kept.pop(next(iter(kept)), None)
 
 
 def tables(spans: Spans, buffer: Buffer) -> Iterator[tuple[int, Runs, NDArray[np.uint8]]]:

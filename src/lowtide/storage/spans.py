@@ -6,7 +6,7 @@ only one that turns them into files and offsets, or merges neighbours. Pure func
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -55,6 +55,23 @@ class Spans(NamedTuple):
     def length_of_each(self) -> list[int]:
         return [self.length] * len(self.numbers) if self.lengths is None else self.lengths
 
+    def few_files(self, most: int) -> Iterator[tuple[Spans, int]]:
+        """The same runs in parts of at most ``most`` files, each with the byte of the buffer where it begins."""
+        if len(self.files) <= most or len(set(self.files)) <= most:
+            yield self, 0
+            return
+        first, start, lengths = 0, 0, self.length_of_each()
+        while first < len(self.files):
+            seen: set[int] = set()
+            last = first
+            while last < len(self.files) and (self.files[last] in seen or len(seen) < most):
+                seen.add(self.files[last])
+                last += 1
+            part = None if self.lengths is None else lengths[first:last]
+            yield Spans(self.files[first:last], self.numbers[first:last], *self[2:5], part), start
+            start += sum(lengths[first:last])
+            first = last
+
     def targets(self, buffer: Buffer) -> list[list[memoryview]]:
         """Where each run goes: one after the other from the buffer's start."""
         if self.lengths is None:
@@ -98,9 +115,10 @@ class Located:
             file = int(np.searchsorted(self.ends, offset, side="right"))
             while length > 0:
                 part = min(length, int(self.ends[file]) - offset)
-                files.append(file)
-                starts.append(offset + int(self.shift[file]))
-                parts.append(part)
+                if part > 0:  # a file may hold no data at all
+                    files.append(file)
+                    starts.append(offset + int(self.shift[file]))
+                    parts.append(part)
                 offset, length, file = offset + part, length - part, file + 1
         return Spans(files, np.array(starts, np.int64), 1, 0, 0, parts)
 

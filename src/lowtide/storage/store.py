@@ -20,8 +20,8 @@ from lowtide.errors import BudgetError
 from lowtide.machine import direct_alignment, file_kind, room_for_cache
 from lowtide.storage.buffers import Budget, Buffer, Pool
 from lowtide.storage.direct import Direct
-from lowtide.storage.files import Extent, Files
-from lowtide.storage.mapped import Cured, Map
+from lowtide.storage.files import MOST_OPEN, MOST_TOGETHER, Extent, Files, identities_of
+from lowtide.storage.mapped import MOST_MAPPED, Cured, Map
 from lowtide.storage.pread import Read
 from lowtide.storage.spans import GAP, NETWORK_GAP, Ahead, Located, Offsets, Round, Spans, merge
 from lowtide.units import KIB, MIB, format_size
@@ -72,6 +72,8 @@ class Store:
         self.drop, self.cache_why = self._decide_cache(cache)
         self.closed = False
         self._process = os.getpid()
+        self._identities = identities_of(extents)
+        self._allowance = 0
         self._strategy, self.strategy_why = self._make_strategy(strategy)
 
     # What a user may do with it
@@ -99,18 +101,17 @@ class Store:
             if rounds is not None and self._gather_merged(rounds, length, buffer):
                 return
         later = None if ahead is None else lambda: self._located.spans(ahead(), stride, length)
-        strategy.fill(self._located.spans(numbers, stride, length), buffer, ahead=later, scattered=True)
+        self._fill(self._located.spans(numbers, stride, length), buffer, ahead=later, scattered=True)
 
     def run(self, offset: int, length: int, buffer: Buffer) -> None:
         """Fill ``buffer`` with one run of consecutive bytes."""
         if length:
             spans = self._located.spans(np.array([offset], np.int64), 1, length)
-            self.strategy.fill(spans, buffer, scattered=False)
+            self._fill(spans, buffer, scattered=False)
 
     def take(self, size: int) -> Buffer:
         """A buffer from the budget."""
-        if self.closed:
-            raise self._is_closed()
+        self.require_open()
         return self.pool.take(size)
 
     def lend(self, buffer: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -119,8 +120,7 @@ class Store:
     @property
     def strategy(self) -> Strategy:
         """The strategy in use, with descriptors of this very process."""
-        if self.closed:
-            raise self._is_closed()
+        self.require_open()
         if self._process != os.getpid():
             # After a fork: new descriptors, new locks, new threads. The parent's go with the old object.
             self._process = os.getpid()
@@ -134,6 +134,7 @@ class Store:
             self.drop = False
             self.cache_why = f"{world} ranks share these files, and dropping would evict what the others need"
             self._strategy.close()
+            self.budget.release_aside(self._allowance)
             self._strategy, self.strategy_why = self._make_strategy(self.asked[0])
 
     def close(self) -> None:
@@ -142,12 +143,22 @@ class Store:
             self.closed = True
             self._strategy.close()
             self.pool.trim()
+            if self._process == os.getpid():  # after a fork the child never set it aside
+                self.budget.release_aside(self._allowance)
 
     def __reduce__(self) -> tuple[Any, ...]:
         strategy, cache = self.asked
         return _reopen, (self.extents, strategy, cache, self.budget)
 
     # How it does it
+
+    def _fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:
+        """Through the strategy, a bounded number of files at a time."""
+        strategy = self.strategy
+        later = None if ahead is None else lambda: next(ahead().few_files(MOST_TOGETHER))[0]
+        for part, start in spans.few_files(MOST_TOGETHER):
+            into = Buffer(buffer.view[start:], 0) if start else buffer
+            strategy.fill(part, into, ahead=later, scattered=scattered)
 
     def _merge_round(self, length: int) -> int:
         return max(length, min(MERGE_ROUND, self.budget.limit // 32))
@@ -159,7 +170,7 @@ class Store:
             return False
         try:
             for turn in rounds:
-                self.strategy.fill(self._located.unequal(turn.starts, turn.lengths), scratch, scattered=True)
+                self._fill(self._located.unequal(turn.starts, turn.lengths), scratch, scattered=True)
                 _scatter(scratch, turn, length, buffer.bytes)
         finally:
             self.pool.give(scratch)
@@ -178,7 +189,9 @@ class Store:
         name = asked
         if asked == "auto":
             name, why = "read", "reads into our own buffers: bounded, and no mapping to be killed by"
-        files = Files(self.extents)
+        self._allowance = 0
+        mapped = name in ("remap", "advise", "map")
+        files = Files(self.extents, self._identities, most=MOST_OPEN - MOST_MAPPED if mapped else MOST_OPEN)
         if name == "direct":
             alignment = self._direct_alignment()
             if alignment is not None:
@@ -199,6 +212,7 @@ class Store:
                 f"{self.where}: expected a budget of {format_size(4 * SMALLEST_ALLOWANCE)} or more for "
                 f"strategy={name!r}, got {format_size(self.budget.limit)}. Raise the budget or use strategy='read'."
             )
+        self._allowance = allowance
         return allowance
 
     def _direct_alignment(self) -> int | None:
@@ -211,8 +225,9 @@ class Store:
         finally:
             os.close(number)
 
-    def _is_closed(self) -> ValueError:
-        return ValueError(f"{self.where}: expected an open store, got a closed one. Open it again.")
+    def require_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self.where}: expected an open store, got a closed one. Open it again.")
 
 
 def _scatter(scratch: Buffer, turn: Round, length: int, out: NDArray[np.uint8]) -> None:
