@@ -20,6 +20,8 @@ from lowtide.storage.buffers import whole_pages
 
 Batch = tuple[NDArray[Any], NDArray[Any]]
 
+_BYTE = np.dtype(np.uint8)
+
 
 class Windows:
     """Reads batches of windows of one length from one corpus."""
@@ -57,30 +59,39 @@ class Windows:
         """
         store = self.tokens.store
         size, scratch_size = self.nbytes(max(len(starts), rows or 0, 1))
-        scratch = store.take(scratch_size)
+        buffer = store.take(size)  # before reading: a batch there is no room for is refused unread
         try:
-            buffer = store.take(size)
-            try:
-                self._fill(starts, scratch, buffer, size // 2, ahead)
-            except BaseException:
-                store.pool.give(buffer)
-                raise
-        finally:
-            store.pool.give(scratch)
-        root = store.lend(buffer, (buffer.capacity,), np.dtype(np.uint8))
+            self._fill(starts, buffer, size // 2, scratch_size, ahead)
+        except BaseException:
+            store.pool.give(buffer)
+            raise
+        root = store.lend(buffer, (buffer.capacity,), _BYTE)
         return self._half(root, 0, len(starts)), self._half(root, size // 2, len(starts))
 
     def _half(self, memory: Any, offset: int, rows: int) -> NDArray[Any]:
         return np.ndarray((rows, self.length), self.dtype, memory, offset)
 
     def _fill(
-        self, starts: Numbers, scratch: Buffer, buffer: Buffer, half: int, ahead: Callable[[], Numbers] | None
+        self, starts: Numbers, buffer: Buffer, half: int, scratch_size: int, ahead: Callable[[], Numbers] | None
     ) -> None:
-        tokens = self.tokens
-        item = tokens.dtype.itemsize
-        tokens.store.gather(starts, item, (self.length + 1) * item, scratch, ahead=ahead, sparse=len(starts) < 4096)
-        narrow: NDArray[Any] = np.ndarray((len(starts), self.length + 1), tokens.dtype, scratch.view)
-        self._check(narrow, starts)
+        store = self.tokens.store
+        item = self.tokens.dtype.itemsize
+        window = (self.length + 1) * item
+        fetched = store.fetch(starts, item, window)
+        if fetched is not None:
+            self._widen(fetched.view(self.tokens.dtype), starts, buffer, half)
+            return
+        scratch = store.take(scratch_size)
+        try:
+            store.gather(starts, item, window, scratch, ahead=ahead, sparse=len(starts) < 4096)
+            narrow: NDArray[Any] = np.ndarray((len(starts), self.length + 1), self.tokens.dtype, scratch.view)
+            self._widen(narrow, starts, buffer, half)
+        finally:
+            store.pool.give(scratch)
+
+    def _widen(self, narrow: NDArray[Any], starts: Numbers, buffer: Buffer, half: int) -> None:
+        if self._narrows or self.tokens.vocab is not None:
+            self._check(narrow, starts)
         np.copyto(self._half(buffer.view, 0, len(starts)), narrow[:, :-1], casting="unsafe")
         np.copyto(self._half(buffer.view, half, len(starts)), narrow[:, 1:], casting="unsafe")
 

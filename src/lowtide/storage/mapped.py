@@ -51,18 +51,21 @@ class Mapping:
     def copy(self, runs: Runs, out: NDArray[np.uint8]) -> None:
         """These runs into the rows of ``out``."""
         numbers, stride, shift = runs
-        key = (stride, shift, out.shape[1])
-        if self._key != key:
-            self._key, self._table = key, self._every_run(*key)
+        table = self.every_run(stride, shift, out.shape[1])
         if stride == out.shape[1]:  # whole rows: one take, straight into the buffer
             # "raise" would go through a second copy, and the numbers are in range
-            self._table.take(numbers, 0, out, "clip")
+            table.take(numbers, 0, out, "clip")
         else:
-            out[:] = self._table[numbers]
+            out[:] = table[numbers]
 
-    def _every_run(self, stride: int, shift: int, length: int) -> NDArray[np.uint8]:
-        count = (len(self.bytes) - shift - length) // stride + 1
-        return as_strided(self.bytes[shift:], (count, length), (stride, 1), writeable=False)
+    def every_run(self, stride: int, shift: int, length: int) -> NDArray[np.uint8]:
+        """Row i is the run of ``length`` bytes at ``i * stride + shift``: a view of the mapping."""
+        key = (stride, shift, length)
+        if self._key != key:
+            count = (len(self.bytes) - shift - length) // stride + 1
+            self._key = key
+            self._table = as_strided(self.bytes[shift:], (count, length), (stride, 1), writeable=False)
+        return self._table
 
     def take_back(self, offsets: NDArray[np.int64], length: int) -> None:
         """Unmap the pages of these runs and whatever faults mapped around them: every page table they touch, whole."""
@@ -90,13 +93,23 @@ class Map:
 
     def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:  # noqa: ARG002
         """Copy every span into ``buffer``, or raise."""
-        held = self.files.descriptors(spans.files, scattered=False)
         for file, runs, out in tables(spans, buffer):
-            mapping = self._kept.get(file)
-            if mapping is None:
-                mapping = Mapping(held[file], self.files.extents[file].size)
-                keep(self._kept, file, mapping)
-            mapping.copy(runs, out)
+            self._mapping(file).copy(runs, out)
+
+    def fetch(self, spans: Spans) -> NDArray[np.uint8] | None:
+        """Equal runs of one file in an array of their own, without a buffer between; None for others."""
+        if spans.lengths is not None or len(spans.files) != 1:
+            return None
+        table = self._mapping(spans.files[0]).every_run(spans.stride, spans.shift, spans.length)
+        return table[spans.numbers]
+
+    def _mapping(self, file: int) -> Mapping:
+        descriptor = self.files.descriptor(file)
+        mapping = self._kept.get(file)
+        if mapping is None:
+            mapping = Mapping(descriptor, self.files.extents[file].size)
+            keep(self._kept, file, mapping)
+        return mapping
 
     def close(self) -> None:
         self._kept.clear()

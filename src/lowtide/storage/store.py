@@ -103,6 +103,11 @@ class Store:
         later = None if ahead is None else lambda: self._located.spans(ahead(), stride, length)
         self._fill(self._located.spans(numbers, stride, length), buffer, ahead=later, scattered=True)
 
+    def fetch(self, numbers: Offsets, stride: int, length: int) -> NDArray[np.uint8] | None:
+        """The same runs as rows of a fresh array, where the strategy has a way without a buffer between; else None."""
+        strategy = self.strategy
+        return strategy.fetch(self._located.spans(numbers, stride, length)) if isinstance(strategy, Map) else None
+
     def run(self, offset: int, length: int, buffer: Buffer) -> None:
         """Fill ``buffer`` with one run of consecutive bytes."""
         if length:
