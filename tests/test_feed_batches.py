@@ -93,7 +93,7 @@ def test_ids_that_do_not_fit_are_refused_and_never_wrapped(tmp_path: Path, writt
 
 @pytest.mark.parametrize("dtype", ["float32", "bool", "U3"])
 def test_a_feed_of_anything_but_integers_is_refused(plain: lowtide.Tokens, dtype: str) -> None:
-    with pytest.raises(ValueError, match="expected an integer type for tokens.*Use dtype='int64'"):
+    with pytest.raises(ValueError, match=r"expected an integer type for tokens.*Use dtype='int64'"):
         plain.batches(4, length=8, dtype=dtype)
 
 

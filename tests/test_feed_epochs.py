@@ -1,4 +1,4 @@
-"""Epochs, the end of a sequential feed, and ranks: every window once, every token predicted once, every row to one rank."""
+"""Epochs, ends and ranks: every window once an epoch, every token predicted once, every row to one rank."""
 
 from __future__ import annotations
 

@@ -93,8 +93,7 @@ class Tokens(Corpus):
         token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``skip``: steps of this batch
         size to leave out around a loss spike, as (first, last), both included.
         """
-        _at_least("batch", batch, 1)
-        _at_least("length", length, 1)
+        batch, length = _at_least("batch", batch, 1), _at_least("length", length, 1)
         self._long_enough(length, order)
         ranks = _ranks(batch, rank, world)
         self.store.keep_for_ranks(ranks.world)
