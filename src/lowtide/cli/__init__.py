@@ -16,6 +16,8 @@ from lowtide.errors import LowtideError
 
 COMMANDS = {
     "info": "what a file is and how it would be read",
+    "plan": "what a run will hold, read and take, before it starts",
+    "bench": "measure every way to read a file, on this machine and disk",
     "doctor": "run a command or watch a process, and say which kind of memory grew",
     "train": "train a small GPT on tokens from disk",
 }

@@ -1,0 +1,214 @@
+"""What is measured: patterns of reading, ways to do each, and one job for every pair.
+
+One idea: a job is everything a fresh process needs to measure one way, as plain JSON-safe values, so that the
+process that measures shares nothing with the one that asks. Pure; reads nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lowtide.formats import Layout
+from lowtide.machine import PAGE
+from lowtide.storage.buffers import AUTO_BUDGET
+from lowtide.units import KIB, MIB, format_size, parse_size
+
+PATTERNS = ("chunks", "rows", "windows")
+LARGEST_CHUNK = 8 * MIB
+BATCH = 64  # rows or windows, unless stated
+ROW_BYTES = 2 * KIB  # a row of one-dimensional numbers, unless stated
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to read: Lowtide with a strategy and a cache policy, or np.memmap as people use it."""
+
+    name: str
+    strategy: str | None = None
+    cache: str = "keep"
+    patterns: tuple[str, ...] = PATTERNS
+
+    @property
+    def ours(self) -> bool:
+        return self.strategy is not None
+
+    @property
+    def warm(self) -> bool:
+        """Whether it can be measured on cached data: a way that drops what it read makes it cold again."""
+        return self.cache == "keep" or self.strategy == "direct"
+
+
+# The most telling first: when time is short, the rest is what stays unmeasured.
+WAYS = (
+    Way("np.memmap"),
+    Way("read, keep", "read", "keep"),
+    Way("np.memmap recreated"),
+    Way("read, drop", "read", "drop"),
+    Way("nanoGPT's loop", patterns=("windows",)),
+    Way("map, keep", "map", "keep"),
+    Way("direct", "direct", "drop"),
+    Way("remap, keep", "remap", "keep"),
+    Way("advise, keep", "advise", "keep"),
+    Way("remap, drop", "remap", "drop"),
+    Way("advise, drop", "advise", "drop"),
+)
+BASELINE = "np.memmap"  # kept open, one gather a batch: what every ratio is against
+BOUNDED_BASELINE = "np.memmap recreated"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the user wants measured; 0 or None: whatever suits the data."""
+
+    batch: int = 0
+    row: int = 0
+    length: int = 1024
+    budget: int | str = "auto"
+    seconds: float = 1.0
+    rounds: int = 3
+    warm_bytes: int = 512 * MIB  # read again and again for the warm figures
+    drop: bool = True  # whether the file may be thrown out of the page cache
+    total_seconds: float | None = None
+
+
+def quick(ask: Ask) -> Ask:
+    """The same, one round, inside half a minute whatever the file's size."""
+    return replace(ask, seconds=min(ask.seconds, 0.2), rounds=1, warm_bytes=64 * MIB, total_seconds=26.0)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One way, one pattern, one run of one file."""
+
+    way: str
+    pattern: str
+    path: str
+    offset: int
+    size: int  # of the file
+    dtype: str
+    shape: tuple[int, ...]
+    fortran: bool
+    batch: int  # rows, windows, or rows of a chunk
+    length: int  # tokens of a window
+    budget: int | str
+    seconds: float
+    cold: bool
+    warm_rows: int  # leading rows that the warm part reads; 0: no warm part
+    seed: int = 0
+
+    @property
+    def way_itself(self) -> Way:
+        return next(way for way in WAYS if way.name == self.way)
+
+
+def one_file(layout: Layout) -> Layout:
+    """The layout of its largest file alone: np.memmap knows no more than one, and every way reads the same bytes."""
+    if len(layout.extents) == 1:
+        return layout
+    largest = max(range(len(layout.extents)), key=lambda index: layout.extents[index].length)
+    rows = layout.rows[largest]
+    shape = (rows, *layout.shape[1:])
+    return replace(layout, extents=(layout.extents[largest],), rows=(rows,), shape=shape, documents=None)
+
+
+def as_rows(layout: Layout, ask: Ask) -> Layout:
+    """One axis of numbers as rows; anything else as it is."""
+    if len(layout.shape) > 1:
+        if ask.row:
+            raise ValueError(f"--row: expected data along one axis, got shape {layout.shape}. Leave --row out.")
+        return layout
+    width = ask.row or (ask.length if layout.dtype.kind in "iu" else max(1, ROW_BYTES // layout.dtype.itemsize))
+    return in_rows(layout, width)
+
+
+def in_rows(layout: Layout, width: int) -> Layout:
+    """One axis of numbers as whole rows of ``width``; what is left over at the end is left out."""
+    count = layout.shape[0] // width
+    if count == 0:
+        raise ValueError(
+            f"{layout.extents[0].path}: expected {width} items or more for one row, got {layout.shape[0]}. "
+            f"Use --row {max(1, layout.shape[0] // 64)}."
+        )
+    return replace(layout, shape=(count, width))
+
+
+def jobs_for(layout: Layout, ask: Ask, *, cold: bool) -> list[Job]:
+    """Every way and pattern for one file, the most telling first."""
+    rows = as_rows(layout, ask)
+    patterns = PATTERNS if len(layout.shape) == 1 and layout.dtype.kind in "iu" else PATTERNS[:2]
+    pairs = [(way, pattern) for way in WAYS for pattern in patterns if pattern in way.patterns]
+    return [_job(way, pattern, layout if pattern == "windows" else rows, ask, cold=cold) for way, pattern in pairs]
+
+
+def _job(way: Way, pattern: str, layout: Layout, ask: Ask, *, cold: bool) -> Job:
+    extent = layout.extents[0]
+    batch = _batch(pattern, layout, ask)
+    return Job(
+        way=way.name,
+        pattern=pattern,
+        path=extent.path,
+        offset=extent.offset,
+        size=extent.size,
+        dtype=layout.dtype.str,
+        shape=layout.shape,
+        fortran=layout.fortran,
+        batch=batch,
+        length=ask.length,
+        budget=ask.budget,
+        seconds=ask.seconds,
+        cold=cold,
+        warm_rows=_warm_rows(layout, ask, _needed(pattern, batch, ask.length)) if way.warm else 0,
+    )
+
+
+def _batch(pattern: str, layout: Layout, ask: Ask) -> int:
+    """Rows at a time, checked against what the file has."""
+    row = max(1, layout.row_nbytes)
+    if pattern == "chunks":
+        size = min(LARGEST_CHUNK, _comfortable(ask.budget, 8))
+        return max(1, min(size // row, layout.shape[0]))
+    batch = ask.batch or (max(1, min(BATCH, _comfortable(ask.budget, 4) // row)) if pattern == "rows" else BATCH)
+    needed, what = _needed(pattern, batch, ask.length), "rows" if pattern == "rows" else "tokens"
+    if layout.shape[0] < needed:
+        fits = layout.shape[0] // (2 * ask.length) if pattern == "windows" else layout.shape[0]
+        way_out = f"Use --batch {fits}" if fits else f"Use --length {max(1, layout.shape[0] // (2 * batch))}"
+        raise ValueError(
+            f"{layout.extents[0].path}: expected {needed} {what} or more for a batch of {batch}, got {layout.shape[0]} "
+            f"({format_size(layout.nbytes)}). {way_out} or a larger file."
+        )
+    return batch
+
+
+def _needed(pattern: str, batch: int, length: int) -> int:
+    return 2 * batch * length if pattern == "windows" else batch
+
+
+def _warm_rows(layout: Layout, ask: Ask, least: int) -> int:
+    """As many leading rows as fit the warm part; a Fortran-ordered file has no leading part, so all or nothing."""
+    if layout.fortran:
+        return layout.shape[0] if layout.nbytes <= 8 * ask.warm_bytes else 0
+    return max(least, min(layout.shape[0], ask.warm_bytes // max(1, layout.row_nbytes)))
+
+
+def useful_bytes(job: Job) -> int:
+    """Bytes of one item as the user counts it: a row, or a window of ``length + 1`` tokens."""
+    item = np.dtype(job.dtype).itemsize
+    if job.pattern == "windows":
+        return (job.length + 1) * item
+    return math.prod(job.shape[1:]) * item
+
+
+def most_cold(job: Job) -> int | None:
+    """Items after which scattered reads of a cold file would too often meet their own earlier pages."""
+    if job.pattern == "chunks":
+        return None
+    pages = -(-useful_bytes(job) // PAGE) + 1
+    return max(job.batch, job.size // 4 // (pages * PAGE))
+
+
+def _comfortable(budget: int | str, share: int) -> int:
+    limit = AUTO_BUDGET if budget == "auto" else parse_size(budget, what="--budget")
+    return limit // share

@@ -1,0 +1,129 @@
+"""The loops that are measured: each an iterator that reads a batch a step and says how many items it had.
+
+One idea: every way delivers the same thing - rows copied into memory of the user's own, windows as two int64 arrays -
+and each rival is at its best: one gather a batch, a reused aligned buffer for chunks, an order computed in blocks
+instead of a permutation in memory. nanoGPT's loop alone is as its users have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from lowtide.array import Array
+from lowtide.bench.jobs import Job
+from lowtide.formats import Extent, Layout
+from lowtide.order import Permutation
+from lowtide.storage import Store
+from lowtide.storage.buffers import allocate_anonymous
+from lowtide.tokens import Tokens
+
+ORDER_BLOCK = 8192  # row numbers computed at a time, as Lowtide's own iterators do
+
+
+def batches(job: Job, rows: int, *, endless: bool) -> Iterator[int]:
+    """Items of each batch of the job's way over the first ``rows`` rows, once or again and again."""
+    make = _ours if job.way_itself.ours else _THEIRS[job.way, job.pattern]
+    part = replace(job, shape=(rows, *job.shape[1:]))
+    for epoch in count():
+        yield from make(part, epoch)
+        if not endless:
+            return
+
+
+def _ours(job: Job, epoch: int) -> Iterator[int]:
+    layout = layout_of_job(job)
+    way = job.way_itself
+    store = Store(layout.extents, strategy=way.strategy or "auto", cache=way.cache, budget=job.budget)
+    opened: Array | Tokens
+    if job.pattern == "windows":
+        opened = Tokens(layout, store)
+        feed = opened.batches(job.batch, length=job.length, seed=job.seed + epoch, order="random")
+        lengths = (len(x) for x, _ in feed)
+    else:
+        opened = Array(layout, store)
+        rows = opened.chunks(job.batch) if job.pattern == "chunks" else opened.shuffled(job.batch, epoch=epoch)
+        lengths = (len(batch) for batch in rows)
+    with opened:
+        yield from lengths
+
+
+def layout_of_job(job: Job) -> Layout:
+    """The job's rows as a layout of one file; in Fortran order that is always the whole file."""
+    dtype = np.dtype(job.dtype)
+    length = int(np.prod(job.shape, dtype=object)) * dtype.itemsize
+    extent = Extent(job.path, job.offset, length, job.size)
+    return Layout("raw", dtype, job.shape, job.fortran, (extent,), (job.shape[0],))
+
+
+def _map(job: Job) -> NDArray[Any]:
+    order = "F" if job.fortran else "C"
+    return np.memmap(job.path, np.dtype(job.dtype), "r", job.offset, job.shape, order=order)  # type: ignore[call-overload,no-any-return]
+
+
+def _maps(job: Job) -> Callable[[], NDArray[Any]]:
+    """The kept map, or a new one at every call."""
+    if job.way != "np.memmap":
+        return lambda: _map(job)
+    kept = np.asarray(_map(job))  # without the subclass, whose indexing costs a few microseconds more
+    return lambda: kept
+
+
+def _their_chunks(job: Job, _: int) -> Iterator[int]:
+    open_map = _maps(job)
+    dtype = np.dtype(job.dtype)
+    shape = (job.batch, *job.shape[1:])
+    memory = allocate_anonymous(max(1, int(np.prod(shape)) * dtype.itemsize))
+    buffer: NDArray[Any] = np.ndarray(shape, dtype, memory)
+    for first in range(0, job.shape[0], job.batch):
+        chunk = open_map()[first : first + job.batch]
+        np.copyto(buffer[: len(chunk)], chunk)
+        yield len(chunk)
+
+
+def _their_rows(job: Job, epoch: int) -> Iterator[int]:
+    open_map = _maps(job)
+    order = Permutation(job.shape[0], seed=job.seed, epoch=epoch)
+    for first in range(0, job.shape[0], ORDER_BLOCK):
+        block = order.block(first, min(ORDER_BLOCK, job.shape[0] - first))
+        for start in range(0, len(block), job.batch):
+            yield len(open_map()[block[start : start + job.batch]])
+
+
+def _their_windows(job: Job, epoch: int) -> Iterator[int]:
+    """One gather of all windows, then widened into x and y."""
+    open_map = _maps(job)
+    chance = np.random.default_rng(job.seed + epoch)
+    while True:
+        starts = chance.integers(0, job.shape[0] - job.length, job.batch)
+        narrow = sliding_window_view(open_map(), job.length + 1)[starts]
+        x, y = narrow[:, :-1].astype(np.int64), narrow[:, 1:].astype(np.int64)
+        yield len(x) if len(x) == len(y) else 0
+
+
+def _nanogpt(job: Job, epoch: int) -> Iterator[int]:
+    """get_batch as nanoGPT has it, on NumPy: the map recreated, a slice and a widening for every window, two stacks."""
+    chance = np.random.default_rng(job.seed + epoch)
+    while True:
+        data = _map(job)
+        starts = chance.integers(0, job.shape[0] - job.length, job.batch)
+        x = np.stack([data[i : i + job.length].astype(np.int64) for i in starts])
+        y = np.stack([data[i + 1 : i + 1 + job.length].astype(np.int64) for i in starts])
+        yield len(x) if len(x) == len(y) else 0
+
+
+_THEIRS: dict[tuple[str, str], Callable[[Job, int], Iterator[int]]] = {
+    ("np.memmap", "chunks"): _their_chunks,
+    ("np.memmap", "rows"): _their_rows,
+    ("np.memmap", "windows"): _their_windows,
+    ("np.memmap recreated", "chunks"): _their_chunks,
+    ("np.memmap recreated", "rows"): _their_rows,
+    ("np.memmap recreated", "windows"): _their_windows,
+    ("nanoGPT's loop", "windows"): _nanogpt,
+}

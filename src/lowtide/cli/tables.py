@@ -1,0 +1,74 @@
+"""Facts and tables as aligned lines: rich's colours on a terminal, plain text everywhere else.
+
+One idea: a command builds rows of text and says which are headings; widths are worked out here, once, and the lines are
+the same with and without colour. rich is imported only when stdout is a terminal. Knows nothing of what is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDEST = 120  # longer lines are hard to read, however wide the window is
+
+
+@dataclass(frozen=True)
+class Line:
+    """Text and how it looks on a terminal: a rich style, '' for plain."""
+
+    text: str
+    style: str = ""
+
+
+def width() -> int:
+    return min(WIDEST, shutil.get_terminal_size((100, 24)).columns)
+
+
+def facts(pairs: Sequence[tuple[str, str]], styles: dict[str, str] | None = None) -> list[Line]:
+    """``name  value`` lines, values wrapped under themselves; a name repeated is left blank; styled by name."""
+    if not pairs:
+        return []
+    indent = max(len(name) for name, _ in pairs) + 2
+    lines, before = [], ""
+    for name, value in pairs:
+        parts = textwrap.wrap(value, max(30, width() - indent), break_long_words=False, break_on_hyphens=False) or [""]
+        for place, part in enumerate(parts):
+            shown = name if place == 0 and name != before else ""
+            lines.append(Line(f"{shown:<{indent}}{part}".rstrip(), (styles or {}).get(name, "")))
+        before = name
+    return lines
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = (), gap: int = 2) -> list[Line]:
+    """Columns as wide as they need: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [cell.rjust(size) for cell, size in zip(row[1:], widths[1:], strict=True)]
+        return (" " * gap).join([row[0].ljust(widths[0]), *cells]).rstrip()
+
+    looks = [*styles, *[""] * (len(rows) - len(styles))]
+    return [Line(line(header), "dim"), *(Line(line(row), look) for row, look in zip(rows, looks, strict=True))]
+
+
+def show(lines: Sequence[Line]) -> None:
+    """Print to stdout. Text from outside is never taken for markup; control characters in it are shown, not obeyed."""
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        for line in lines:
+            print(visible(line.text))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(Text(visible(line.text), style=line.style))
+
+
+def visible(text: str) -> str:
+    """A file's name may hold anything, also an escape sequence."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
