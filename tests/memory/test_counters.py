@@ -60,14 +60,22 @@ HELD_AS = {
 }
 
 
+def grown(held: str, empty: Sample, directory: Path) -> dict[str, int]:
+    with holding(held, SIZE, directory) as pid:
+        sample = sample_of(pid)
+    return {kind: sample.of(kind) - empty.of(kind) for kind in KINDS}
+
+
 @pytest.mark.parametrize("held", HELD_AS)
 def test_bytes_held_on_purpose_are_counted_in_their_kind_and_no_other(held: str, empty: Sample, tmp_path: Path) -> None:
-    with holding(held, SIZE, tmp_path) as pid:
-        sample = sample_of(pid)
-    grown = {kind: sample.of(kind) - empty.of(kind) for kind in KINDS}
+    found = grown(held, empty, tmp_path)
+    for _ in range(5):
+        if "dirty" not in held or found["dirty"] > SIZE - SLACK:
+            break
+        found = grown(held, empty, tmp_path)  # the kernel may write dirty pages out at any moment
     for kind in KINDS:
         expected = SIZE if kind == HELD_AS[held] else 0
-        assert abs(grown[kind] - expected) < SLACK, f"{held}: {kind} is {grown[kind]:,}, expected about {expected:,}"
+        assert abs(found[kind] - expected) < SLACK, f"{held}: {kind} is {found[kind]:,}, expected about {expected:,}"
 
 
 def test_pages_shared_after_fork_count_once_and_copies_count_each(empty: Sample, tmp_path: Path) -> None:
@@ -151,23 +159,23 @@ def test_faults_and_reads_of_children_that_ended_are_kept(tmp_path: Path) -> Non
 def test_an_expensive_counter_is_read_as_rarely_as_its_share_demands() -> None:
     pace = Pace(share=0.01, every=0.5)
     assert pace.due(0.0)
-    pace.paid(0.0, cost=0.001)
-    assert not pace.due(0.4)
-    assert pace.due(0.5)
-    pace.paid(1000.0, cost=0.1)  # a tenth of a second at 1 %: once in ten
-    assert not pace.due(1009.9)
-    assert pace.due(1010.0)
+    pace.paid(0.0, cost=0.1)  # a tenth of a second at 1 %: once in ten
+    assert not pace.due(9.9)
+    assert pace.due(10.0)
     pace.hurry()
-    assert pace.due(1002.5)
-    assert not pace.due(1002.4)
+    assert pace.due(2.5)
+    assert not pace.due(2.4)
 
 
-def test_at_the_start_an_expensive_counter_is_read_more_often_but_never_at_once() -> None:
+def test_the_first_reads_are_free_so_that_short_programs_are_seen() -> None:
     pace = Pace(share=0.001, every=0.5)
-    pace.paid(0.0, cost=0.003)
-    pace.paid(1.0, cost=0.003)  # in the long run it would be due in 3 s
-    assert not pace.due(1.9)
-    assert pace.due(2.1)
+    free = 0
+    now = 0.0
+    while pace.rest == 0.5:
+        pace.paid(now, cost=0.005)
+        now, free = now + pace.rest, free + 1
+    assert 6 <= free <= 20
+    assert pace.rest == pytest.approx(5.0)
 
 
 SMAPS = """\

@@ -22,11 +22,10 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from lowtide.memory import HELD, KINDS, Sample, Trace, Verdict, judge, to_dict, traces, watch
 from lowtide.memory.watch import INTERVAL
+from lowtide.report import html, picture, text
 from lowtide.units import format_size, parse_size
 
 _REDRAW = 0.5  # seconds
@@ -47,6 +46,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save", metavar="FILE", help="keep the trace as JSON lines, for --trace")
     parser.add_argument("--mprof", metavar="FILE", help="keep RSS over time for `mprof plot`")
+    parser.add_argument("--html", metavar="FILE", help="write the report as one self-contained page")
+    parser.add_argument("--png", metavar="FILE", help="draw memory by kind over time")
     parser.add_argument(
         "--json", action="store_true", help="one JSON document on stdout; the command's stdout goes to stderr"
     )
@@ -72,10 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
         traces.save(trace, arguments.save)
     if arguments.mprof:
         traces.save_mprof(trace, arguments.mprof)
+    if arguments.html:
+        html.write(trace, verdict, arguments.html)
+    if arguments.png:
+        picture.write(trace, verdict, arguments.png)
     if arguments.json:
         print(json.dumps(_document(trace, verdict), indent=2))
-    else:
-        _print(trace, verdict)
+    else:  # on stderr: stdout belongs to the command
+        Console(stderr=True).print(text.render(trace, verdict))
     over = verdict.budget is not None and not verdict.budget.ok
     return code or int(over)
 
@@ -176,8 +181,8 @@ class _StatusLine:
             self._write(f"\n\0337\033[1;{rows - 1}r\0338\033[1A")
         sample = last[0]
         parts = [f"{kind} {format_size(sample.of(kind))}" for kind in KINDS]
-        text = f"lowtide doctor {sample.seconds:,.0f} s  " + "  ".join(parts)
-        self._write(f"\0337\033[{rows};1H\033[2K\033[7m{text[:columns]}\033[0m\0338")
+        line = f"lowtide doctor {sample.seconds:,.0f} s  " + "  ".join(parts)
+        self._write(f"\0337\033[{rows};1H\033[2K\033[7m{line[:columns]}\033[0m\0338")
 
     def _write(self, text: str) -> None:
         sys.stderr.write(text)
@@ -199,25 +204,3 @@ def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:
         "missing": trace.missing,
         "cut_short": trace.cut_short,
     }
-
-
-def _print(trace: Trace, verdict: Verdict) -> None:
-    """The verdict for a person, on stderr: stdout belongs to the command."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    style = "bold green" if verdict.grew == "nothing" else "bold yellow"
-    console.print(f"\n[{style}]{escape(verdict.headline)}[/]  (confidence: {verdict.confidence})")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("kind", "first", "last", "peak", "grew", "a minute", ""):
-        table.add_column(name, justify="right" if name in ("first", "last", "peak", "grew", "a minute") else "left")
-    for growth in verdict.growth:
-        sizes = (format_size(size) for size in (growth.first, growth.last, growth.peak, growth.grew, growth.per_minute))
-        table.add_row(growth.kind, *sizes, "not measured" if growth.kind in trace.missing else "")
-    console.print(table)
-    sections = {"who": verdict.who, "risk": verdict.risk, "fix": verdict.fix, "not it": verdict.not_it}
-    for name, lines in (sections | {"evidence": verdict.evidence}).items():
-        for place, line in enumerate(lines):
-            console.print(f"[bold]{name if place == 0 else '':<9}[/] {escape(line)}")
-    if verdict.budget is not None:
-        kept = "[green]kept[/]" if verdict.budget.ok else "[bold red]broken[/]"
-        held, allowed = format_size(verdict.budget.peak), format_size(verdict.budget.allowed)
-        console.print(f"[bold]{'budget':<9}[/] {kept}: at most {held} of {allowed} ({' + '.join(HELD)})")

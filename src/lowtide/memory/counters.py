@@ -20,35 +20,32 @@ from lowtide.memory.files import FileSet, FileTotals, Key
 from lowtide.memory.model import CgroupSample, ProcessSample, Sample
 from lowtide.memory.tree import Member, Tree
 
-# Shares of one core. With the 0.3 % of the cheap counters the sum stays under 1 %.
-_SHARING_SHARE, _DETAIL_SHARE, _FILES_SHARE, _CGROUP_SHARE = 0.0015, 0.0015, 0.0015, 0.0005
-_BURST = 0.002
+# Shares of one core. With the 0.2 % of the cheap counters the sum stays under 1 %.
+_SHARING_SHARE, _DETAIL_SHARE, _FILES_SHARE, _CGROUP_SHARE = 0.0015, 0.001, 0.002, 0.0005
+_BURST, _ALLOWANCE = 0.03, 0.06
 _EVERY = 0.5  # seconds at the least between two close looks
 _UNCHANGED = 10.0  # seconds after which even a process whose mapped bytes stay is looked at again
 _CHANGED = 1024**2
 
 
 class Pace:
-    """Says when a counter may be read again, so that reading it takes at most ``share`` of one core in the
-    long run.
+    """Says when a counter may be read again, so that reading it takes at most ``share`` of one core in the long run.
 
-    At the start, when a short program must be seen too, it comes back after a tenth of the time so far, but
-    takes no more than ``_BURST`` of the core.
+    The first ``_ALLOWANCE`` seconds of CPU are free, so that a program of a few seconds is seen closely too.
     """
 
     def __init__(self, share: float, every: float) -> None:
         self._share, self._every = share, every
-        self._first: float | None = None
-        self._next = self._last = 0.0
+        self._spent = self._next = self._last = 0.0
         self.rest = every
 
     def due(self, now: float) -> bool:
         return now >= self._next
 
     def paid(self, now: float, cost: float) -> None:
-        self._first = now if self._first is None else self._first
-        young = max((now - self._first) / 10, cost / _BURST)
-        self.rest = max(self._every, min(cost / self._share, young))
+        self._spent += cost
+        share = _BURST if self._spent < _ALLOWANCE else self._share
+        self.rest = max(self._every, cost / share)
         self._last, self._next = now, now + self.rest
 
     def hurry(self) -> None:

@@ -122,15 +122,17 @@ def _grown_files(grew: str, samples: tuple[Sample, ...]) -> list[tuple[FileSampl
 
 def _grown_processes(grew: str, samples: tuple[Sample, ...]) -> list[tuple[ProcessSample, int]]:
     first: dict[int, int] = {}
-    last: dict[int, tuple[ProcessSample, int]] = {}
+    best: dict[int, tuple[ProcessSample, int]] = {}
     for sample in samples:
         for process in sample.processes:
             if grew == "workers" and not process.forked:
                 continue
             kind = {"workers": "anon", "cache": "mapped", "dirty": "mapped"}.get(grew, grew)
             size = int(getattr(process, kind))
-            last[process.pid] = (process, size - first.setdefault(process.pid, size))
-    return sorted((pair for pair in last.values() if pair[1] > 0), key=lambda pair: -pair[1])
+            rise = size - first.setdefault(process.pid, size)
+            if rise > 0 and (process.pid not in best or rise >= best[process.pid][1]):
+                best[process.pid] = (process, rise)
+    return sorted(best.values(), key=lambda pair: -pair[1])
 
 
 def _not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) -> tuple[str, ...]:

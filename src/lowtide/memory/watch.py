@@ -25,7 +25,7 @@ from lowtide.memory.verdict import judge
 from lowtide.units import parse_size
 
 INTERVAL = 0.25  # seconds
-_SHARE = 0.003  # of one core for the cheap counters
+_SHARE = 0.002  # of one core for the cheap counters
 
 
 class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
