@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from lowtide.batches import BatchIterator, ChunkIterator, Upcoming
 from lowtide.formats import Layout, layout_of
 from lowtide.indexing import inside, select
+from lowtide.machine import PAGE
 from lowtide.order import LocalPermutation, Order, Permutation, draws, rank_slice
 from lowtide.plan import Plan, project
 from lowtide.rows import Numbers, Rows
@@ -209,7 +210,8 @@ class Array:
         store, rows = self._store, self._rows
         store.require_open()  # a closed store is refused here, not at the first batch
         batch = int(batch) if rows_left is None else min(int(batch), max(1, rows_left))
-        fits = (store.budget.limit - store.budget.aside) // max(1, rows.copies * rows.nbytes)
+        pages = (store.budget.limit - store.budget.aside) // rows.copies // PAGE  # buffers are whole pages
+        fits = pages * PAGE // max(1, rows.nbytes)
         store.budget.admit(
             batch * rows.nbytes,
             copies=rows.copies,

@@ -48,8 +48,9 @@ def _split(key: Any, axes: int) -> tuple[Any, tuple[Any, ...]]:
     named = sum(_axes(part) for part in key)
     if named > axes:
         raise IndexError(f"index: expected at most {axes} axes, got {named}. Leave out the last ones.")
-    if key[0] is Ellipsis and named == axes:
-        return _split(key[1:], axes)
+    if key[0] is Ellipsis and named == axes and len(key) > 1:
+        # It stands for no axis, but with it one item comes as an array: so it moves behind the axes that are named.
+        return key[1], (*key[2:], Ellipsis)
     return key[0], key[1:]
 
 

@@ -191,7 +191,7 @@ class Pool:
             self._collect()
             buffer = self._reuse(capacity)
             if buffer is None and self._make_room(capacity):
-                buffer = Buffer(self._allocate(capacity), capacity)
+                buffer = self._new(capacity)
             return buffer
 
     def give(self, buffer: Buffer) -> None:
@@ -245,6 +245,13 @@ class Pool:
                 return False
             self._drop(0)
         return True
+
+    def _new(self, capacity: int) -> Buffer:
+        try:
+            return Buffer(self._allocate(capacity), capacity)
+        except BaseException:
+            self.budget.release(capacity)  # what the system refused is not held
+            raise
 
     def _drop(self, index: int) -> None:
         buffer = self._free.pop(index)

@@ -1,0 +1,43 @@
+"""The tree of errors: what each one also is, and that it survives a process boundary."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+
+import pytest
+
+import lowtide
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (lowtide.FormatError, ValueError),
+        (lowtide.StateError, ValueError),
+        (lowtide.ReadError, OSError),
+        (lowtide.BudgetError, MemoryError),
+    ],
+)
+def test_every_error_is_a_lowtide_error_and_the_builtin_people_catch(
+    kind: type[Exception], builtin: type[Exception]
+) -> None:
+    assert issubclass(kind, lowtide.LowtideError)
+    assert issubclass(kind, builtin)
+
+
+def test_a_read_error_carries_path_offset_and_errno_and_prints_its_message() -> None:
+    problem = lowtide.ReadError("x.npy: expected 8, got 3.", path="x.npy", offset=128, errno=errno.EIO)
+    assert (problem.path, problem.offset, problem.errno) == ("x.npy", 128, errno.EIO)
+    assert str(problem) == "x.npy: expected 8, got 3."
+
+
+def test_a_read_error_survives_pickle_with_everything_it_carries() -> None:
+    problem = lowtide.ReadError("x.npy: expected 8, got 3.", path="x.npy", offset=128, errno=errno.EIO)
+    again = pickle.loads(pickle.dumps(problem))
+    assert type(again) is lowtide.ReadError
+    assert (str(again), again.path, again.offset, again.errno) == (str(problem), "x.npy", 128, errno.EIO)
+
+
+def test_a_read_error_without_an_errno_has_none() -> None:
+    assert lowtide.ReadError("short", path="x", offset=0).errno is None

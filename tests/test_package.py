@@ -1,0 +1,247 @@
+"""The shape of the package: one list of names, imports that point down, small files, a light import."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lowtide
+
+SOURCE = Path(lowtide.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+MOST_LINES = 350
+MOST_PARAMETERS = 8
+
+PUBLIC = {
+    "Array",
+    "BudgetError",
+    "Feed",
+    "FormatError",
+    "LowtideError",
+    "ReadError",
+    "StateError",
+    "Tokens",
+    "open",
+    "open_tokens",
+    "release",
+    "watch",
+}
+
+# Rooms from the bottom up. A file may import from its own room and from rooms below.
+LAYERS: list[set[str]] = [
+    {"errors", "units"},
+    {"machine", "_native"},
+    {"storage", "order", "memory"},
+    {"formats"},
+    {"rows", "batches", "indexing", "plan", "projection", "array", "corpus", "windows", "streams", "state"},
+    {"feed"},
+    {"tokens"},  # what a user opens; its batches() makes feeds
+    {"torch", "bench", "report", "pytest_plugin"},
+    {"train"},
+    {"cli"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+# The names a user has. Rooms above all of them may use them as a user does; below, that would be a circle.
+TOP = {"__init__", "__main__"}
+USERS = LEVEL["torch"]
+
+
+# `cli` imports only the command in use; the package itself only measures when asked to.
+LAZY = {"cli/__init__.py", "__init__.py"}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def own_imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+    """Every import of our own modules, as (statement, module)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name.split(".")[0] == "lowtide":
+                    yield node, name.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute here"
+            if node.module and node.module.split(".")[0] == "lowtide":
+                for name in node.names:
+                    deeper = f"{node.module}.{name.name}"
+                    yield node, deeper if is_module(deeper) else node.module
+
+
+def is_module(name: str) -> bool:
+    place = SOURCE.parent.joinpath(*name.split("."))
+    return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def test_the_exported_names_are_exactly_the_promised_ones() -> None:
+    assert set(lowtide.__all__) == PUBLIC
+    assert list(lowtide.__all__) == sorted(lowtide.__all__)
+    assert all(hasattr(lowtide, name) for name in PUBLIC)
+
+
+def test_every_room_has_a_layer() -> None:
+    rooms = {room_of(module_of(path)) for path in FILES} - TOP
+    assert rooms <= set(LEVEL), f"rooms without a layer: {sorted(rooms - set(LEVEL))}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_imports_point_down(path: Path) -> None:
+    room = room_of(module_of(path))
+    if room in TOP:
+        return
+    for node, module in own_imports(parsed(path)):
+        other = room_of(module)
+        if other in TOP:
+            assert LEVEL[room] >= USERS, f"line {node.lineno}: imports the top of the package"
+            continue
+        assert LEVEL[other] <= LEVEL[room], f"line {node.lineno}: {room} imports {other}, which is above it"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    needs = {module_of(path): {module for _, module in own_imports(parsed(path))} for path in FILES}
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, f"circle: {' -> '.join([*above[above.index(module) :], module])}"
+        if module not in done:
+            for other in needs.get(module, ()):
+                visit(other, (*above, module))
+            done.add(module)
+
+    for module in needs:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_no_import_of_our_own_hides_inside_a_function(path: Path) -> None:
+    if named(path) in LAZY:
+        return
+    tree = parsed(path)
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    hidden = {node.lineno for function in functions for node, _ in own_imports(function)}
+    assert not hidden, f"imports inside functions at lines {sorted(hidden)}"
+    dynamic = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "import_module"]
+    assert not dynamic, f"importlib.import_module at lines {[node.lineno for node in dynamic]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_a_file_is_short_and_says_what_it_is(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= MOST_LINES, f"{lines} lines"
+    assert ast.get_docstring(parsed(path)), "no docstring"
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_callables_have_few_parameters(path: Path) -> None:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            given = node.args
+            names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+            names = [name for name in names if name not in ("self", "cls")]
+            assert len(names) <= MOST_PARAMETERS, f"line {node.lineno}: {len(names)} parameters"
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    empty = {"utils", "util", "common", "base", "helpers", "misc", "config"}
+    assert not [named(path) for path in FILES if path.stem in empty]
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (SOURCE / "py.typed").exists()
+
+
+# What `import lowtide` does to a process
+
+
+def fresh(script: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    return subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_importing_lowtide_loads_numpy_and_nothing_heavier() -> None:
+    script = "import sys, json, lowtide; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    loaded = set(json.loads(fresh(script)))
+    assert {"numpy", "lowtide"} <= loaded
+    heavy = {
+        "torch",
+        "psutil",
+        "rich",
+        "matplotlib",
+        "safetensors",
+        "pytest",
+        "hypothesis",
+        "memory_profiler",
+        "pandas",
+    }
+    assert not loaded & heavy
+    script = "import sys, json, numpy; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    before = set(json.loads(fresh(script)))
+    foreign = {name for name in loaded - before if name not in sys.stdlib_module_names} - {"lowtide"}
+    assert not foreign, f"not of the standard library: {foreign}"
+
+
+def test_importing_lowtide_starts_no_thread_and_opens_no_file() -> None:
+    script = (
+        "import os, numpy, threading\n"
+        "count = lambda what: len(os.listdir(f'/proc/self/{what}'))\n"
+        "before = count('task'), count('fd'), threading.active_count()\n"
+        "import lowtide\n"
+        "print(before == (count('task'), count('fd'), threading.active_count()))"
+    )
+    assert fresh(script).strip() == "True"
+
+
+def test_importing_lowtide_reads_no_environment() -> None:
+    """Python's own modules look things up; none of the look-ups may come from a file of ours."""
+    script = """
+import numpy, os, sys
+own = []
+real = os._Environ.__getitem__
+def look(self, key):
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.endswith(("os.py", "_collections_abc.py")):
+        frame = frame.f_back
+    if frame is not None and "/lowtide/" in frame.f_code.co_filename:
+        own.append((key, frame.f_code.co_filename))
+    return real(self, key)
+os._Environ.__getitem__ = look
+import lowtide
+print(own)
+"""
+    assert fresh(script).strip() == "[]"
+
+
+@pytest.mark.serial
+def test_importing_lowtide_adds_at_most_40_ms_to_importing_numpy() -> None:
+    script = (
+        "import time\nimport numpy\nfirst = time.process_time()\n"
+        "import lowtide\nprint((time.process_time() - first) * 1000)"
+    )
+    fresh(script)  # writes the bytecode; the processor's time, so that a busy machine does not count
+    took = statistics.median(float(fresh(script)) for _ in range(9))
+    assert took <= 40, f"{took:.1f} ms"
