@@ -42,10 +42,10 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 	$(BIN)/ruff check --fix .
 
 picture: $(VENV)/.dev ## RSS over time of the known cures, drawn by memory-profiler's counter
-	$(BIN)/python benchmarks/picture.py
+	$(BIN)/python -m benchmarks.picture
 
 bench: $(VENV)/.dev ## every benchmark, each figure beside its baseline
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 clean: ## what the other targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,7 +1,7 @@
 """Arrays: chunks and shuffled rows against the rivals at their best, and memory over a full pass.
 
-    python benchmarks/arrays.py            4 GiB file, 3 rounds
-    LOWTIDE_BENCH_DIR=/disk python ...     put the files on another disk
+python -m benchmarks.arrays            4 GiB file, 3 rounds
+LOWTIDE_BENCH_DIR=/disk python ...     put the files on another disk
 """
 
 from __future__ import annotations

@@ -129,7 +129,9 @@ def report(title: str, figures: list[Figure]) -> int:
     print(f"\n{title}")
     print(f"{'':54s} {'ours':>13s} {'baseline':>13s} {'ratio':>7s}   asked")
     for figure in figures:
-        asked = "" if figure.wanted is None else (f"<= {figure.wanted:g}" if figure.at_most else f">= {figure.wanted:g}")
+        asked = (
+            "" if figure.wanted is None else (f"<= {figure.wanted:g}" if figure.at_most else f">= {figure.wanted:g}")
+        )
         mark = "" if figure.met else "   MISSED"
         baseline = f"{figure.baseline:>13,.4g}" if not figure.at_most else f"{'':>13s}"
         ratio = f"{figure.ratio:>6.2f}x" if not figure.at_most else f"{'':>7s}"

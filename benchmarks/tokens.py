@@ -1,6 +1,6 @@
 """Tokens: windows of 1,024 in batches of 64 against nanoGPT's loop, the bare loop, the fastest gather and DataLoader.
 
-    python benchmarks/tokens.py            8 GiB file, 3 rounds
+python -m benchmarks.tokens            8 GiB file, 3 rounds
 """
 
 from __future__ import annotations

@@ -1,0 +1,20 @@
+"""Every benchmark in turn, each figure beside its baseline; exit 1 when one misses what we ask of ourselves.
+
+make bench
+"""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks import arrays, tables, tokens
+
+
+def main() -> int:
+    missed = arrays.main() + tokens.main()
+    tables.main()
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
