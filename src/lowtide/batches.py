@@ -77,13 +77,11 @@ class Turn:
     def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
         return Turn, ()
 
-    def __enter__(self) -> None:
+    def lock(self) -> threading.Lock:
+        """A plain lock: half a microsecond less a batch than a context manager of our own."""
         if self._process != os.getpid():
             self.__init__()  # type: ignore[misc]  # a thread of the parent may hold the inherited lock
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        return self._lock
 
 
 class ChunkIterator:
@@ -103,7 +101,7 @@ class ChunkIterator:
         return -(-max(0, self._stop - self.position) // self._batch)
 
     def __next__(self) -> NDArray[Any]:
-        with self._turn:
+        with self._turn.lock():
             return self._next()
 
     def _next(self) -> NDArray[Any]:
@@ -145,7 +143,7 @@ class BatchIterator:
         return 0 if stop is None else -(-max(0, stop - self._upcoming.position) // self._batch)
 
     def __next__(self) -> NDArray[Any]:
-        with self._turn:
+        with self._turn.lock():
             return self._next()
 
     def _next(self) -> NDArray[Any]:

@@ -109,7 +109,7 @@ class Budget:
 class Buffer:
     """Aligned memory and the row-sized views into it that vectored reads fill."""
 
-    __slots__ = ("_slots", "_slots_length", "bytes", "capacity", "view")
+    __slots__ = ("_slots", "_slots_length", "_table", "bytes", "capacity", "view")
 
     # Views cost about 250 bytes each, which no budget counts; more than this many are made anew for each call.
     KEPT_SLOTS = 1024
@@ -120,6 +120,13 @@ class Buffer:
         self.capacity = capacity
         self._slots: list[list[memoryview]] = []
         self._slots_length = -1
+        self._table = self.bytes.reshape(1, -1)
+
+    def table(self, length: int, count: int) -> NDArray[np.uint8]:
+        """The first ``count`` runs of ``length`` bytes as the rows of an array."""
+        if self._table.shape != (count, length):
+            self._table = self.bytes[: count * length].reshape(count, length)
+        return self._table
 
     def slots(self, length: int, count: int) -> list[list[memoryview]]:
         """``count`` neighbouring views of ``length`` bytes, each in the one-element list that ``os.preadv`` wants."""
@@ -186,9 +193,12 @@ class Pool:
         if self._process != os.getpid():
             self.budget.renew_after_fork()
             self._reset()
-        capacity = whole_pages(max(size, 1))
+        capacity = whole_pages(size) or PAGE
         with self._lock:
-            self._collect()
+            if self._returned:
+                self._collect()
+            if self._free and self._free[-1].capacity == capacity:  # the usual case: the buffer just returned
+                return self._free.pop()
             buffer = self._reuse(capacity)
             if buffer is None and self._make_room(capacity):
                 buffer = self._new(capacity)

@@ -194,7 +194,7 @@ def keep(kept: dict[Any, Mapping], key: object, mapping: Mapping) -> None:
 def tables(spans: Spans, buffer: Buffer) -> Iterator[tuple[int, Runs, NDArray[np.uint8]]]:
     """Spans as (file, runs, rows of the buffer): one table for equal runs of one file, else one a run."""
     if spans.lengths is None and len(spans.files) == 1:
-        rows = buffer.bytes[: spans.total].reshape(-1, spans.length)
+        rows = buffer.table(spans.length, len(spans.numbers))
         yield spans.files[0], (spans.numbers, spans.stride, spans.shift), rows
         return
     start = 0
