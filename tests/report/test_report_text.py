@@ -31,10 +31,19 @@ def test_the_table_has_now_growth_rate_and_meaning_of_every_kind() -> None:
     trace = mapped_trace()
     lines = text.plain(trace, judge(trace), width=200).splitlines()
     rows = {words[0]: line for line in lines[2:9] if (words := line.split())}
-    assert rows["growth"].split() == ["growth", "over", "60.0", "s", "now", "growth", "a", "minute", "meaning"]
+    assert rows["growth"].split() == ["growth", "over", "60.0", "s", "now", "most", "growth", "a", "minute", "meaning"]
     assert set(KINDS) <= set(rows)
     assert "809 MiB" in rows["mapped"] and "counted in RSS" in rows["mapped"]
-    assert rows["anon"].split()[1:4] == ["80.0", "MiB", "0"]
+    assert rows["anon"].split()[1:6] == ["80.0", "MiB", "80.0", "MiB", "0"]
+
+
+def test_a_kind_freed_before_the_end_shows_its_peak_beside_what_is_left() -> None:
+    samples = (*mapped_trace(40).samples, sample(61.0, anon=10, mapped=3))
+    trace = dataclasses.replace(made(samples), exit_code=0)
+    lines = text.plain(trace, judge(trace), width=200).splitlines()
+    assert "at exit" in lines[2]
+    mapped = next(line for line in lines[3:] if line.startswith("mapped"))
+    assert mapped.split()[1:5] == ["3.00", "MiB", "796", "MiB"]
 
 
 def test_sections_come_in_the_order_a_reader_asks_and_empty_ones_are_left_out() -> None:
@@ -180,6 +189,14 @@ def test_a_picture_can_be_drawn_from_very_few_samples(tmp_path: Path, count: int
     trace = mapped_trace(count)
     picture.write(trace, judge(trace), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").exists()
+
+
+def test_area_names_find_their_place_whatever_the_last_second_rounds_to() -> None:
+    for place in range(2_000):
+        seconds = (0.0, 0.7 + place / 977)
+        bands = list(picture._bands(seconds, (0, 0), (10, 10)))
+        assert {gap for gap, _, _ in bands} == {10}
+        assert all(0 < middle < seconds[1] for _, middle, _ in bands)
 
 
 def test_a_picture_of_nothing_is_refused_in_one_line(tmp_path: Path) -> None:

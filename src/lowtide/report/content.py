@@ -41,6 +41,7 @@ class GrowthRow:
 
     kind: str
     now: int
+    most: int
     before: int
     grew: int
     per_minute: int | None  # None within noise: a rate over it would say something where nothing was seen
@@ -80,6 +81,11 @@ def started_text(trace: Trace) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(trace.started))
 
 
+def now_text(trace: Trace) -> str:
+    """What the last sample of a trace is called."""
+    return "now" if trace.exit_code is None else "at exit"
+
+
 def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
     """A row for each kind; without samples the verdict has no growth and neither has the table."""
     guilty = "anon" if verdict.grew == "workers" else verdict.grew
@@ -92,6 +98,7 @@ def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
         GrowthRow(
             kind=kind,
             now=last.of(kind),
+            most=max(sample.of(kind) for sample in trace.samples),
             before=before.get(kind, 0),
             grew=by_kind[kind].grew,
             per_minute=by_kind[kind].per_minute if abs(by_kind[kind].grew) >= NOISE else None,

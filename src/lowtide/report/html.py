@@ -24,6 +24,7 @@ from lowtide.report.content import (
     facts,
     file_table,
     growth_rows,
+    now_text,
     process_table,
     seconds_text,
     sections,
@@ -129,20 +130,20 @@ def _growth(trace: Trace, verdict: Verdict, drawn: Series | None) -> str:
     rows = growth_rows(trace, verdict)
     if drawn is None or not rows:
         return ""
-    body = []
+    body, names = [], (now_text(trace), "most", "growth", "a minute")
     for row in rows:
         before = f"; {format_size(row.before)} was there before" if row.before else ""
         rate = "" if row.per_minute is None else signed(row.per_minute)
-        numbers = (format_size(row.now), signed(row.grew), rate) if row.measured else ("?", "?", "?")
+        numbers = (format_size(row.now), format_size(row.most), signed(row.grew), rate) if row.measured else "????"
         meaning = row.meaning + before if row.measured else f"not measured here ({row.meaning})"
         body.append(
             f'<tr class="{"guilty" if row.guilty else ""}"><th scope="row"><i class="swatch {row.kind}"></i>{row.kind}'
             f"<small>{_safe(meaning)}</small></th>"
             + f"<td>{spark(drawn.seconds, drawn.kinds[row.kind], row.kind)}</td>"
-            + "".join(f"<td>{number}</td>" for number in numbers)
+            + "".join(f'<td data-label="{name}">{each}</td>' for name, each in zip(names, numbers, strict=True))
             + "</tr>"
         )
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("kind", "over time", "now", "growth", "a minute"))
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("kind", "over time", *names))
     return f"<table class='growth'><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 

@@ -92,7 +92,8 @@ def _bands(seconds: Sequence[float], bottoms: Sequence[int], tops: Sequence[int]
     width = _NAME_WIDTH * seconds[-1]
     for step in range(21):
         begin = (seconds[-1] - width) * step / 20
-        inside = range(bisect_right(seconds, begin) - 1, bisect_left(seconds, begin + width) + 1)
+        end = min(bisect_left(seconds, begin + width), len(seconds) - 1)  # the sum may round to beyond the last
+        inside = range(bisect_right(seconds, begin) - 1, end + 1)
         low, high = max(bottoms[place] for place in inside), min(tops[place] for place in inside)
         yield high - low, begin + width / 2, (high + low) / 2
 

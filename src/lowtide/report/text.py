@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowtide.memory import Trace, Verdict
-from lowtide.report.content import GrowthRow, growth_rows, seconds_text, sections, signed, visible
+from lowtide.report.content import GrowthRow, growth_rows, now_text, seconds_text, sections, signed, visible
 from lowtide.units import format_size
 
 _CALM, _TOLD, _BROKEN = "bold green", "bold yellow", "bold red"
@@ -49,7 +49,7 @@ def _headline(verdict: Verdict) -> Text:
 def _growth_table(trace: Trace, rows: tuple[GrowthRow, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title_justify="left")
     table.add_column(f"growth over {seconds_text(trace.seconds)}", no_wrap=True)
-    for name in ("now", "growth", "a minute"):
+    for name in (now_text(trace), "most", "growth", "a minute"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("meaning", style="dim", overflow="fold")
     for row in rows:
@@ -57,12 +57,12 @@ def _growth_table(trace: Trace, rows: tuple[GrowthRow, ...]) -> Table:
     return table
 
 
-def _cells(row: GrowthRow) -> tuple[str, str, str, str, str]:
+def _cells(row: GrowthRow) -> tuple[str, ...]:
     if not row.measured:
-        return row.kind, "?", "?", "?", f"not measured here ({row.meaning})"
+        return row.kind, "?", "?", "?", "?", f"not measured here ({row.meaning})"
     rate = "" if row.per_minute is None else signed(row.per_minute)
     before = f"; {format_size(row.before)} was there before" if row.before else ""
-    return row.kind, format_size(row.now), signed(row.grew), rate, row.meaning + before
+    return row.kind, format_size(row.now), format_size(row.most), signed(row.grew), rate, row.meaning + before
 
 
 def _section_table(trace: Trace, verdict: Verdict) -> Table:
