@@ -20,12 +20,11 @@ _MANY_MAPPINGS = 8 * 1024**2  # bytes of smaps, about 10,000 mappings: beyond it
 
 # Field names begin with a capital and addresses do not, so "any fields" cannot run on into the next mapping.
 _FIELDS = r"(?:[A-Z]\w*: .*\n)*?"
-_MAPPING = re.compile(
+_MAPPING = (
     r"^[0-9a-f]+-[0-9a-f]+ ...(.) [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+) (\d+) *(.*)\n"
     rf"{_FIELDS}Rss: +(\d+) kB\nPss: +(\d+) kB\n{_FIELDS}"
-    rf"Shared_Dirty: +(\d+) kB\n{_FIELDS}Private_Dirty: +(\d+) kB\n{_FIELDS}Anonymous: +(\d+) kB\n",
-    re.MULTILINE,
-)
+    rf"Shared_Dirty: +(\d+) kB\n{_FIELDS}Private_Dirty: +(\d+) kB\n{_FIELDS}Anonymous: +(\d+) kB\n"
+)  # compiled at its first use and kept by re: compiling takes 3 ms that `import lowtide` need not pay
 _SHARED_NAMES = ("/memfd:", "/SYSV", "/dev/zero", "/dev/shm/", "/drm mm object")
 
 
@@ -72,7 +71,7 @@ def read_sharing(pid: int) -> Detail:
 def parse_smaps(text: str, memory_devices: frozenset[int], *, alone: bool = False) -> Detail:
     anon = mapped = shmem = 0
     files: dict[tuple[int, int], MappedFile] = {}
-    for match in _MAPPING.finditer(text):
+    for match in re.finditer(_MAPPING, text, re.MULTILINE):
         rss = int(match[5])
         if rss == 0:
             continue

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from lowtide.memory.model import KINDS, Growth, Sample
 from lowtide.units import MIB
@@ -102,3 +101,10 @@ def _slope(points: Sequence[Point]) -> tuple[float, float]:
         return 0.0, 0.0
     rising = sum(slope > 0 for slope in slopes) - sum(slope < 0 for slope in slopes)
     return median(slopes), rising / len(slopes)
+
+
+def median(values: Sequence[float]) -> float:
+    """As statistics.median; that module would add its own imports to ``import lowtide``."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
