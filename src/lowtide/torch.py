@@ -80,8 +80,10 @@ class _Shipping:
         self.device = device
         self.dtype = dtype
         self._copying: deque[tuple[Any, Any]] = deque()
-        if device.type == "cuda":  # untested: no machine with CUDA has run this
-            corpus.store.pool.allocate_with(_allocate_pinned)
+        if device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise ValueError(f"device: expected one that is here, got {device} and no CUDA. Use device='cpu'.")
+            corpus.store.pool.allocate_with(_allocate_pinned)  # untested: no machine with CUDA has run this
 
     def ship(self, batch: tuple[NDArray[Any], NDArray[Any]]) -> Pair:
         x, y = torch.from_numpy(batch[0]), torch.from_numpy(batch[1])
