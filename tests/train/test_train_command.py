@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from lowtide.cli import main
-from lowtide.train import Settings, checkpoint
 from tests.train.running import flags, losses, start, train, wait_for
 from tests.train.test_train_progress import LAST_LINE
 from tests.train.test_train_run import assert_same_weights
+
+from lowtide.cli import main
+from lowtide.train import Settings, checkpoint
 
 Make = Callable[..., Settings]
 
@@ -43,7 +43,7 @@ def test_flags_win_over_the_config_and_nanogpts_spelling_works(
 ) -> None:
     config = tmp_path / "run.toml"
     config.write_text("max_iters = 2\nbatch_size = 8\n")
-    words = [word for word in flags(tiny(max_iters=900, batch_size=16))]
+    words = flags(tiny(max_iters=900, batch_size=16))
     assert main(["train", "--json", *words, "--config", str(config), "--max_iters=3"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (events[-1]["steps"], events[0]["rows_per_step"]) == (3, 8)
@@ -71,7 +71,7 @@ def test_cuda_that_is_not_there_is_refused_in_one_line(capsys: pytest.CaptureFix
     [
         (["--device", "tpu"], 2, "lowtide train: --device tpu: expected cpu, cuda or cuda:N"),
         (["--batch-size", "0"], 2, "lowtide train: --batch-size: expected 1 or more, got 0"),
-        (["--data", "no-such-file.bin"], 1, "lowtide train: no-such-file.bin: no such file"),
+        (["--data", "/no-such-file.bin"], 1, "lowtide train: /no-such-file.bin: no such file"),
         (["--resume", "--out-dir", "nowhere"], 1, "lowtide train: nowhere: expected a checkpoint to resume from"),
         (["--config", "no-such.toml"], 1, "lowtide train: no-such.toml: no such file"),
     ],

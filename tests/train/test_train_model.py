@@ -80,7 +80,7 @@ def test_a_model_learns_a_repeated_batch(model: GPT) -> None:
     for _ in range(60):
         loss = model(x, y)[1]
         assert loss is not None
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         first, last = (loss.item() if math.isnan(first) else first), loss.item()

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from lowtide.train import Settings, checkpoint, ledger
 from tests.train.running import flags, losses, start, start_ranks, train, wait_for
 from tests.train.test_train_run import weights
+
+from lowtide.train import Settings, checkpoint, ledger
 
 Make = Callable[..., Settings]
 

@@ -81,3 +81,12 @@ def test_dropout_seeds_differ_between_steps_ranks_and_seeds() -> None:
     seeds = {step_seed(seed, step, rank) for seed in range(4) for step in range(50) for rank in range(4)}
     assert len(seeds) == 800
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "examples").glob("train_*.toml")), ids=lambda p: p.name
+)
+def test_every_example_is_a_valid_run(path: Path) -> None:
+    settings = layered(from_toml(path))
+    for world in (1, 2, 4, 8):
+        assert passes_of(settings, world)[0] >= 1

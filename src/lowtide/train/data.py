@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.errors import FormatError
 from lowtide.tokens import Tokens, open_tokens
 from lowtide.train.corpus import stdlib_corpus
 from lowtide.train.settings import Settings
@@ -33,7 +32,6 @@ class Data:
     vocab_size: int
     name: str
     files: tuple[str, ...]
-    budget: int
     is_bytes: bool
     notes: tuple[str, ...] = ()
 
@@ -56,17 +54,11 @@ def open_data(settings: Settings) -> Data:
 
 
 def unigram_entropy(tokens: Tokens, vocab_size: int) -> float:
-    """Nats a token for a model that knows only counts, from the first tokens; FormatError for an id beyond."""
+    """Nats a token for a model that knows only counts, from the first `UNIGRAM_TOKENS` tokens."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     end = min(len(tokens), UNIGRAM_TOKENS)
     for start in range(0, end, _PIECE):
-        piece = tokens[start : min(end, start + _PIECE)]
-        highest = int(piece.max())
-        if highest >= vocab_size:
-            raise FormatError(
-                f"val tokens: expected token ids below {vocab_size}, got {highest}. Use --vocab-size {highest + 1}."
-            )
-        counts += np.bincount(piece, minlength=vocab_size)
+        counts += np.bincount(tokens[start : min(end, start + _PIECE)], minlength=vocab_size)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum()) if len(shares) else math.nan
 
@@ -95,5 +87,6 @@ def _described(train: Tokens, val: Tokens, name: str, settings: Settings, notes:
     known = settings.vocab_size or train.vocab or (256 if is_bytes else 0)
     if not known:
         notes += (f"the data does not say its vocabulary: taking {GPT2_VOCAB:,} ids; --vocab-size sets it",)
-    files = tuple(dict.fromkeys((*train.files, *val.files)))
-    return Data(train, val, known or GPT2_VOCAB, name, files, train.budget, is_bytes, notes)
+    vocab = train.vocab = val.vocab = known or GPT2_VOCAB  # an id beyond it is refused at the batch that has it
+    files = {extent.path: None for tokens in (train, val) for extent in tokens.layout.extents}
+    return Data(train, val, vocab, name, tuple(files), is_bytes, notes)

@@ -33,6 +33,8 @@ class Facts:
     rows_per_step: int
     block_size: int
     budget: int
+    reader_holds: int
+    strategy: str
     first_step: int
     max_iters: int
 
@@ -160,14 +162,16 @@ class Lines:
 
 
 def describe(facts: Facts) -> list[str]:
-    """The run in three lines."""
+    """The run in four lines."""
     ranks = "1 rank" if facts.world == 1 else f"{facts.world} ranks"
     first = f", from step {facts.first_step:,}" if facts.first_step else ""
     return [
         f"model  {facts.parameters:,} parameters on {facts.compute}, {ranks}; {facts.max_iters:,} steps of "
         f"{facts.rows_per_step} x {facts.block_size} tokens{first}",
         f"data   {facts.data}: {facts.train_tokens:,} train and {facts.val_tokens:,} val tokens "
-        f"of {facts.vocab_size:,} ids; reading budget {format_size(facts.budget)}",
+        f"of {facts.vocab_size:,} ids",
+        f"reader strategy {facts.strategy}, holds up to {format_size(facts.reader_holds)} of its budget of "
+        f"{format_size(facts.budget)}",
         f"goal   val loss below {facts.unigram:.3f}, the loss of knowing only how often each token occurs",
     ]
 

@@ -53,7 +53,7 @@ class _Run:
         self.directory = Path(settings.out_dir)
         self.data = self._open_data()
         self.trainer = Trainer(settings, compute, world, self.data)
-        self.gauge = Gauge(self.data.files, self.data.budget)
+        self.gauge = Gauge(self.data.files, self.trainer.plan.budget)
         self.compute = compute
         self.unigram = unigram_entropy(self.data.val, self.data.vocab_size)
         self.started = self.loop_started = started
@@ -233,7 +233,9 @@ class _Run:
             unigram=self.unigram,
             rows_per_step=self.settings.rows_per_step,
             block_size=self.settings.block_size,
-            budget=self.data.budget,
+            budget=self.trainer.plan.budget,
+            reader_holds=self.trainer.plan.anon + self.trainer.plan.mapped,
+            strategy=self.trainer.plan.strategy,
             first_step=self.first_step,
             max_iters=self.settings.max_iters,
         )

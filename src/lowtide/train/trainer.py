@@ -50,6 +50,7 @@ class Trainer:
         feed = data.train.batches(
             rows, length=settings.block_size, seed=settings.seed, rank=world.rank, world=world.world
         )
+        self.plan = feed.plan()
         self._batches = tensors(feed, device=compute.device)
         self._val = data.val.batches(settings.batch_size, length=settings.block_size, order="sequential")
         self.ledger: ledger.Ledger | None = None
@@ -137,14 +138,14 @@ class Trainer:
     def val_loss(self) -> float:
         """The mean loss over the first ``eval_iters`` val batches, shared out over the ranks."""
         self.model.eval()
-        total, rows = 0.0, 0
+        total, tokens = 0.0, 0
         for number in range(self.world.rank, min(self.settings.eval_iters, len(self._val)), self.world.world):
             x, y = (torch.from_numpy(part).to(self.compute.device) for part in self._val[number])
             with self.compute.autocast():
-                total += float(self.model(x, y)[1]) * len(x)
-            rows += len(x)
+                total += float(self.model(x, y)[1]) * x.numel()  # the last window may be shorter than the others
+            tokens += x.numel()
         self.model.train()
-        loss, count = self.world.total([total, float(rows)])
+        loss, count = self.world.total([total, float(tokens)])
         return loss / count
 
     def sample(self, count: int) -> list[int]:
