@@ -83,7 +83,7 @@ def alike(got: Any, expected: Any) -> None:
 
 def one_part(dimension: int, draw: st.DrawFn) -> Any:
     """A key for one axis that is valid there."""
-    choices = [st.slices(dimension)]
+    choices: list[st.SearchStrategy[Any]] = [st.slices(dimension)]
     if dimension:
         number = st.integers(-dimension, dimension - 1)
         choices += [number, st.lists(number, max_size=12).map(lambda found: np.array(found, np.int64))]
@@ -261,4 +261,4 @@ class Life(RuleBasedStateMachine):
 
 def test_any_life_of_an_array_agrees_with_the_rows_in_memory() -> None:
     steps = settings(max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(Life, settings=steps)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(Life, settings=steps)

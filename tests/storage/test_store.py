@@ -53,9 +53,9 @@ def test_runs_that_cross_files_are_whole(extents: Any, whole: Any, strategy: str
                 expected = np.stack([whole[n * stride : n * stride + length] for n in numbers.tolist()])
                 assert np.array_equal(out, expected)
     for offset, length in ((0, 100_000), (9_990, 30), (10_001, 1), (99_999, 1), (5, 0)):
-        out = np.zeros(length, np.uint8)
-        store.run(offset, length, wrap(out))
-        assert np.array_equal(out, whole[offset : offset + length])
+        one = np.zeros(length, np.uint8)
+        store.run(offset, length, wrap(one))
+        assert np.array_equal(one, whole[offset : offset + length])
     store.close()
 
 

@@ -64,6 +64,7 @@ class Budget:
 
         ``smaller`` is what else would help, if anything would: ``use chunks(512)``.
         """
+        batch = max(batch, 1)  # rows without bytes have buffers too
         needed = whole_pages(batch) * copies + whole_pages(extra) + self.aside
         if not self.stated:
             batches = whole_pages(batch) * max(copies, AUTO_BATCHES)
