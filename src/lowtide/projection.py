@@ -1,7 +1,8 @@
 """What a run will cost before it starts: memory, bytes, requests and time, for a batch, a length and a world size.
 
-One idea: what a feed does is arithmetic on a few integers - windows in an epoch, pages under a window, reads in a step -
-so a run can be projected: exactly where it is exact, as an expectation where it depends on where windows fall. Pure: integers in, integers out; tests hold it against real runs.
+One idea: what a feed does is arithmetic on a few integers - windows in an epoch, pages under a window, reads in a
+step - so a run can be projected: exactly where it is exact, as an expectation where it depends on where windows fall.
+Pure: integers in, integers out; tests hold it against real runs.
 
 Memory comes from ``plan()`` (a promise, never passed); this file multiplies it by the ranks of a machine. It counts
 what Lowtide holds, not the interpreter or the model beside it.

@@ -40,13 +40,13 @@ def recommend(cases: Sequence[Case], *, keep: bool, cache_why: str, budget: int)
     scores = {name: score for name, score in scores.items() if score > 0}
     default = f"read, {cache}"
     best = max(scores, key=lambda name: scores[name], default=default)
-    if scores.get(default, 0) * CLEAR >= scores.get(best, 0):
+    if default not in scores or scores[default] * CLEAR >= scores[best]:
         best = default
     strategy = best.split(",")[0]
     other = "cold" if heat == "warm" else "warm"
     speeds = [_speed_reason(cases, best, each) for each in (heat, other)]
     reasons = [f"cache={cache!r}: {cache_why}", *speeds, _memory_reason(cases, best, budget)]
-    if best != default and scores.get(default):
+    if best != default:
         reasons.insert(1, f"strategy={strategy!r}: {scores[best] / scores[default]:.1f}x 'read' here, {heat}")
     return Advice(strategy, cache, tuple(filter(None, reasons)), _beside(cases, best, heat, keep=keep))
 

@@ -28,7 +28,9 @@ class Stated:
 
 def find(paths: Sequence[str], stated: Stated) -> Layout:
     """The layout of everything the paths name together, or the error that says most about why there is none."""
-    if stated.shape is not None or stated.tensor is not None:
+    # Of a model's many tensors one may look like tokens; which one is meant is for the user to say.
+    named = any(path.endswith(".safetensors") for path in paths)
+    if stated.shape is not None or stated.tensor is not None or named:
         return layout_of(paths, dtype=stated.dtype, shape=stated.shape, tensor=stated.tensor)
     try:
         return token_layout(paths, dtype=stated.dtype)

@@ -137,9 +137,12 @@ def in_rows(layout: Layout, width: int) -> Layout:
 
 def jobs_for(layout: Layout, ask: Ask, *, cold: bool) -> list[Job]:
     """Every way and pattern for one file, the most telling first."""
-    rows = as_rows(layout, ask)
     patterns = PATTERNS if len(layout.shape) == 1 and layout.dtype.kind in "iu" else PATTERNS[:2]
-    pairs = [(way, pattern) for way in WAYS for pattern in patterns if pattern in way.patterns]
+    if "windows" in patterns:
+        _batch("windows", layout, ask)  # first: a length too great is the plainer thing to say
+    rows = as_rows(layout, ask)
+    ways = [way for way in WAYS if cold or way.warm]
+    pairs = [(way, pattern) for way in ways for pattern in patterns if pattern in way.patterns]
     return [_job(way, pattern, layout if pattern == "windows" else rows, ask, cold=cold) for way, pattern in pairs]
 
 

@@ -48,7 +48,7 @@ class Case:
     left: int | None = None  # bytes in the page cache after the cold part
     anon: int = 0  # most growth seen, both parts
     mapped: int = 0
-    covered: float = 0.0  # share of the file the cold part (else the warm part) came through
+    covered: float | None = None  # share of the file the cold part came through before time was up
     rounds: int = 0
     notes: tuple[str, ...] = ()
 
@@ -67,7 +67,6 @@ class _Runs:
         job, way = self.job, self.job.way_itself
         item = useful_bytes(job)
         device = [phase.device / (phase.items * item) for phase in self.cold if phase.device and phase.items]
-        last = (self.cold or self.warm)[-1:]
         found = Case(job.pattern, way.name, way.strategy, _cache_of(way), item)
         return replace(
             found,
@@ -77,7 +76,7 @@ class _Runs:
             left=max((phase.left for phase in self.cold if phase.left is not None), default=None),
             anon=max((anon for anon, _ in self.memory), default=0),
             mapped=max((mapped for _, mapped in self.memory), default=0),
-            covered=min(1.0, last[0].items * item / max(1, job.size)) if last else 0.0,
+            covered=_median([min(1.0, phase.items * item / max(1, job.size)) for phase in self.cold]),
             rounds=max(len(self.cold), len(self.warm)),
             notes=tuple(dict.fromkeys(self.notes)),
         )

@@ -65,10 +65,10 @@ def notes(outcome: Outcome, seconds: float, *, quick: bool) -> list[str]:
     if outcome.warm_only:
         found.append(f"warm only: {outcome.warm_only}")
     for pattern in PATTERNS:
-        covered = [case.covered for case in outcome.cases if case.pattern == pattern and case.rounds]
+        covered = [case.covered for case in outcome.cases if case.pattern == pattern and case.covered is not None]
         if covered and min(covered) < 1:
             part = f"{_share(min(covered))} to {_share(max(covered))}"
-            found.append(f"{pattern}: cut short after at most {seconds:g} s a case, with {part} of the file read")
+            found.append(f"{pattern}, cold: cut short after at most {seconds:g} s a case, {part} of the file read")
     problems = {f"{case.way}, {case.pattern}: {note}" for case in outcome.cases for note in case.notes}
     found += sorted(problems)
     if outcome.skipped:

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(document(found, outcome, advice, line), indent=2))
     else:
-        show([*_head(found), *_tables(outcome, jobs), *_foot(outcome, ask, advice, line, quick_run=arguments.quick)])
+        show([*_head(found), *_tables(outcome, jobs), *_foot(outcome, ask, advice, line, found)])
     return 0 if any(case.rounds for case in outcome.cases) else 1
 
 
@@ -147,6 +147,7 @@ def _facts(whole: Layout, layout: Layout, ask: Ask, budget: int) -> dict[str, An
         "budget": budget,
         "seconds_per_case": ask.seconds,
         "rounds": ask.rounds,
+        "quick": ask.total_seconds is not None,
         "warm_bytes": min(ask.warm_bytes, layout.nbytes),
     }
 
@@ -175,9 +176,11 @@ def _tables(outcome: Outcome, jobs: list[Job]) -> list[Line]:
     return lines
 
 
-def _foot(outcome: Outcome, ask: Ask, advice: Advice, line: str, *, quick_run: bool) -> list[Line]:
+def _foot(outcome: Outcome, ask: Ask, advice: Advice, line: str, found: dict[str, Any]) -> list[Line]:
+    warm_bytes, quick_run = found["warm_bytes"], found["quick"]
     legend = [
         ("ratio", "to np.memmap kept open, one gather a batch"),
+        ("warm", f"the first {format_size(warm_bytes)} of the file, in the page cache, read again and again"),
         ("anon, mapped", "MiB the process grew by, at most"),
     ]
     if outcome.warm_only is None:
@@ -188,4 +191,4 @@ def _foot(outcome: Outcome, ask: Ask, advice: Advice, line: str, *, quick_run: b
     pairs = [*legend, *(("note", note) for note in notes(outcome, ask.seconds, quick=quick_run))]
     pairs += [("because", reason) for reason in advice.reasons] + [("beside", other) for other in advice.beside]
     styles = {name: "dim" for name, _ in legend} | {"note": "yellow", "recommended": "bold green"}
-    return [Line(""), *facts([*pairs, ("recommended", line)], styles)]
+    return [Line(""), *facts([*pairs, ("recommended", line)], styles, as_is="recommended")]

@@ -155,7 +155,7 @@ def _lines(found: dict[str, Any]) -> list[Line]:
         ("at most", ", ".join(f"{kind} {format_size(plan[kind])}" for kind in ("anon", "mapped", "cache"))),
     ]
     styles = {"guess": "bold yellow", "note": "yellow", "because": "dim", "because ": "dim"}
-    together = facts([*pairs, *reading, ("open", found["open"])], {**styles, "open": "bold green"})
+    together = facts([*pairs, *reading, ("open", found["open"])], {**styles, "open": "bold green"}, as_is="open")
     return [Line(name, "bold"), *together]
 
 

@@ -182,6 +182,7 @@ def _lines(found: dict[str, Any]) -> list[Line]:
     lines += facts(
         [_cache_fact(found), *_rate_facts(found, projection), ("state", state), ("run", found["open"])],
         {"run": "bold green"},
+        as_is="run",
     )
     return lines
 

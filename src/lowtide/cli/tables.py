@@ -28,14 +28,20 @@ def width() -> int:
     return min(WIDEST, shutil.get_terminal_size((100, 24)).columns)
 
 
-def facts(pairs: Sequence[tuple[str, str]], styles: dict[str, str] | None = None) -> list[Line]:
-    """``name  value`` lines, values wrapped under themselves; a name repeated is left blank; styled by name."""
+def facts(pairs: Sequence[tuple[str, str]], styles: dict[str, str] | None = None, *, as_is: str = "") -> list[Line]:
+    """``name  value`` lines, values wrapped under themselves; a name repeated is left blank; styled by name.
+
+    ``as_is``: the name whose value is for copying and never wrapped.
+    """
     if not pairs:
         return []
     indent = max(len(name) for name, _ in pairs) + 2
     lines, before = [], ""
     for name, value in pairs:
-        parts = textwrap.wrap(value, max(30, width() - indent), break_long_words=False, break_on_hyphens=False) or [""]
+        room = max(30, width() - indent)
+        parts = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False) or [""]
+        if name == as_is:
+            parts = [value]
         for place, part in enumerate(parts):
             shown = name if place == 0 and name != before else ""
             lines.append(Line(f"{shown:<{indent}}{part}".rstrip(), (styles or {}).get(name, "")))
@@ -44,8 +50,10 @@ def facts(pairs: Sequence[tuple[str, str]], styles: dict[str, str] | None = None
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = (), gap: int = 2) -> list[Line]:
-    """Columns as wide as they need: the first to the left, the others to the right."""
+    """Columns as wide as they need: the first to the left, the others to the right; closer where that is too wide."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    if sum(widths) + gap * (len(widths) - 1) > width():
+        gap = 1
 
     def line(row: Sequence[str]) -> str:
         cells = [cell.rjust(size) for cell, size in zip(row[1:], widths[1:], strict=True)]
