@@ -3,8 +3,9 @@
 One idea: copy out of a mapping a bounded piece at a time and take the pages back behind it - by dropping the mapping
 (``remap``), by ``madvise(DONTNEED)`` on it (``advise``), or not at all (``map``, the negative control).
 
-Costs: a fault maps up to 64 KiB around itself, so a row of 2 KiB may hold 128 KiB of mapped pages until they are taken
-back; both cures work in rounds that keep this inside the budget. A file truncated while mapped kills a process with
+Costs: a fault maps 64 KiB around itself and more where the page cache holds large folios (200 to 400 KiB a row were
+seen), until the pages are taken back; both cures work in rounds, sized by what earlier rounds mapped, that keep this
+inside the budget. A file truncated while mapped kills a process with
 SIGBUS: the size is checked before every call, which leaves a small race that ``read`` does not have.
 """
 
@@ -129,6 +130,7 @@ class Cured:
             self.rung = ("madvise(DONTNEED)" if name == "advise" else "munmap") + ", then fadvise(DONTNEED)"
         self._kept: dict[tuple[int, bool], Mapping] = {}
         self._turn = threading.Lock()
+        self._around = TABLE  # bytes a fault maps beside its run: at most, until the first rounds have shown how many
 
     def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:
         """Copy every span into ``buffer``, or raise; tell the kernel of ``ahead`` while data is not cached."""
@@ -139,15 +141,22 @@ class Cured:
                 later = ahead()
                 announce(self.files.descriptors(later.files, scattered=True), later)
         for file, (numbers, stride, shift), out in tables(spans, buffer):
-            for rows, columns in self._rounds(len(numbers), out.shape[1]):
-                part = (numbers[rows], stride, shift + columns.start)
-                self._round(file, part, out[rows, columns], scattered)
+            done, length = 0, out.shape[1]
+            while done < len(numbers):
+                rows, columns = self._next_round(length)
+                part = slice(done, done + rows)
+                for start in range(0, length, columns):
+                    piece = out[part, start : start + columns]
+                    self._round(file, (numbers[part], stride, shift + start), piece, scattered)
+                done += rows
 
     def _round(self, file: int, runs: Runs, out: NDArray[np.uint8], scattered: bool) -> None:
         descriptor = self.files.descriptor(file, scattered=scattered)
         with self._turn:  # one round at a time, whatever the number of threads: the allowance is for all of them
+            before = mapped_bytes()
             mapping = self._mapping(file, descriptor, scattered)
             mapping.copy(runs, out)
+            self._learn(mapped_bytes() - before, len(out), out.shape[1])
             offsets = runs[0] * runs[1] + runs[2]
             if self.name == "advise":
                 mapping.take_back(offsets, out.shape[1])
@@ -156,17 +165,18 @@ class Cured:
             for offset in offsets.tolist():
                 drop_pages(descriptor.number, offset, out.shape[1], sequential=not scattered)
 
-    def _rounds(self, count: int, length: int) -> Iterator[tuple[slice, slice]]:
-        """Which rows, and which of their bytes, to copy before pages are taken back."""
-        at_once = self.allowance - 2 * FAULT_AROUND
-        if length > at_once:
-            for row in range(count):
-                for start in range(0, length, at_once):
-                    yield slice(row, row + 1), slice(start, min(start + at_once, length))
-            return
-        rows = max(1, self.allowance // (length + 2 * FAULT_AROUND))
-        for row in range(0, count, rows):
-            yield slice(row, min(row + rows, count)), slice(0, length)
+    def _next_round(self, length: int) -> tuple[int, int]:
+        """How many runs, and how many bytes of each, to copy before pages are taken back."""
+        around = min(self._around, self.allowance // 2)
+        if length > self.allowance - around:
+            return 1, self.allowance - around
+        return max(1, self.allowance // (length + around)), length
+
+    def _learn(self, mapped: int, rows: int, length: int) -> None:
+        """What a fault maps beside the run itself depends on how the page cache holds the file: look, with room to spare."""
+        seen = 2 * max(0, mapped // rows - length)
+        # Up at once, down slowly: one generous round must not be followed by one too large.
+        self._around = max(seen, (7 * self._around + seen) // 8, 2 * FAULT_AROUND)
 
     def _mapping(self, file: int, descriptor: Descriptor, scattered: bool) -> Mapping:
         size = self.files.extents[file].size
@@ -189,6 +199,15 @@ def keep(kept: dict[Any, Mapping], key: object, mapping: Mapping) -> None:
     kept[key] = mapping
     while len(kept) > MOST_MAPPED:
         kept.pop(next(iter(kept)), None)
+
+
+def mapped_bytes() -> int:
+    """File pages this process has mapped now: 5 microseconds, and right to a few hundred KiB."""
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as file:  # noqa: PTH123 - half the cost of Path.open
+            return int(file.read(64).split()[2]) * PAGE
+    except OSError:
+        return 0
 
 
 def tables(spans: Spans, buffer: Buffer) -> Iterator[tuple[int, Runs, NDArray[np.uint8]]]:
