@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick check format picture bench clean
+.PHONY: help train test quick check format picture bench browser clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,9 +24,15 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 train: $(VENV)/.run ## the main job, end to end, no download
 	$(BIN)/lowtide train
 
-test: $(VENV)/.dev ## every test
+test: $(VENV)/.dev browser ## every test
 	$(BIN)/python -m pytest -n 2 -m "not serial"
 	$(BIN)/python -m pytest -m serial
+
+browser: # the report's tests look at it in a real Chromium, which pip cannot install
+	@command -v chromium chromium-browser google-chrome >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium for the report's tests" \
+	     && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	|| echo "NOT TESTED: HTML reports in a browser - chromium is not installed and cannot be installed here"
 
 quick: $(VENV)/.dev ## the tests that take seconds
 	$(BIN)/python -m pytest -n 2 -m "not slow and not serial" -q

@@ -183,13 +183,20 @@ SPARSE = """
 import sys, time, lowtide
 from lowtide.memory import process_memory
 before = process_memory()
-start = time.perf_counter(); array = lowtide.open(sys.argv[1], dtype="uint8", shape=(-1, 2048), budget="8MiB"); a = time.perf_counter() - start
-start = time.perf_counter(); batches = array.shuffled(64, seed=0); next(batches); b = time.perf_counter() - start
-start = time.perf_counter(); middle = array.shuffled(64, seed=0, start=len(array) // 2); next(middle); c = time.perf_counter() - start
+clock = time.perf_counter
+start = clock()
+array = lowtide.open(sys.argv[1], dtype="uint8", shape=(-1, 2048), budget="8MiB")
+opened = clock()
+batches = array.shuffled(64, seed=0)
+next(batches)
+first = clock()
+next(array.shuffled(64, seed=0, start=len(array) // 2))
+middle = clock()
 tables = process_memory().tables
 for turn, rows in zip(range(2000), batches): pass
 after = process_memory()
-print(a * 1e3, b * 1e3, c * 1e3, (after.anon + after.mapped - before.anon - before.mapped) / 2**20, (after.tables - tables) / 2**10)
+print((opened - start) * 1e3, (first - opened) * 1e3, (middle - first) * 1e3)
+print((after.anon + after.mapped - before.anon - before.mapped) / 2**20, (after.tables - tables) / 2**10)
 """
 
 

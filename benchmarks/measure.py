@@ -88,13 +88,13 @@ def interleaved(ways: dict[str, Callable[[], float]], rounds: int = 3, discard: 
 @contextlib.contextmanager
 def read_ahead(path: Path, kib: int) -> Iterator[bool]:
     """Set the device's read_ahead_kb, which is taken over when a file is opened; False where that is not allowed."""
-    device = os.stat(path).st_dev
+    device = path.stat().st_dev
     setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
     try:
         before = setting.read_text()
         setting.write_text(str(kib))
     except OSError:
-        print(f"note: cannot set read_ahead_kb (needs root); cold figures use this machine's own", file=sys.stderr)
+        print("note: cannot set read_ahead_kb (needs root); cold figures use this machine's own", file=sys.stderr)
         yield False
         return
     try:

@@ -4,9 +4,9 @@
     python -m benchmarks.picture --size 2GiB --out FILE
 
 Five ways to read every row once in shuffled order - a plain memmap, a memmap recreated per batch, a memmap with
-madvise(DONTNEED) behind every batch, and Lowtide with a budget of 64 MiB, keeping and dropping the page cache - each from a
-cold start in a fresh process, sampled from outside by memory-profiler. RSS is all it can see; the legend adds the page
-cache, which only the kernel's other counters show. ``read_ahead_kb`` is set to the usual 128 where that is allowed.
+madvise(DONTNEED) behind every batch, and Lowtide with a budget of 64 MiB, keeping and dropping the page cache - each
+from a cold start in a fresh process, sampled from outside by memory-profiler. RSS is all it can see; the legend adds
+the page cache, which only the kernel's other counters show. ``read_ahead_kb`` is set to the usual 128 where allowed.
 """
 
 from __future__ import annotations

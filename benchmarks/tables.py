@@ -10,10 +10,10 @@ from benchmarks.measure import RESULTS
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Written by `make bench` from `benchmarks/results/`; nothing here is typed by hand. Each figure stands beside its baseline - the
-rival at its best, used as its documentation says - measured in the same run, in turn, as a median over rounds. The machines
-these run on are shared and noisy: compare the two columns of a line, not lines of different runs. *asked* is what we ask of
-ourselves; a line that misses it says so.
+Written by `make bench` from `benchmarks/results/`; nothing here is typed by hand. Each figure stands beside its
+baseline - the rival at its best, used as its documentation says - measured in the same run, in turn, as a median over
+rounds. The machines these run on are shared and noisy: compare the two columns of a line, not lines of different runs.
+*asked* is what we ask of ourselves; a line that misses it says so.
 """
 
 

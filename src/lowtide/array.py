@@ -44,7 +44,7 @@ def open(
     cache: str = "auto",
     budget: int | str = "auto",
 ) -> Array:
-    """Open a ``.npy`` file, raw numbers, one tensor of a ``.safetensors``, a memmap you have, or a list or glob of them.
+    """Open a ``.npy`` file, raw numbers, one tensor of a ``.safetensors``, a memmap, or a list or glob of them.
 
     Reads headers only. ``budget`` is the most bytes the array may hold at once, such as ``"64MiB"``.
 
@@ -105,7 +105,7 @@ class Array:
     # Many reads
 
     def chunks(self, rows: int | None = None, *, start: int = 0) -> ChunkIterator:
-        """Every row once, in order, ``rows`` at a time (default: what the budget makes comfortable); the last may be short."""
+        """Every row once, in order, ``rows`` at a time (default: as the budget allows); the last may be short."""
         size = self._admit("chunks", self._comfortable() if rows is None else rows, len(self))
         return ChunkIterator(self._rows, size, _start(start, len(self)), len(self))
 
@@ -138,7 +138,7 @@ class Array:
         return BatchIterator(self._rows, size, upcoming, base=first, scattered=locality is None)
 
     def gather(self, indices: Any, batch: int, *, start: int = 0) -> BatchIterator:
-        """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative count from the end) or a mask."""
+        """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative from the end) or a mask."""
         wanted = np.asarray(indices)
         if wanted.ndim != 1:
             raise ValueError(

@@ -120,7 +120,7 @@ class ChunkIterator:
 
 
 class BatchIterator:
-    """Gathered rows. ``position`` counts the rows delivered since the order's beginning: pass it as ``start=`` to resume."""
+    """Gathered rows. ``position`` counts rows since the order's beginning: pass it as ``start=`` to resume."""
 
     def __init__(self, rows: Rows, batch: int, upcoming: Upcoming, *, base: int = 0, scattered: bool = False) -> None:
         self._rows = rows

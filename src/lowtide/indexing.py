@@ -19,7 +19,7 @@ from lowtide.rows import Numbers
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows to read - consecutive ones as a range, others as numbers - and the key to apply to them (None: as they are)."""
+    """Rows to read - consecutive ones as a range, others as numbers - and the key to apply to them (None: none)."""
 
     rows: range | Numbers
     rest: tuple[Any, ...] | None

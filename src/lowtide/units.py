@@ -1,7 +1,7 @@
 """Sizes as people write them, and back.
 
 One idea: a size is an int of bytes everywhere inside Lowtide; text exists only at the edges. ``64MiB``, ``64 MiB``,
-``1.5GB``, ``512`` and ``4096 B`` are sizes. ``K``, ``M``, ``G``, ``T``, ``P`` alone mean the binary unit, as ``ls -h`` and ``dd`` do.
+``1.5GB``, ``512`` and ``4096 B`` are sizes. ``K``, ``M``, ``G``, ``T``, ``P`` alone are binary, as for ``ls -h``.
 """
 
 from __future__ import annotations

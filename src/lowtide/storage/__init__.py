@@ -1,7 +1,7 @@
 """Files, strategies, page-cache rungs, aligned buffers and leases: bytes on disk into memory we own.
 
 The reading path, top to bottom: ``store.py`` (one call a batch) -> ``pread.py`` (the default strategy) ->
-``buffers.py`` (where bytes land). ``mapped.py`` and ``direct.py`` are the other strategies, ``spans.py`` the arithmetic.
+``buffers.py`` (where bytes land). ``mapped.py`` and ``direct.py`` are other strategies, ``spans.py`` the arithmetic.
 """
 
 from lowtide.storage.atomic import atomic_write

@@ -33,7 +33,7 @@ Allocate = Callable[[int], Any]  # bytes -> a writable, page-aligned object with
 
 
 def allocate_anonymous(size: int) -> mmap.mmap:
-    """Private anonymous pages: aligned, and back with the kernel as soon as the object dies (malloc would keep them)."""
+    """Private anonymous pages: aligned, and back with the kernel once the object dies (malloc would keep them)."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

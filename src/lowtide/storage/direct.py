@@ -42,7 +42,7 @@ class Direct:
 
         self._local = threading.local()
         self._wait = wait
-        # Threads start with the first read. Every read goes through them, so that no more staging buffers exist than counted.
+        # Threads start with the first read. Every read goes through them: no more staging buffers than counted.
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="lowtide-direct")
 
     def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:  # noqa: ARG002

@@ -109,7 +109,7 @@ class Files:
             descriptor = Descriptor(extent.path, flags)
         except OSError as problem:
             raise ReadError(
-                f"{extent.path}: expected to open it again, got {problem.strerror}. Put the file back and open it anew.",
+                f"{extent.path}: expected to open it again, got {problem.strerror}. Put it back and open it anew.",
                 path=extent.path,
                 offset=extent.offset,
                 errno=problem.errno,

@@ -173,7 +173,7 @@ class Cured:
         return max(1, self.allowance // (length + around)), length
 
     def _learn(self, mapped: int, rows: int, length: int) -> None:
-        """What a fault maps beside the run itself depends on how the page cache holds the file: look, with room to spare."""
+        """What a fault maps beside its run depends on how the page cache holds the file: look, and leave room."""
         seen = 2 * max(0, mapped // rows - length)
         # Up at once, down slowly: one generous round must not be followed by one too large.
         self._around = max(seen, (7 * self._around + seen) // 8, 2 * FAULT_AROUND)

@@ -1,7 +1,7 @@
 """``lowtide.release(memmap)``: the second known cure, on the memmap you already have.
 
-One idea: ``madvise(DONTNEED)`` on the mmap below the array takes its resident pages back at once; the next access reads them
-again. It lowers one counter - mapped pages of this process. The page cache keeps the data, and says so.
+One idea: ``madvise(DONTNEED)`` on the mmap below the array takes its resident pages back at once; the next access reads
+them again. It lowers one counter - mapped pages of this process. The page cache keeps the data, and says so.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Released:
 
     def __str__(self) -> str:
         return (
-            f"freed {format_size(self.freed)} of mapped pages ({format_size(self.before)} -> {format_size(self.after)}); "
-            "the page cache keeps the data"
+            f"freed {format_size(self.freed)} of mapped pages ({format_size(self.before)} -> "
+            f"{format_size(self.after)}); the page cache keeps the data"
         )
 
 
 def release(array: NDArray[Any]) -> Released:
     """Drop the resident pages of an ``np.memmap`` (or a view of one) now, and say how much that freed.
 
-    Unsaved changes of a writable map are flushed first. A copy-on-write map (mode ``"c"``) is refused: dropping its pages
-    would destroy what was written to it.
+    Unsaved changes of a writable map are flushed first. A copy-on-write map (mode ``"c"``) is refused: dropping its
+    pages would destroy what was written to it.
     """
     below = _mmap_of(array)
     if _is_copy_on_write(array):

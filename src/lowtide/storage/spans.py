@@ -20,7 +20,7 @@ from lowtide.storage.files import Extent
 
 Offsets = NDArray[np.int64]
 
-# Two runs this close are read as one. A read costs about as much as copying 4 KiB; over a network it costs a round trip.
+# Two runs this close are read as one. A read costs as much as copying 4 KiB; over a network, a round trip.
 GAP = PAGE
 NETWORK_GAP = 256 * 1024
 # Runs this long gain nothing from being merged: the read itself dominates.
@@ -98,7 +98,7 @@ class Located:
         self._single = int(self.shift[0]) if len(lengths) == 1 else None
 
     def spans(self, numbers: Offsets, stride: int, length: int) -> Spans:
-        """Where the runs of ``length`` bytes at ``number * stride`` lie; those that cross into the next file are cut there."""
+        """Where the runs of ``length`` bytes at ``number * stride`` lie, cut where they cross into the next file."""
         if self._single is not None:
             return Spans([0], numbers, stride, self._single, length)
         offsets = numbers * stride
@@ -125,8 +125,8 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Neighbouring runs merged into fewer: read ``lengths[k]`` bytes at ``starts[k]``, packed; run ``runs[i]`` then lies
-    at byte ``inside[i]`` of what was read."""
+    """Neighbouring runs merged into fewer: read ``lengths[k]`` bytes at ``starts[k]``, packed; run ``runs[i]`` then
+    lies at byte ``inside[i]`` of what was read."""
 
     starts: Offsets
     lengths: Offsets
@@ -149,7 +149,7 @@ def merge(offsets: Offsets, length: int, *, gap: int, most: int) -> list[Round] 
     order = np.argsort(offsets, kind="stable")
     group = np.concatenate(([0], np.cumsum(apart)))
     first = np.flatnonzero(np.concatenate(([True], apart)))
-    # A group longer than `most` is cut: runs whose distance from the group's start falls in the same step stay together.
+    # A group longer than `most` is cut: runs whose distance from its start falls in the same step stay together.
     step = (ordered - ordered[first][group]) // max(most - length, 1)
     cut = np.concatenate(([True], apart | (step[1:] != step[:-1])))
     first = np.flatnonzero(cut)

@@ -134,7 +134,7 @@ class Store:
         return self._strategy
 
     def keep_for_ranks(self, world: int) -> None:
-        """Ranks that share files must not evict each other's pages; a stated ``cache="drop"`` is obeyed all the same."""
+        """Ranks that share files must not evict each other's pages; a stated ``cache="drop"`` is obeyed."""
         if world > 1 and self.drop and self.asked[1] == "auto":
             self.drop = False
             self.cache_why = f"{world} ranks share these files, and dropping would evict what the others need"
@@ -169,7 +169,7 @@ class Store:
         return max(length, min(MERGE_ROUND, self.budget.limit // 32))
 
     def _gather_merged(self, rounds: list[Round], length: int, buffer: Buffer) -> bool:
-        """Read neighbours together into scratch, then put each run into its place; False if there is no room for scratch."""
+        """Read neighbours together into scratch, then put each run in its place; False if there is no room for it."""
         scratch = self.pool.try_take(max(int(turn.lengths.sum()) for turn in rounds))
         if scratch is None:
             return False
