@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -69,6 +70,26 @@ def test_an_array_and_its_iterators_go_on_in_a_forked_child_and_in_the_parent(pa
         in_a_fork(work)
         in_a_fork(work)  # the parent's positions did not move
         work()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_forked_child_has_the_whole_budget_though_its_parent_has_used_it_up(path: Path, strategy: str) -> None:
+    rows = np.load(path)
+    with lowtide.open(path, strategy=strategy, budget="1MiB") as array:
+        held: list[Any] = []
+        with pytest.raises(lowtide.BudgetError):
+            for _ in range(3):
+                held.extend(array.chunks(100))
+
+        def work() -> None:
+            assert np.array_equal(array[3], rows[3])
+            passes = itertools.chain(array.chunks(100), array.chunks(100), array.chunks(100))
+            assert len(list(itertools.islice(passes, len(held)))) == len(held)
+
+        in_a_fork(work)
+        places = [*range(20)] * 3
+        assert all(np.array_equal(chunk, rows[100 * k : 100 * k + 100]) for k, chunk in zip(places, held, strict=False))
 
 
 @pytest.mark.timeout(60)
