@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.train.test_train_run import assert_same_weights
 
 from lowtide.cli import main
 from lowtide.train import Settings, checkpoint
+from lowtide.units import MIB
 
 Make = Callable[..., Settings]
 
@@ -106,6 +108,7 @@ def test_a_damaged_checkpoint_is_one_line_with_the_one_to_use(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(
     tiny: Make, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -129,6 +132,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(
     assert_same_weights(tmp_path / "out" / last, tmp_path / "whole" / last)
 
 
+@pytest.mark.slow
 def test_with_no_arguments_it_makes_its_own_corpus_and_draws(tmp_path: Path) -> None:
     words = ["--max-iters", "2", "--n-embd", "16", "--n-layer", "1", "--eval-iters", "1"]
     environment = {**os.environ, "LOWTIDE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
@@ -143,3 +147,26 @@ def test_with_no_arguments_it_makes_its_own_corpus_and_draws(tmp_path: Path) -> 
     assert LAST_LINE.fullmatch(found.stdout.splitlines()[-1])
     assert (tmp_path / "out" / "train.png").read_bytes().startswith(b"\x89PNG")
     assert list((tmp_path / "cache").glob("corpus-stdlib-*/val/val.bin"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="NOT TESTED: no /proc here to measure memory with")
+def test_reading_keeps_the_budget_that_mapping_breaks(tiny: Make, tmp_path: Path) -> None:
+    corpus = tmp_path / "large.bin"
+    with corpus.open("wb") as file:
+        file.truncate(1024 * MIB)  # holes: they cost no disk, and page cache like any other pages
+    settings = tiny(data=str(corpus), budget="48MiB", batch_size=512, block_size=8, max_iters=80, eval_interval=80)
+    ends = {}
+    for strategy in ("read", "map"):
+        out = str(tmp_path / strategy)
+        process = start("--json", *flags(replace(settings, strategy=strategy, out_dir=out, log_interval=10)))
+        said, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        ends[strategy] = json.loads(said.splitlines()[-1])
+    assert ends["read"]["verdict"]["word"] == "ok", ends["read"]["last_line"]
+    assert ends["map"]["verdict"]["word"] == "broken", ends["map"]["last_line"]
+    mapped = {
+        name: end["verdict"]["peak"]["mapped"] - end["verdict"]["settled"]["mapped"] for name, end in ends.items()
+    }
+    assert mapped["read"] < MIB < 48 * MIB < mapped["map"]
+    assert ends["read"]["val_loss"] == ends["map"]["val_loss"]

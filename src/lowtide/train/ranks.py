@@ -84,7 +84,7 @@ class World:
             if self.world == 1 or not _is_connection(problem):
                 raise
             raise RankLostError(
-                f"rank {self.rank}: expected all {self.world} ranks to answer, got {_reason(problem)!r}. "
+                f"rank {self.rank}: expected all {self.world} ranks to answer, got no answer ({_reason(problem)}). "
                 "See the other ranks' messages, then start again with --resume."
             ) from problem
 

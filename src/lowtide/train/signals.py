@@ -30,6 +30,8 @@ class StopRequest:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if problem is not None and not self._alone:
+            return  # torchrun sends SIGTERM as soon as one rank dies: the others must live to say why they end
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal itself returned
 
