@@ -31,7 +31,7 @@ test: $(VENV)/.dev browser ## every test
 browser: # the report's tests look at it in a real Chromium, which pip cannot install
 	@command -v chromium chromium-browser google-chrome >/dev/null \
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing chromium for the report's tests" \
-	     && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	     && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
 	|| echo "NOT TESTED: HTML reports in a browser - chromium is not installed and cannot be installed here"
 
 quick: $(VENV)/.dev ## the tests that take seconds

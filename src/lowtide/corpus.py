@@ -8,7 +8,6 @@ file boundaries because the store knows none. Ids are checked against ``vocab`` 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -105,4 +104,6 @@ class Corpus:
         # Not from the pool: a state must be had also while the user's batches fill the budget.
         blocks = wrap(np.empty(FINGERPRINT_BLOCKS * count * item, np.uint8))
         self.store.gather(np.array(starts, np.int64), item, count * item, blocks, sparse=True)
+        import hashlib  # here: it brings OpenSSL, 3 ms at every import
+
         return hashlib.blake2b(blocks.view, digest_size=16).hexdigest()

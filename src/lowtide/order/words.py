@@ -7,7 +7,6 @@ equal. About 4 ns a word, no state. Not for secrets: the streams are statistical
 
 from __future__ import annotations
 
-import hashlib
 import operator
 
 import numpy as np
@@ -34,6 +33,8 @@ def key(seed: int, *parts: int | str) -> int:
     Any Python int is a seed, negative and huge ones too. Parts are hashed with their type and length, so that
     (1, 23), (12, 3) and (1, "23") are unrelated keys, and so are (seed, epoch + 1) and (seed + 1, epoch).
     """
+    import hashlib  # here: it brings OpenSSL, 3 ms at every import
+
     digest = hashlib.blake2b(digest_size=8, person=b"lowtide.order")
     for part in (seed, *parts):
         kind, payload = _encoded(part)
