@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -249,3 +250,21 @@ def test_a_verdict_survives_json(kind: str | None) -> None:
     verdict = judge(trace_with({kind: up(2)} if kind else {}))
     assert verdict.grew in GREW
     assert from_dict(Verdict, to_dict(verdict)) == verdict
+
+
+def test_kinds_that_were_hardly_looked_at_are_not_called_flat_with_high_confidence() -> None:
+    looked_at = trace_of()
+    carried_on = replace(
+        looked_at, samples=tuple(replace(s, files_asked=number < 3) for number, s in enumerate(looked_at.samples))
+    )
+    assert (judge(looked_at).grew, judge(looked_at).confidence) == ("nothing", "high")
+    assert (judge(carried_on).grew, judge(carried_on).confidence) == ("nothing", "low")
+
+
+def test_growth_is_judged_by_the_samples_that_really_read_it() -> None:
+    def seen_every_tenth(number: int) -> float:
+        return 100 + 10 * (number // 10 * 10)
+
+    trace = trace_of(dirty=seen_every_tenth)
+    trace = replace(trace, samples=tuple(replace(s, files_asked=n % 10 == 0) for n, s in enumerate(trace.samples)))
+    assert judge(trace).grew == "dirty"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowtide.machine import kind_named, memory_cgroup, mounted
 from lowtide.memory.cgroup import sample_cgroup
@@ -90,15 +90,15 @@ class Counters:
         if self._memory_cgroup is None:
             self.missing["cgroup"] = "no memory cgroup is mounted here"
 
-    def sample(self) -> Sample | None:
-        """Everything now. Costs about 0.1 ms a process, more when an expensive look is due."""
+    def sample(self, *, last: bool = False) -> Sample | None:
+        """Everything now. Costs about 0.1 ms a process, more when an expensive look is due, as in the ``last`` one."""
         members, changed = self._tree.members()
         if not members:
             return None
         now = time.monotonic()
         if changed:
             self._sharing_pace.hurry()
-        looked = self._detail_pace.due(now) and self._has_changed(now, members)
+        looked = (last or self._detail_pace.due(now)) and self._has_changed(now, members)
         if looked:
             self._look_closely(now, members)
         elif self._sharing_pace.due(now):
@@ -108,13 +108,14 @@ class Counters:
         moved = self._tree.read_bytes + self._tree.written_bytes
         if not self._tree.moved_known:
             self.missing["bytes read"] = "/proc/PID/io of another user's process cannot be read"
-        if looked or self._files_pace.due(now):
+        asked = last or looked or self._files_pace.due(now)
+        if asked:
             self._ask_files(now, members, raw_mapped, moved, looked)
         if self._memory_cgroup is not None and self._cgroup_pace.due(now):
             begin = time.thread_time()
             self._cgroup = sample_cgroup(self._memory_cgroup)
             self._pay(self._cgroup_pace, now, begin)
-        return self._sum_up(now, members, processes, moved)
+        return replace(self._sum_up(now, members, processes, moved), files_asked=asked)
 
     def _sum_up(self, now: float, members: list[Member], processes: list[ProcessSample], moved: int) -> Sample:
         totals = self._totals

@@ -38,7 +38,7 @@ class PlainCounters:
         except psutil.NoSuchProcess:
             raise ProcessLookupError(f"pid {pid}: expected a running process, got none. Check the number.") from None
 
-    def sample(self) -> Sample | None:
+    def sample(self, *, last: bool = False) -> Sample | None:  # noqa: ARG002 - nothing here is ever skipped
         found = []
         try:
             members = [self._root, *(self._root.children(recursive=True) if self._children else [])]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowtide.memory.model import KINDS, Growth, Sample
+from lowtide.memory.model import KINDS, OF_FILES, Growth, Sample
 from lowtide.units import MIB
 
 Point = tuple[float, int]
@@ -39,8 +39,12 @@ class Course:
 
 
 def courses(samples: Sequence[Sample]) -> dict[str, Course]:
-    """The course of every kind."""
-    return {kind: course(kind, [(sample.seconds, own_bytes(sample, kind)) for sample in samples]) for kind in KINDS}
+    """The course of every kind, from the samples that really read it."""
+    asked = [sample for sample in samples if sample.files_asked]
+    return {
+        kind: course(kind, [(s.seconds, own_bytes(s, kind)) for s in (asked if kind in OF_FILES else samples)])
+        for kind in KINDS
+    }
 
 
 def own_bytes(sample: Sample, kind: str) -> int:

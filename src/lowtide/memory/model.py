@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from lowtide.errors import FormatError
 
 KINDS = ("anon", "mapped", "cache", "dirty", "tables", "shmem")
+OF_FILES = ("cache", "dirty", "shmem")  # read by asking about files, which costs more than reading a process
 HELD = (
     "anon",
     "mapped",
@@ -133,6 +134,7 @@ class Sample:
     processes: tuple[ProcessSample, ...] = ()
     files: tuple[FileSample, ...] = ()
     cgroup: CgroupSample | None = None
+    files_asked: bool = True  # False: cache, dirty and shmem are those of an earlier sample, carried on
 
     def of(self, kind: str) -> int:
         """Bytes of one of ``KINDS``."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from lowtide.memory.advice import fixes, headline, risks
 from lowtide.memory.growth import Course, course, courses
-from lowtide.memory.model import BudgetOutcome, FileSample, ProcessSample, Sample, Trace, Verdict
+from lowtide.memory.model import OF_FILES, BudgetOutcome, FileSample, ProcessSample, Sample, Trace, Verdict
 from lowtide.units import format_size
 
 _READ_AROUND = 0.1  # mapped is named before cache when it is at least this part of it: the rest is read-around
@@ -72,7 +72,8 @@ def _confidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) 
     blind = {"sharing", "cache", "dirty", "shmem", *by_kind} & set(trace.missing)
     if about is None:
         calm = all(each.growth.grew < each.noise / 2 for each in by_kind.values())
-        enough = by_kind["anon"].samples >= 8
+        # Files are asked less often than processes; kinds that were hardly looked at cannot be said to be flat.
+        enough = by_kind["anon"].samples >= 8 and min(by_kind[kind].samples for kind in OF_FILES) >= 4
         return "high" if enough and calm and not blind else "medium" if enough else "low"
     if about.samples >= 6 and about.growth.grew >= 4 * about.noise and about.rising >= 0.6 and not blind:
         return "high"

@@ -131,10 +131,10 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
             if not self._take(counters):
                 return
             pace.paid(now, time.thread_time() - begin - (counters.paced - paced))
-        self._take(counters)
+        self._take(counters, last=True)
 
-    def _take(self, counters: Counters | PlainCounters) -> bool:
-        sample = counters.sample()
+    def _take(self, counters: Counters | PlainCounters, *, last: bool = False) -> bool:
+        sample = counters.sample(last=last)
         self._missing = counters.missing
         if sample is None:
             return False
