@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import json
 import os
 import platform
@@ -90,6 +91,9 @@ def read_ahead(path: Path, kib: int) -> Iterator[bool]:
     """Set the device's read_ahead_kb, which is taken over when a file is opened; False where that is not allowed."""
     device = path.stat().st_dev
     setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    turn = (DIRECTORY / "read_ahead.lock").open("w")
+    fcntl.flock(turn, fcntl.LOCK_EX)  # two benchmarks at once would restore each other's setting
     try:
         before = setting.read_text()
         setting.write_text(str(kib))
@@ -101,6 +105,7 @@ def read_ahead(path: Path, kib: int) -> Iterator[bool]:
         yield True
     finally:
         setting.write_text(before)
+        turn.close()
 
 
 def drop(path: Path) -> None:
