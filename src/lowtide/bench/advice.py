@@ -15,8 +15,8 @@ from lowtide.bench.run import Case
 from lowtide.units import MIB, format_size
 
 SLACK = 8 * MIB  # what the interpreter itself may grow by while it reads
-CLEAR = 1.15  # rounds differ by about 10 %: less than this is no reason to leave the default
-WORTH_MAPPING = 1.5
+CLEAR = 1.15  # a smaller gain may be noise, and is no reason to leave the default
+WORTH_MAPPING = 1.5  # below this, giving up the bound on memory is not worth a line
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from lowtide.machine import drop_page_cache, page_cache
 from lowtide.memory.process import bytes_moved, process_memory
 from lowtide.units import MIB, format_size
 
+LEAST_BATCHES = 8  # the first batch opens files and warms code: alone it would decide the figure
+MOST_OVER = 4  # but no longer than so many times the seconds asked for
 STAYS = 0.01  # of a dropped file may be back in the cache before we call it not dropped
 
 
@@ -83,7 +85,7 @@ def _warm(job: Job) -> Phase:
 
 
 def _timed(loop: Iterator[int], seconds: float, most: int | None, *, close: bool = True) -> Phase:
-    items, whole = 0, False
+    items, steps, whole = 0, 0, False
     start = time.perf_counter()
     end = start + seconds
     while True:
@@ -93,7 +95,9 @@ def _timed(loop: Iterator[int], seconds: float, most: int | None, *, close: bool
             whole = True
             break
         items += had
-        if now >= end or (most is not None and items >= most):
+        steps += 1
+        enough = steps >= LEAST_BATCHES or now >= start + MOST_OVER * seconds
+        if (now >= end and enough) or (most is not None and items >= most):
             break
     if close:
         loop.close()  # type: ignore[attr-defined]  # our loops are generators: this closes files and mappings

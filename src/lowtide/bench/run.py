@@ -187,8 +187,9 @@ def _add(one: _Runs, job: Job, most: float) -> None:
 def in_fresh_process(job: Job, most_seconds: float) -> dict[str, Any]:
     """The case's own answer, with the most anon and mapped bytes it grew by, seen from outside."""
     source = str(Path(lowtide.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    words = [sys.executable, "-m", "lowtide.bench.case"]
+    places = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    words = [sys.executable, "-P", "-m", "lowtide.bench.case"]  # -P: files of the current directory are not our modules
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
         end = threading.Timer(most_seconds, child.kill)

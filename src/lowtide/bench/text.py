@@ -72,7 +72,7 @@ def notes(outcome: Outcome, seconds: float, *, quick: bool) -> list[str]:
     problems = {f"{case.way}, {case.pattern}: {note}" for case in outcome.cases for note in case.notes}
     found += sorted(problems)
     if outcome.skipped:
-        found.append("no time left for: " + ", ".join(f"{way} ({pattern})" for pattern, way in outcome.skipped))
+        found.append("no time left for: " + "; ".join(f"{way} ({pattern})" for pattern, way in outcome.skipped))
     if outcome.stopped:
         found.append("stopped by Ctrl-C: figures are of the rounds so far")
     if quick:

@@ -7,7 +7,7 @@ instead of a permutation in memory. nanoGPT's loop alone is as its users have it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -31,27 +31,22 @@ def batches(job: Job, rows: int, *, endless: bool) -> Iterator[int]:
     """Items of each batch of the job's way over the first ``rows`` rows, once or again and again."""
     make = _ours if job.way_itself.ours else _THEIRS[job.way, job.pattern]
     part = replace(job, shape=(rows, *job.shape[1:]))
-    for epoch in count():
-        yield from make(part, epoch)
-        if not endless:
-            return
+    return make(part, count() if endless else range(1))
 
 
-def _ours(job: Job, epoch: int) -> Iterator[int]:
+def _ours(job: Job, epochs: Iterable[int]) -> Iterator[int]:
     layout = layout_of_job(job)
     way = job.way_itself
     store = Store(layout.extents, strategy=way.strategy or "auto", cache=way.cache, budget=job.budget)
-    opened: Array | Tokens
     if job.pattern == "windows":
-        opened = Tokens(layout, store)
-        feed = opened.batches(job.batch, length=job.length, seed=job.seed + epoch, order="random")
-        lengths = (len(x) for x, _ in feed)
-    else:
-        opened = Array(layout, store)
-        rows = opened.chunks(job.batch) if job.pattern == "chunks" else opened.shuffled(job.batch, epoch=epoch)
-        lengths = (len(batch) for batch in rows)
-    with opened:
-        yield from lengths
+        with Tokens(layout, store) as tokens:
+            for x, _ in tokens.batches(job.batch, length=job.length, seed=job.seed, order="random"):
+                yield len(x)
+        return
+    with Array(layout, store) as array:
+        for epoch in epochs:
+            for rows in array.chunks(job.batch) if job.pattern == "chunks" else array.shuffled(job.batch, epoch=epoch):
+                yield len(rows)
 
 
 def layout_of_job(job: Job) -> Layout:
@@ -75,31 +70,33 @@ def _maps(job: Job) -> Callable[[], NDArray[Any]]:
     return lambda: kept
 
 
-def _their_chunks(job: Job, _: int) -> Iterator[int]:
+def _their_chunks(job: Job, epochs: Iterable[int]) -> Iterator[int]:
     open_map = _maps(job)
     dtype = np.dtype(job.dtype)
     shape = (job.batch, *job.shape[1:])
     memory = allocate_anonymous(max(1, int(np.prod(shape)) * dtype.itemsize))
     buffer: NDArray[Any] = np.ndarray(shape, dtype, memory)
-    for first in range(0, job.shape[0], job.batch):
-        chunk = open_map()[first : first + job.batch]
-        np.copyto(buffer[: len(chunk)], chunk)
-        yield len(chunk)
+    for _ in epochs:
+        for first in range(0, job.shape[0], job.batch):
+            chunk = open_map()[first : first + job.batch]
+            np.copyto(buffer[: len(chunk)], chunk)
+            yield len(chunk)
 
 
-def _their_rows(job: Job, epoch: int) -> Iterator[int]:
+def _their_rows(job: Job, epochs: Iterable[int]) -> Iterator[int]:
     open_map = _maps(job)
-    order = Permutation(job.shape[0], seed=job.seed, epoch=epoch)
-    for first in range(0, job.shape[0], ORDER_BLOCK):
-        block = order.block(first, min(ORDER_BLOCK, job.shape[0] - first))
-        for start in range(0, len(block), job.batch):
-            yield len(open_map()[block[start : start + job.batch]])
+    for epoch in epochs:
+        order = Permutation(job.shape[0], seed=job.seed, epoch=epoch)
+        for first in range(0, job.shape[0], ORDER_BLOCK):
+            block = order.block(first, min(ORDER_BLOCK, job.shape[0] - first))
+            for start in range(0, len(block), job.batch):
+                yield len(open_map()[block[start : start + job.batch]])
 
 
-def _their_windows(job: Job, epoch: int) -> Iterator[int]:
+def _their_windows(job: Job, _: Iterable[int]) -> Iterator[int]:
     """One gather of all windows, then widened into x and y."""
     open_map = _maps(job)
-    chance = np.random.default_rng(job.seed + epoch)
+    chance = np.random.default_rng(job.seed)
     while True:
         starts = chance.integers(0, job.shape[0] - job.length, job.batch)
         narrow = sliding_window_view(open_map(), job.length + 1)[starts]
@@ -107,9 +104,9 @@ def _their_windows(job: Job, epoch: int) -> Iterator[int]:
         yield len(x) if len(x) == len(y) else 0
 
 
-def _nanogpt(job: Job, epoch: int) -> Iterator[int]:
+def _nanogpt(job: Job, _: Iterable[int]) -> Iterator[int]:
     """get_batch as nanoGPT has it, on NumPy: the map recreated, a slice and a widening for every window, two stacks."""
-    chance = np.random.default_rng(job.seed + epoch)
+    chance = np.random.default_rng(job.seed)
     while True:
         data = _map(job)
         starts = chance.integers(0, job.shape[0] - job.length, job.batch)
@@ -118,7 +115,7 @@ def _nanogpt(job: Job, epoch: int) -> Iterator[int]:
         yield len(x) if len(x) == len(y) else 0
 
 
-_THEIRS: dict[tuple[str, str], Callable[[Job, int], Iterator[int]]] = {
+_THEIRS: dict[tuple[str, str], Callable[[Job, Iterable[int]], Iterator[int]]] = {
     ("np.memmap", "chunks"): _their_chunks,
     ("np.memmap", "rows"): _their_rows,
     ("np.memmap", "windows"): _their_windows,
