@@ -127,6 +127,15 @@ def test_a_file_on_tmpfs_is_measured_warm_only_and_the_text_says_why(in_memory: 
     assert done.stdout.splitlines()[-1].startswith("recommended   lowtide.open(")
 
 
+def test_a_file_with_holes_is_measured_with_a_word_about_them(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.bin"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    done = bench("--quick", "--seconds", 0.05, "--no-drop", "--dtype", "float32", path)
+    assert done.returncode == 0, done.stderr
+    assert "1.00 TiB of the file are holes" in done.stdout
+
+
 def test_ctrl_c_ends_it_with_the_figures_so_far(tokens: Path) -> None:
     words = [*BENCH, "--json", "--no-drop", "--seconds", "0.1", "--dtype", "uint16", str(tokens)]
     run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)

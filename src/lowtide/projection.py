@@ -87,19 +87,22 @@ def project_run(
     *,
     cached: bool,
     ranks_here: int,
+    room: int | None = None,
     steps_per_second: float | None = None,
 ) -> Projection:
-    """The whole run. ``cached``: the page cache will hold the data; ``ranks_here``: ranks on one machine."""
+    """The whole run. ``cached``: the page cache will hold the data; ``ranks_here``: ranks on one machine; ``room``: the
+    most its page cache can ever come to."""
     step_pages = round(reading.batch * pages_under(reading.item_bytes, reading.alignment))
     device_step = step_pages * PAGE
     steps = reading.items / reading.batch
     epoch = round(steps * device_step)
-    process = {"anon": plan.anon, "mapped": plan.mapped, "cache": plan.cache}
+    most = math.inf if room is None else room
+    process = {"anon": plan.anon, "mapped": plan.mapped, "cache": int(min(plan.cache, most))}
     machine = {
         "anon": plan.anon * ranks_here,
         # Ranks map the same file: its pages are there once, whoever maps them.
         "mapped": min(plan.mapped * ranks_here, max(plan.mapped, reading.total_bytes)),
-        "cache": min(plan.cache * ranks_here, max(plan.cache, reading.total_bytes)),
+        "cache": int(min(plan.cache * ranks_here, max(plan.cache, reading.total_bytes), most)),
     }
     mapped_strategy = plan.strategy in ("map", "remap", "advise")
     found = Projection(

@@ -157,6 +157,11 @@ def test_a_machine_holds_its_ranks_buffers_but_one_page_cache() -> None:
     assert found.machine == {"anon": 24, "mapped": 60, "cache": 60}
 
 
+def test_a_page_cache_never_comes_to_more_than_the_machine_has_room_for() -> None:
+    found = project_run(reading_of(total_bytes=900), plan_of(cache=900), cached=False, ranks_here=8, room=70)
+    assert (found.process["cache"], found.machine["cache"]) == (70, 70)
+
+
 def test_rates_follow_from_steps_a_second() -> None:
     found = project_run(reading_of(items=6400), plan_of(), cached=True, ranks_here=1, steps_per_second=4.0)
     assert found.steps_per_epoch == 100

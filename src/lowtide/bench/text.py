@@ -59,11 +59,13 @@ def pattern_rows(cases: Sequence[Case], pattern: str) -> tuple[list[str], list[l
     return header, rows, styles
 
 
-def notes(outcome: Outcome, seconds: float, *, quick: bool) -> list[str]:
+def notes(outcome: Outcome, seconds: float, *, quick: bool, holes: int) -> list[str]:
     """What a reader must know about how the figures came about."""
     found = []
     if outcome.warm_only:
         found.append(f"warm only: {outcome.warm_only}")
+    if holes:
+        found.append(f"{format_size(holes)} of the file are holes, which no disk holds: figures are of memory there")
     for pattern in PATTERNS:
         covered = [case.covered for case in outcome.cases if case.pattern == pattern and case.covered is not None]
         if covered and min(covered) < 1:
@@ -83,7 +85,7 @@ def notes(outcome: Outcome, seconds: float, *, quick: bool) -> list[str]:
 
 
 def _share(value: float) -> str:
-    return f"{value:.0%}" if value >= 0.1 else f"{value:.2%}"
+    return f"{value:.0%}" if value >= 0.1 else f"{value:.2%}" if value >= 0.0001 else "less than 0.01%"
 
 
 def title(pattern: str, batch: int, item: int, length: int) -> str:

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from lowtide.bench.advice import Advice, recommend
@@ -136,6 +137,7 @@ def _facts(whole: Layout, layout: Layout, ask: Ask, budget: int) -> dict[str, An
     return {
         "path": path,
         "nbytes": layout.nbytes,
+        "holes": _holes(path),
         "files": len(whole.extents),
         "dtype": str(layout.dtype),
         "shape": list(layout.shape),
@@ -150,6 +152,13 @@ def _facts(whole: Layout, layout: Layout, ask: Ask, budget: int) -> dict[str, An
         "quick": ask.total_seconds is not None,
         "warm_bytes": min(ask.warm_bytes, layout.nbytes),
     }
+
+
+def _holes(path: str) -> int:
+    """Bytes of the file that were never written. A few pages less on the disk than in the file are no hole."""
+    status = Path(path).stat()
+    missing = status.st_size - status.st_blocks * 512
+    return missing if missing > max(MIB, status.st_size // 100) else 0
 
 
 def _head(found: dict[str, Any]) -> list[Line]:
@@ -188,7 +197,7 @@ def _foot(outcome: Outcome, ask: Ask, advice: Advice, line: str, found: dict[str
             ("cache", "MiB left in the page cache after the cold part"),
             ("disk", "bytes the disk gave for each byte asked for, cold"),
         ]
-    pairs = [*legend, *(("note", note) for note in notes(outcome, ask.seconds, quick=quick_run))]
+    pairs = [*legend, *(("note", note) for note in notes(outcome, ask.seconds, quick=quick_run, holes=found["holes"]))]
     pairs += [("because", reason) for reason in advice.reasons] + [("beside", other) for other in advice.beside]
     styles = {name: "dim" for name, _ in legend} | {"note": "yellow", "recommended": "bold green"}
     return [Line(""), *facts([*pairs, ("recommended", line)], styles, as_is="recommended")]

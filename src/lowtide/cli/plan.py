@@ -79,7 +79,7 @@ def _document(arguments: argparse.Namespace) -> dict[str, Any]:
     kept = plan.rung == "keep"
     rate = _rate(arguments, reading, measured)
     here = min(arguments.world, arguments.ranks_here or arguments.world)
-    projection = project_run(reading, plan, cached=fits and kept, ranks_here=here, steps_per_second=rate)
+    projection = project_run(reading, plan, cached=fits and kept, ranks_here=here, room=room, steps_per_second=rate)
     return {
         "path": layout.extents[0].path,
         "files": len(layout.extents),
