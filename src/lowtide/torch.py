@@ -182,18 +182,20 @@ def nanogpt(
     block_size: int,
     batch_size: int,
     device: str | torch.device = "cpu",
+    cache: str = "auto",
     budget: int | str = "auto",
 ) -> Callable[[str], Pair]:
     """nanoGPT's ``get_batch`` over ``train.bin`` and ``val.bin`` of ``data_dir``: the same batches, bit for bit.
 
     Draws from torch's global generator exactly when called, as nanoGPT does, so a run goes on unchanged.
+    ``cache="drop"`` leaves nothing in the page cache.
     """
     target = torch.device(device)
     ready: dict[str, tuple[Windows, _Shipping]] = {}
 
     def get_batch(split: str) -> Pair:
         if split not in ready:
-            tokens = open_tokens(Path(data_dir) / f"{split}.bin", dtype="uint16", budget=budget)
+            tokens = open_tokens(Path(data_dir) / f"{split}.bin", dtype="uint16", cache=cache, budget=budget)
             if len(tokens) <= block_size:
                 raise FormatError(
                     f"{tokens.store.where}: expected more than block_size={block_size} tokens, got {len(tokens)}. "
