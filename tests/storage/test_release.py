@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from pathlib import Path
 
@@ -81,3 +82,14 @@ def test_release_refuses_what_has_no_mapping_and_what_would_lose_changes(path: P
         with pytest.raises(ValueError, match="copy"):
             lowtide.release(view)
     assert private[5] == expected
+
+
+def test_release_refuses_memory_that_is_no_file_and_leaves_it_as_it_is(path: Path) -> None:
+    batch = next(lowtide.open(path, dtype="uint8", shape=(-1, 4096)).shuffled(16))
+    anonymous = np.frombuffer(mmap.mmap(-1, 8192, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    anonymous[:] = 7
+    for memory in (batch, batch[3:], anonymous):
+        kept = memory.copy()
+        with pytest.raises(TypeError, match="memmap"):
+            lowtide.release(memory)
+        assert np.array_equal(memory, kept)

@@ -41,12 +41,13 @@ def release(array: NDArray[Any]) -> Released:
     Unsaved changes of a writable map are flushed first. A copy-on-write map (mode ``"c"``) is refused: dropping its
     pages would destroy what was written to it.
     """
-    below = _mmap_of(array)
-    if _is_copy_on_write(array):
+    whole = _memmap_of(array)
+    if whole.mode == "c":
         raise ValueError(
             "release: expected a memmap of mode 'r' or 'r+', got mode 'c' (copy on write), whose changes live only in "
             "the pages this would drop. Save them first, or open the file with mode 'r'."
         )
+    below: mmap.mmap = whole._mmap  # type: ignore[attr-defined]
     if array.flags.writeable:
         below.flush()
     start = np.frombuffer(below, np.uint8).__array_interface__["data"][0]
@@ -55,24 +56,17 @@ def release(array: NDArray[Any]) -> Released:
     return Released(before, _resident(start, len(below)))
 
 
-def _mmap_of(array: Any) -> mmap.mmap:
+def _memmap_of(array: Any) -> np.memmap[Any, Any]:
+    """The memmap that ``array`` is or shows. Any other mapping may be private memory, which this would wipe."""
     below = array
-    while below is not None and not isinstance(below, mmap.mmap):
-        below = below.obj if isinstance(below, memoryview) else getattr(below, "base", None)
-    if below is None:
-        raise TypeError(
-            f"release: expected an np.memmap or a view of one, got {type(array).__name__} without a mapping below it. "
-            "Only mapped files have pages to release."
-        )
-    return below
-
-
-def _is_copy_on_write(array: Any) -> bool:
-    while array is not None:
-        if isinstance(array, np.memmap):
-            return bool(array.mode == "c")
-        array = getattr(array, "base", None)
-    return False
+    while isinstance(below, np.ndarray):
+        if isinstance(below, np.memmap) and isinstance(getattr(below, "_mmap", None), mmap.mmap):
+            return below
+        below = below.base
+    raise TypeError(
+        f"release: expected an np.memmap or a view of one, got {type(array).__name__} without a mapped file below it. "
+        "Only mapped files have pages to release."
+    )
 
 
 def _resident(start: int, length: int) -> int:
