@@ -176,3 +176,24 @@ def test_a_command_that_ends_at_once_still_gets_a_verdict() -> None:
     found = document("--", "true")
     assert found["verdict"]["grew"] == "nothing"
     assert found["verdict"]["confidence"] == "low"
+
+
+@pytest.mark.parametrize("option", ["--save", "--mprof", "--html", "--png"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_command_runs(option: str, tmp_path: Path) -> None:
+    done = doctor(option, str(tmp_path / "no" / "file"), "--", "touch", str(tmp_path / "ran"))
+    assert done.returncode == 1
+    assert option in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_picture_that_cannot_be_drawn_costs_neither_the_verdict_nor_the_other_files(tmp_path: Path) -> None:
+    samples = tmp_path / "nothing.jsonl"
+    samples.write_text('{"format":"lowtide trace 1","command":"x","started":0,"interval":0.25}\n{"samples":0}\n')
+    done = doctor(
+        "--json", "--png", str(tmp_path / "p.png"), "--html", str(tmp_path / "p.html"), "--trace", str(samples)
+    )
+    assert json.loads(done.stdout)["verdict"]["grew"] == "nothing"
+    assert "p.png: not written" in done.stderr
+    assert done.returncode == 1
+    assert (tmp_path / "p.html").exists()

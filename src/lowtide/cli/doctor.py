@@ -19,10 +19,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from lowtide.errors import LowtideError
 from lowtide.memory import HELD, KINDS, Sample, Trace, Verdict, judge, to_dict, traces, watch
 from lowtide.memory.watch import INTERVAL
 from lowtide.report import html, picture, text
@@ -58,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if sum(asked) != 1:
         raise TypeError("expected one of: -- COMMAND, --pid N, --trace FILE. Try: lowtide doctor -- python train.py")
     budget = None if arguments.budget is None else parse_size(arguments.budget, what="--budget")
+    _check_files(arguments)
     if arguments.trace is not None:
         trace = traces.load(arguments.trace)
         trace = dataclasses.replace(trace, budget=trace.budget if budget is None else budget)
@@ -69,20 +73,46 @@ def run(arguments: argparse.Namespace) -> int:
         trace = _watch_command(arguments, budget)
         code = trace.exit_code or 0
     verdict = judge(trace)
-    if arguments.save:
-        traces.save(trace, arguments.save)
-    if arguments.mprof:
-        traces.save_mprof(trace, arguments.mprof)
-    if arguments.html:
-        html.write(trace, verdict, arguments.html)
-    if arguments.png:
-        picture.write(trace, verdict, arguments.png)
     if arguments.json:
         print(json.dumps(_document(trace, verdict), indent=2))
     else:  # on stderr: stdout belongs to the command
         Console(stderr=True).print(text.render(trace, verdict))
+    written = _write_files(arguments, trace, verdict)
     over = verdict.budget is not None and not verdict.budget.ok
-    return code or int(over)
+    return code or int(over or not written)
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    """Refuse before the run what could not be written after it: a run may take days."""
+    for option in ("save", "mprof", "html", "png"):
+        if getattr(arguments, option) is None:
+            continue
+        path = Path(getattr(arguments, option))
+        if not path.parent.is_dir():
+            raise OSError(f"--{option} {path}: expected a directory {path.parent}, got none. Make it first.")
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise OSError(f"--{option} {path}: expected a file that can be written, got none. Name another one.")
+    if arguments.png is not None:
+        picture.check()
+
+
+def _write_files(arguments: argparse.Namespace, trace: Trace, verdict: Verdict) -> bool:
+    """Whether every file asked for was written. One that was not is said, and keeps nothing else back."""
+    jobs: list[tuple[str | None, Callable[[str], None]]] = [
+        (arguments.save, lambda path: traces.save(trace, path)),
+        (arguments.mprof, lambda path: traces.save_mprof(trace, path)),
+        (arguments.html, lambda path: html.write(trace, verdict, path)),
+        (arguments.png, lambda path: picture.write(trace, verdict, path)),
+    ]
+    written = True
+    for path, write in jobs:
+        try:
+            if path is not None:
+                write(path)
+        except (LowtideError, OSError) as problem:
+            print(f"lowtide doctor: {path}: not written: {problem}", file=sys.stderr)
+            written = False
+    return written
 
 
 def _watch_command(arguments: argparse.Namespace, budget: int | None) -> Trace:

@@ -8,6 +8,7 @@ path is no formula.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import textwrap
 import warnings
@@ -26,6 +27,15 @@ _INK, _SOFT, _GRID, _BROKEN = "#1d2329", "#5b6670", "#e9e7e2", "#b3261e"
 _NAMED = 0.055  # an area thinner than this share of the plot is named in the legend only
 _NAME_WIDTH = 0.17  # of the plot: "mapped 1,023 MiB" in bold
 _CLIP = 100  # characters of the command line in the picture
+_NO_MATPLOTLIB = (
+    "picture: expected matplotlib to be installed, got none. Install it with: pip install 'lowtide[report]'."
+)
+
+
+def check() -> None:
+    """LowtideError when no picture can be drawn here, found out without importing anything."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise LowtideError(_NO_MATPLOTLIB)
 
 
 def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
@@ -34,9 +44,7 @@ def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as problem:
-        raise LowtideError(
-            "picture: expected matplotlib to be installed, got none. Install it with: pip install 'lowtide[report]'."
-        ) from problem
+        raise LowtideError(_NO_MATPLOTLIB) from problem
     drawn = series(trace)
     if drawn is None:
         raise LowtideError("picture: expected a trace with samples, got none. Watch the program for longer.")
