@@ -9,11 +9,14 @@ that knows only how often each token occurs.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from lowtide.errors import BudgetError, FormatError
 from lowtide.tokens import Tokens, open_tokens
 from lowtide.train.corpus import stdlib_corpus
 from lowtide.train.settings import Settings
@@ -36,8 +39,29 @@ class Data:
     notes: tuple[str, ...] = ()
 
 
+# What the reader calls a thing, and the flag that sets it here.
+_FLAGS = {"length=": "--block-size", "dtype=": "--data-dtype", "budget=": "--budget", "vocab=": "--vocab-size"}
+
+
+@contextmanager
+def in_flags() -> Iterator[None]:
+    """Add to the reader's errors which flag sets the value they name."""
+    try:
+        yield
+    except (FormatError, BudgetError) as problem:
+        flags = [f"{name[:-1]} is {flag}" for name, flag in _FLAGS.items() if name in str(problem)]
+        if not flags:
+            raise
+        raise type(problem)(f"{problem} Here {', '.join(flags)}.") from problem
+
+
 def open_data(settings: Settings) -> Data:
     """Open what the settings name, or the corpus of this Python's own library."""
+    with in_flags():
+        return _open_data(settings)
+
+
+def _open_data(settings: Settings) -> Data:
     if not settings.data:
         made = stdlib_corpus()
         train, val = _open(made.train, settings), _open(made.val, settings)
@@ -60,7 +84,7 @@ def unigram_entropy(tokens: Tokens, vocab_size: int) -> float:
     for start in range(0, end, _PIECE):
         counts += np.bincount(tokens[start : min(end, start + _PIECE)], minlength=vocab_size)
     shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum()) if len(shares) else math.nan
+    return max(0.0, float(-(shares * np.log(shares)).sum())) if len(shares) else math.nan
 
 
 def _nanogpt_pair(path: Path) -> tuple[Path, Path] | None:

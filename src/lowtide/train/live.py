@@ -1,7 +1,7 @@
 """The bar of a run in a terminal.
 
-One idea: rich redraws one line on stderr with the newest figures; everything else is said as `Lines` says
-it, above the bar.
+One idea: rich redraws two short lines on stderr (80 columns are enough) with the newest figures; everything
+else is said as `Lines` says it, above the bar.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from lowtide.train.progress import Facts, Lines, Outcome, Stepped, describe, figures
+from lowtide.train.progress import Facts, Lines, Outcome, Stepped, describe, held, pace
 
 
 class Live:
@@ -33,7 +33,7 @@ class Live:
         self._bar.start()
 
     def stepped(self, now: Stepped) -> None:
-        self._bar.update(self._task, completed=now.step, figures=figures(now))
+        self._bar.update(self._task, completed=now.step, figures=f"{pace(now)}\n{held(now)}")
 
     def evaluated(self, step: int, val_loss: float) -> None:
         self.note(f"step {step:>6}  val loss {val_loss:.4f}")

@@ -147,7 +147,7 @@ class Lines:
             self.note(line)
 
     def stepped(self, now: Stepped) -> None:
-        self.note(f"step {now.step:>{len(str(self._max_iters))}}/{self._max_iters}  {figures(now)}")
+        self.note(f"step {now.step:>{len(str(self._max_iters))}}/{self._max_iters}  {pace(now)}  {held(now)}")
 
     def evaluated(self, step: int, val_loss: float) -> None:
         self.note(f"step {step:>{len(str(self._max_iters))}}/{self._max_iters}  val loss {val_loss:.4f}")
@@ -176,10 +176,13 @@ def describe(facts: Facts) -> list[str]:
     ]
 
 
-def figures(now: Stepped) -> str:
+def pace(now: Stepped) -> str:
+    return f"loss {now.loss:.4f}  {now.tokens_per_s:,.0f} tokens/s  left {clock(now.seconds_left)}"
+
+
+def held(now: Stepped) -> str:
     memory = now.reading
     return (
-        f"loss {now.loss:.4f}  {now.tokens_per_s:,.0f} tokens/s  left {clock(now.seconds_left)}  "
         f"data wait {100 * now.data_wait:.2f} %  anon {memory.anon / MIB:.0f}  mapped {memory.mapped / MIB:.0f}  "
         f"cache {memory.cache / MIB:.0f} MiB"
     )

@@ -77,6 +77,8 @@ class _Run:
         self.progress.started(self._facts())
         for note in self.data.notes:
             self.progress.note(note)
+        if self.trainer.step >= self.settings.max_iters:
+            self.progress.note(f"no steps left of {self.settings.max_iters:,}: go on with a higher --max-iters")
         with self._ledger():
             self._loop()
         self._evaluate()

@@ -26,7 +26,7 @@ from lowtide.errors import StateError
 from lowtide.torch import tensors
 from lowtide.train import checkpoint, ledger
 from lowtide.train.compute import Compute
-from lowtide.train.data import Data
+from lowtide.train.data import Data, in_flags
 from lowtide.train.model import GPT
 from lowtide.train.optimize import build_optimizer, learning_rate
 from lowtide.train.ranks import World
@@ -47,12 +47,13 @@ class Trainer:
         self.scaler = compute.scaler()
         self._forward = self._wrapped()
         self._rows = rows  # of one pass, over all ranks
-        feed = data.train.batches(
-            rows, length=settings.block_size, seed=settings.seed, rank=world.rank, world=world.world
-        )
+        with in_flags():
+            feed = data.train.batches(
+                rows, length=settings.block_size, seed=settings.seed, rank=world.rank, world=world.world
+            )
+            self._val = data.val.batches(settings.batch_size, length=settings.block_size, order="sequential")
         self.plan = feed.plan()
         self._batches = tensors(feed, device=compute.device)
-        self._val = data.val.batches(settings.batch_size, length=settings.block_size, order="sequential")
         self.ledger: ledger.Ledger | None = None
         self.seconds_waiting = 0.0
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=compute.device)
@@ -77,7 +78,8 @@ class Trainer:
         sums = []
         with self.world.listening():
             for number in range(self.passes):
-                x, y = self._next_batch()
+                with in_flags():
+                    x, y = self._next_batch()
                 if self.ledger is not None:
                     sums.append(self._checksum(x, number))
                 self._backward(x, y, is_last=number == self.passes - 1)
@@ -136,17 +138,19 @@ class Trainer:
 
     @torch.no_grad()
     def val_loss(self) -> float:
-        """The mean loss over the first ``eval_iters`` val batches, shared out over the ranks."""
+        """The mean loss over ``eval_iters`` batches spread evenly over the val tokens, shared out over the ranks."""
         self.model.eval()
         total, tokens = 0.0, 0
-        for number in range(self.world.rank, min(self.settings.eval_iters, len(self._val)), self.world.world):
-            x, y = (torch.from_numpy(part).to(self.compute.device) for part in self._val[number])
+        count = min(self.settings.eval_iters, len(self._val))
+        for number in range(self.world.rank, count, self.world.world):
+            batch = self._val[number * len(self._val) // count]
+            x, y = (torch.from_numpy(part).to(self.compute.device) for part in batch)
             with self.compute.autocast():
                 total += float(self.model(x, y)[1]) * x.numel()  # the last window may be shorter than the others
             tokens += x.numel()
         self.model.train()
-        loss, count = self.world.total([total, float(tokens)])
-        return loss / count
+        loss, seen = self.world.total([total, float(tokens)])
+        return loss / seen
 
     def sample(self, count: int) -> list[int]:
         """Tokens the model writes, after a first one taken from the val tokens."""
@@ -204,7 +208,7 @@ def passes_of(settings: Settings, world: int) -> tuple[int, int]:
     if left or rows % world:
         unit = passes * world // math.gcd(passes * world, settings.gradient_accumulation_steps)
         raise ValueError(
-            f"--batch-size: expected rows of a step that {world} ranks can share in {passes} passes, got "
+            f"--batch-size: expected rows of a step that {world} ranks can share over {passes} passes, got "
             f"{settings.batch_size} x {settings.gradient_accumulation_steps} = {settings.rows_per_step}. "
             f"Use --batch-size {math.ceil(settings.batch_size / unit) * unit}."
         )
