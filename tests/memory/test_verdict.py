@@ -104,7 +104,9 @@ def test_what_rises_at_the_start_only_is_nothing_and_is_said() -> None:
 def test_noise_and_a_sawtooth_are_nothing() -> None:
     random = Random(0)
     assert judge(trace_of(anon=lambda _: 1000 + random.uniform(-6, 6))).grew == "nothing"
-    assert judge(trace_of(anon=lambda number: 100 + 40 * (number % 4))).grew == "nothing"
+    sawtooth = judge(trace_of(anon=lambda number: 100 + 40 * (number % 4) if number < 59 else 100))
+    assert sawtooth.grew == "nothing"
+    assert "at most and fell again" in sawtooth.headline
 
 
 def test_a_few_odd_samples_do_not_move_the_slope() -> None:
@@ -149,6 +151,30 @@ def test_heap_that_grows_in_forked_children_while_the_parent_is_flat_is_workers(
     verdict = judge(trace)
     assert verdict.grew == "workers"
     assert [line.split()[1] for line in verdict.who] == ["11", "12"]
+
+
+def test_heap_that_forked_children_allocate_themselves_is_anon_and_theirs() -> None:
+    """The control to copy on access: here the children's whole RSS rises with their share."""
+
+    def members(number: int) -> list[ProcessSample]:
+        child = process(11, anon=50 + 5 * number, rss_anon=300 + 5 * number, forked=True)
+        return [process(10, anon=250, rss_anon=300), replace(child, parent=10)]
+
+    verdict = judge(trace_of(members, anon=lambda number: 300 + 5 * number))
+    assert verdict.grew == "anon"
+    assert verdict.who[0].startswith("process 11")
+
+
+def test_children_forked_one_after_the_other_that_each_allocate_are_anon() -> None:
+    """Nothing of what they allocated is missed because it was there when they were first seen."""
+
+    def members(number: int) -> list[ProcessSample]:
+        born = range(number // 6)
+        children = [process(20 + each, anon=60, rss_anon=160, forked=True) for each in born]
+        return [process(10, anon=100, rss_anon=100), *(replace(child, parent=10) for child in children)]
+
+    trace = trace_of(members, anon=lambda number: 100 + 60 * (number // 6))
+    assert judge(trace).grew == "anon"
 
 
 def test_a_parent_that_grows_is_anon_even_with_forked_children() -> None:

@@ -15,7 +15,7 @@ _SAYS = {
     "anon": "the heap grew: memory the program itself holds, which nobody can take back",
     "mapped": "not a leak: clean file pages, mapped by the program, which the kernel can take back but RSS counts",
     "cache": "not a leak: page cache of files it read, which no process maps and the kernel can take back",
-    "dirty": "the program writes faster than the disk: pages that must be written before they can be taken back",
+    "dirty": "written to files and not yet to the disk, which must happen before the kernel can take it back",
     "tables": "page tables grew: huge mappings touched in many places; RSS does not show it, madvise does not free it",
     "shmem": "shared memory grew: tmpfs or /dev/shm, which looks like cache and cannot be taken back",
     "workers": "forked workers copy memory they shared with the parent (reading a Python object writes its count)",
@@ -46,11 +46,10 @@ def headline(grew: str, trace: Trace, by_kind: dict[str, Course]) -> str:
     if grew == "nothing":
         started = max((each.growth for each in by_kind.values()), key=lambda growth: growth.peak - growth.first)
         early = started.peak - started.first
-        after = (
-            f"; {started.kind} rose by {format_size(early)} at the start only"
-            if early >= by_kind[started.kind].noise
-            else ""
-        )
+        noise = by_kind[started.kind].noise
+        stayed = started.last >= started.peak - noise
+        how = "at the start only" if stayed else "at most and fell again"
+        after = f"; {started.kind} rose by {format_size(early)} {how}" if early >= noise else ""
         return f"Nothing grew in {_duration(trace.seconds)}{after}."
     growth = by_kind["anon" if grew == "workers" else grew].growth
     rate = f", {format_size(max(0, growth.per_minute))} a minute"
@@ -115,7 +114,7 @@ def _limit(trace: Trace, last: Sample) -> tuple[int | None, int, str]:
 
 def _duration(seconds: float) -> str:
     if seconds < 100:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:,.0f} h" if seconds < 360_000 else f"{seconds / 86400:,.0f} days"

@@ -1,9 +1,9 @@
 """From a trace to a verdict: which kind of memory grew, whose it is, how sure that is. Pure.
 
 One idea: the kind that rose most, beyond noise and after start-up, is the answer, with two corrections:
-page cache that mapping a file brought in goes with the mapping, and heap that grows only in forked children
-is theirs (``workers``). The sentences on risk and repair are in advice.py. Nothing is measured here and no
-number is made up: what the trace lacks lowers the confidence.
+page cache that mapping a file brought in goes with the mapping, and heap that grows only because forked
+children copy what they inherited is ``workers``. The sentences on risk and repair are in advice.py. Nothing
+is measured here and no number is made up: what the trace lacks lowers the confidence.
 """
 
 from __future__ import annotations
@@ -59,13 +59,35 @@ def _which(by_kind: dict[str, Course], samples: tuple[Sample, ...]) -> str:
 
 
 def _is_workers(samples: tuple[Sample, ...], rise: int) -> bool:
-    """Heap rose in forked children while every other process stayed flat. Parents are judged by whole RSS:
-    their share of common pages rises by itself when a child makes its own copies."""
+    """Forked children copied pages while every other process stayed flat. Parents are judged by whole RSS:
+    their share of common pages rises by itself when a child makes its own copies. Whole RSS also tells a copy
+    from an allocation: a page copied was in the child's RSS before, a page allocated was not."""
     if not any(process.forked for sample in samples for process in sample.processes):
         return False
     forked = course("forked", [(s.seconds, sum(p.anon for p in s.processes if p.forked)) for s in samples])
     others = course("others", [(s.seconds, sum(p.rss_anon for p in s.processes if not p.forked)) for s in samples])
-    return forked.growth.grew >= _FROM_WORKERS * rise and others.growth.grew < _PARENT_FLAT * rise
+    allocated = course("allocated", [(s.seconds, size) for s, size in zip(samples, _allocated(samples), strict=True)])
+    return (
+        forked.growth.grew >= _FROM_WORKERS * rise
+        and others.growth.grew < _PARENT_FLAT * rise
+        and allocated.growth.grew < _FROM_WORKERS * rise
+    )
+
+
+def _allocated(samples: tuple[Sample, ...]) -> list[int]:
+    """For each sample, the heap of forked children beyond what they can have inherited: their first RSS, or
+    their parent's then if that was less."""
+    inherited: dict[int, int] = {}
+    sizes = []
+    for sample in samples:
+        now = {process.pid: process.rss_anon for process in sample.processes}
+        size = 0
+        for process in sample.processes:
+            if process.forked:
+                most = min(process.rss_anon, now.get(process.parent, process.rss_anon))
+                size += max(0, process.rss_anon - inherited.setdefault(process.pid, most))
+        sizes.append(size)
+    return sizes
 
 
 def _confidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) -> str:
@@ -156,8 +178,9 @@ def _not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) 
 def _evidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) -> tuple[str, ...]:
     first, last = trace.samples[0], trace.samples[-1]
     lines = [
-        f"{len(trace.samples)} samples over {trace.seconds:.1f} s, {len(_all_pids(trace.samples))} processes",
-        f"RSS as other tools add it up: {format_size(first.rss)} -> {format_size(last.rss)}",
+        f"{len(trace.samples)} samples over {trace.seconds:.1f} s, processes seen: {len(_all_pids(trace.samples))}",
+        f"RSS as other tools add it up: {format_size(first.rss)} -> {format_size(last.rss)}, "
+        f"at most {format_size(max(sample.rss for sample in trace.samples))}",
         f"faults: {last.major_faults - first.major_faults:,} major, {last.minor_faults - first.minor_faults:,} minor; "
         f"read from storage: {format_size(last.read_bytes - first.read_bytes)}",
     ]
