@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -180,6 +181,34 @@ def test_threads_iterate_and_index_one_array_at_once(path: Path, strategy: str) 
         assert not problems, problems[0]
         assert array._store.pool.lent == 0
         assert array._store.budget.peak <= 8 << 20
+
+
+@pytest.mark.timeout(60)
+def test_threads_that_read_runs_of_other_lengths_from_one_kept_mapping_get_their_own(path: Path) -> None:
+    rows = np.load(path)
+    problems: list[str] = []
+
+    def work(array: lowtide.Array, turn: int) -> None:
+        keys: list[Any] = [[5, 1900, 7], slice(turn, turn + 3)]
+        try:
+            for step in range(turn, turn + 5000):
+                key = keys[step % 2]
+                np.testing.assert_array_equal(array[key], rows[key])
+        except BaseException:
+            problems.append(traceback.format_exc())
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # what is rare becomes certain
+    try:
+        with lowtide.open(path, strategy="map") as array:
+            threads = [threading.Thread(target=work, args=(array, turn)) for turn in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not problems, problems[0]
 
 
 @pytest.mark.timeout(60)

@@ -44,8 +44,7 @@ class Mapping:
         self.map = mmap.mmap(descriptor.number, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self.map, np.uint8)
         self.address = self.bytes.ctypes.data
-        self._table = self.bytes
-        self._key = (0, 0, 0)
+        self._known = (0, 0, 0), self.bytes
         if advice is not None:
             self.map.madvise(advice)
 
@@ -61,12 +60,13 @@ class Mapping:
 
     def every_run(self, stride: int, shift: int, length: int) -> NDArray[np.uint8]:
         """Row i is the run of ``length`` bytes at ``i * stride + shift``: a view of the mapping."""
-        key = (stride, shift, length)
-        if self._key != key:
+        wanted = (stride, shift, length)
+        key, table = self._known  # one value, so that threads never see the table of another key
+        if key != wanted:
             count = (len(self.bytes) - shift - length) // stride + 1
-            self._key = key
-            self._table = as_strided(self.bytes[shift:], (count, length), (stride, 1), writeable=False)
-        return self._table
+            table = as_strided(self.bytes[shift:], (count, length), (stride, 1), writeable=False)
+            self._known = wanted, table
+        return table
 
     def take_back(self, offsets: NDArray[np.int64], length: int) -> None:
         """Unmap the pages of these runs and whatever faults mapped around them: every page table they touch, whole."""
