@@ -173,6 +173,10 @@ def test_a_batch_that_the_budget_cannot_hold_is_refused_before_reading(made: dic
         ) as caught:
             tokens.batches(5000, length=LENGTH)
         needed = int(str(caught.value).split("budget=")[1].split()[0])
+        fits = int(str(caught.value).split("use a batch of ")[1].split()[0])
+        tokens.batches(fits, length=LENGTH)
+        with pytest.raises(lowtide.BudgetError):
+            tokens.batches(fits + 1, length=LENGTH)
     with lowtide.open_tokens(made["nanogpt"].source, dtype="uint16", budget=needed) as tokens:
         feed = tokens.batches(5000, length=LENGTH)
         x, _ = next(feed)  # held while the next is filled
@@ -209,7 +213,8 @@ def test_a_feed_says_what_it_is(plain: lowtide.Tokens) -> None:
         ({"skip": [3]}, TypeError, "skip: expected pairs of steps, got 3"),
         ({"skip": [(1, 2, 3)]}, TypeError, "skip: expected pairs"),
         ({"skip": [(5, 3)]}, ValueError, r"skip: expected 0 <= first <= last, got \(5, 3\)"),
-        ({"skip": [(-1, 3)]}, ValueError, "skip: expected 0 <= first"),
+        ({"skip": [(-1, 3)]}, ValueError, r"skip: expected 0 <= first <= last, got \(-1, 3\). Steps count from 0"),
+        ({"order": "shuffle", "length": 10**9}, ValueError, "order: expected one of"),
     ],
 )
 def test_wrong_arguments_are_named_with_what_to_use(

@@ -107,7 +107,8 @@ class Feed:
         rows = self._stream.rows
         if rows is None:
             raise TypeError(
-                f"feed: expected a sequential order to have a length, got {self._stream.order!r}, which has no end."
+                f"feed: expected a sequential order to have a length, got {self._stream.order!r}, which has no end. "
+                "Count steps yourself, or use order='sequential'."
             )
         return rows // self.batch if self._whole_only else -(-self._full_rows() // self.batch) + self._tail()
 
@@ -292,5 +293,6 @@ def _checked_skip(steps: Any) -> tuple[int, int]:
         raise TypeError(f"skip: expected pairs of steps, got {steps!r}. Use skip=[(first, last)], both left out.")
     first, last = int(steps[0]), int(steps[1])
     if not 0 <= first <= last:
-        raise ValueError(f"skip: expected 0 <= first <= last, got {steps!r}. Use skip=[({last}, {first})].")
+        way_out = "Steps count from 0" if min(first, last) < 0 else f"Use skip=[({last}, {first})]"
+        raise ValueError(f"skip: expected 0 <= first <= last, got {steps!r}. {way_out}.")
     return first, last

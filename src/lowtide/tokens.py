@@ -94,11 +94,12 @@ class Tokens(Corpus):
         size to leave out around a loss spike, as (first, last), both included.
         """
         batch, length = _at_least("batch", batch, 1), _at_least("length", length, 1)
+        stream = make_stream(order, len(self), length, seed)
         self._long_enough(length, order)
         ranks = _ranks(batch, rank, world)
         self.store.keep_for_ranks(ranks.world)
         windows = Windows(self, length, dtype)
-        feed = Feed(windows, make_stream(order, len(self), length, seed), batch, ranks, skip)
+        feed = Feed(windows, stream, batch, ranks, skip)
         windows.admit(batch // ranks.world)
         return feed
 

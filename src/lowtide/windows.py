@@ -6,6 +6,7 @@ one lease, ``y`` one token ahead of ``x``. Costs one scratch buffer of the narro
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -44,13 +45,18 @@ class Windows:
         """Two batches (one held, one being filled) and the scratch they are widened from must fit the budget."""
         size, scratch = self.nbytes(rows)
         store = self.tokens.store
+        fits = bisect_right(range(1, rows), store.budget.limit - store.budget.aside, key=self._needed)
         store.budget.admit(
             size,
             copies=2,
             extra=scratch,
             where=f"{store.where}: batches of {rows} x {self.length} per rank",
-            smaller=f"use a batch below {max(1, rows // 2)} per rank",
+            smaller=f"use a batch of {fits} per rank" if fits else "",
         )
+
+    def _needed(self, rows: int) -> int:
+        size, scratch = self.nbytes(rows)
+        return 2 * size + whole_pages(scratch)
 
     def read(self, starts: Numbers, *, rows: int | None = None, ahead: Callable[[], Numbers] | None = None) -> Batch:
         """x and y of the windows at these tokens (counted from the corpus's beginning), lent until dropped.
