@@ -155,7 +155,7 @@ def test_ctrl_c_ends_it_with_the_figures_so_far(tokens: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere.bin"], "nowhere.bin: no such file"),
+        (["nowhere.bin"], "nowhere.bin: expected a file, got nothing of that name"),
         (["few.npy"], "expected 64 rows or more for a batch of 64, got 10 (80 B). Use --batch 10 or a larger file"),
         (["few"], "expected token files"),
         (["plain.bin"], "expected dtype= for a file without a header"),

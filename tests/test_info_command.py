@@ -164,7 +164,7 @@ def test_on_a_terminal_of_80_columns_every_line_but_the_one_to_copy_fits(table: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nowhere.npy",), "nowhere.npy: no such file"),
+        (("nowhere.npy",), "nowhere.npy: expected a file, got nothing of that name"),
         (("*.nothing",), "expected files that match this pattern"),
         (("empty",), "expected token files"),
         (("table.npy", "--dtype", "int64"), "expected dtype float32"),

@@ -123,7 +123,7 @@ def test_the_text_has_everything_a_person_asks(tokens: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere.bin"], "nowhere.bin: no such file"),
+        (["nowhere.bin"], "nowhere.bin: expected a file, got nothing of that name"),
         (["tokens.bin"], "expected dtype= for a file without a header"),
         (["tokens.bin", "--dtype", "uint16", "--world", "7"], "Use batch=63 or batch=70"),
         (["tokens.bin", "--dtype", "uint16", "--batch", "0"], "--batch: expected more than 0, got 0"),

@@ -20,7 +20,9 @@ _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 def parse_size(size: int | str, *, what: str = "size") -> int:
     """Bytes in ``size``; ValueError with an example when it cannot be read."""
     if isinstance(size, bool) or not isinstance(size, (int, str)):
-        raise TypeError(f"{what}: expected an int of bytes or text such as '64MiB', got {type(size).__name__}.")
+        raise TypeError(
+            f"{what}: expected an int of bytes or text such as '64MiB', got {type(size).__name__}. Use '64MiB'."
+        )
     if isinstance(size, int):
         if size < 0:
             raise ValueError(f"{what}: expected 0 bytes or more, got {size}. Write it as '64MiB'.")

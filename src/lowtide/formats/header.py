@@ -30,9 +30,18 @@ class HeaderFile:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)  # noqa: PTH100 - a Path would cost more than the stat
-        _refuse_special(os.stat(self.path), self.path)  # noqa: PTH116
-        # O_NONBLOCK: if the name became a FIFO since the stat, open returns at once and fstat refuses it.
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            _refuse_special(os.stat(self.path), self.path)  # noqa: PTH116
+            # O_NONBLOCK: if the name became a FIFO since the stat, open returns at once and fstat refuses it.
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{self.path}: expected a file, got nothing of that name. Check the path."
+            ) from None
+        except PermissionError:
+            raise PermissionError(
+                f"{self.path}: expected a file this user may read, got permission denied. Check it with ls -l."
+            ) from None
         try:
             status = os.fstat(self._fd)
             _refuse_special(status, self.path)

@@ -33,7 +33,9 @@ def named(source: object) -> list[str | npt.NDArray[Any]]:
     if isinstance(source, (str, os.PathLike, np.ndarray)):
         return _one(source)
     if not isinstance(source, Sequence) or isinstance(source, (bytes, bytearray)):
-        raise TypeError(f"source: expected a path, a memmap or a list of them, got {type(source).__name__}.")
+        raise TypeError(
+            f"source: expected a path, a memmap or a list of them, got {type(source).__name__}. Pass text or a Path."
+        )
     if len(source) == 0:
         raise ValueError("source: expected at least one file, got an empty list. Name the files to open.")
     return [one for item in source for one in _one(item)]
