@@ -41,7 +41,7 @@ def npy(shape: str, descr: str = "'<f4'", fortran: str = "False") -> str:
 
 
 def test_a_missing_file_is_a_file_not_found_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.npy: expected a file, got nothing of that name\. Check"):
         lowtide.open(tmp_path / "nowhere.npy")
     with pytest.raises(FileNotFoundError, match=r"shard\*"):
         lowtide.open(str(tmp_path / "shard*.npy"))
@@ -292,6 +292,17 @@ def test_unknown_strategies_caches_and_budgets_are_refused_with_what_there_is(ro
     for budget in kinds:
         with pytest.raises(TypeError, match="budget"):
             lowtide.open(rows, budget=budget)
+
+
+def test_a_plan_for_batches_that_cannot_be_is_refused(rows: Path) -> None:
+    array = lowtide.open(rows)
+    for batch in (0, -1):
+        with pytest.raises(ValueError, match="plan: expected 1 row or more"):
+            array.plan(batch)
+    odd: list[Any] = [1.5, "x", True]
+    for batch in odd:
+        with pytest.raises(TypeError, match="plan: expected a whole number of rows"):
+            array.plan(batch)
 
 
 @pytest.mark.parametrize("strategy", DIFFICULT)

@@ -168,7 +168,7 @@ class Array:
     def plan(self, batch: int | None = None) -> Plan:
         """Projected bytes by kind and how reading happens, and why: for batches of ``batch`` rows, or at most."""
         rows = self._rows
-        size = (self._comfortable() if batch is None else batch) * rows.nbytes
+        size = (self._comfortable() if batch is None else _count("plan", batch)) * rows.nbytes
         held = self._store.budget.limit if batch is None else rows.copies * whole_pages(size)
         why = ("the file is in Fortran order: a row is one item of every column, so reads are many and small",)
         return project(self._store, held, announced=2 * size, why=why if rows.fortran else ())
@@ -203,13 +203,10 @@ class Array:
 
     def _admit(self, call: str, batch: int, rows_left: int | None) -> int:
         """The batch size to use - no more than there are rows - if the budget can hold such batches."""
-        if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)):
-            raise TypeError(f"{call}: expected a whole number of rows, got {type(batch).__name__}. Use {call}(4096).")
-        if batch < 1:
-            raise ValueError(f"{call}: expected 1 row or more at a time, got {batch}. Use {call}(4096).")
+        batch = _count(call, batch)
         store, rows = self._store, self._rows
         store.require_open()  # a closed store is refused here, not at the first batch
-        batch = int(batch) if rows_left is None else min(int(batch), max(1, rows_left))
+        batch = batch if rows_left is None else min(batch, max(1, rows_left))
         pages = (store.budget.limit - store.budget.aside) // rows.copies // PAGE  # buffers are whole pages
         fits = pages * PAGE // max(1, rows.nbytes)
         store.budget.admit(
@@ -227,6 +224,14 @@ def _block_of(wanted: NDArray[Any], count: int, first: int, size: int) -> Number
 
 def _drawn(count: int, seed: int, first: int, size: int) -> Numbers:
     return draws(count, seed=seed, start=first, count=size)
+
+
+def _count(call: str, batch: int) -> int:
+    if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)):
+        raise TypeError(f"{call}: expected a whole number of rows, got {type(batch).__name__}. Use {call}(4096).")
+    if batch < 1:
+        raise ValueError(f"{call}: expected 1 row or more at a time, got {batch}. Use {call}(4096).")
+    return int(batch)
 
 
 def _whole(what: str, number: int) -> None:
