@@ -21,7 +21,7 @@ def figures(**rates: tuple[float | None, float | None]) -> list[Case]:
         for pattern in way.patterns:
             cold, warm = rates.get(way.name.replace(", ", "_").replace(" ", "_"), (100.0, 100.0))
             warm = warm if way.warm else None
-            cases.append(Case(pattern, way.name, way.strategy, way.cache, 2048, cold, warm, rounds=1))
+            cases.append(Case(pattern, way.name, way.strategy, way.cache, 2048, cold, warm, rounds=3))
     return cases
 
 
@@ -40,6 +40,12 @@ def test_another_strategy_is_taken_only_for_a_clear_gain(rate: float, strategy: 
     found = advise(figures(remap_keep=(100.0, rate)))
     assert found.strategy == strategy
     assert any("1.3x 'read'" in reason for reason in found.reasons) == (strategy == "remap")
+
+
+@pytest.mark.parametrize(("rate", "strategy"), [(290.0, "read"), (310.0, "remap")])
+def test_one_round_needs_a_gain_that_noise_does_not_reach(rate: float, strategy: str) -> None:
+    once = [replace(case, rounds=1) for case in figures(remap_keep=(100.0, rate))]
+    assert advise(once).strategy == strategy
 
 
 def test_warm_figures_decide_where_the_cache_holds_the_data_and_cold_ones_where_not() -> None:
