@@ -197,3 +197,10 @@ def test_a_picture_that_cannot_be_drawn_costs_neither_the_verdict_nor_the_other_
     assert "p.png: not written" in done.stderr
     assert done.returncode == 1
     assert (tmp_path / "p.html").exists()
+
+
+@pytest.mark.parametrize("words", [("--seconds", "3", "--", "true"), ("--seconds", "-1", "--pid", "1")])
+def test_seconds_that_would_mean_nothing_are_wrong_usage(words: tuple[str, ...]) -> None:
+    done = doctor(*words)
+    assert done.returncode == 2
+    assert "--seconds" in done.stderr

@@ -255,6 +255,12 @@ def test_a_trace_without_samples_has_a_verdict_that_says_so() -> None:
     assert "it ended at once" in verdict.headline
 
 
+def test_a_budget_nothing_was_measured_for_is_not_called_kept() -> None:
+    verdict = judge(Trace("x", 0, 1, budget=MIB))
+    assert verdict.budget is None
+    assert "the budget was not checked" in verdict.headline
+
+
 def test_the_budget_counts_what_is_held_at_the_peak_and_not_the_cache() -> None:
     whole = trace_of(anon=lambda number: 500 if number == 10 else 100, cache=up(100))
     for allowed, ok in ((800, True), (799, False)):

@@ -60,6 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     asked = [bool(arguments.words), arguments.pid is not None, arguments.trace is not None]
     if sum(asked) != 1:
         raise TypeError("expected one of: -- COMMAND, --pid N, --trace FILE. Try: lowtide doctor -- python train.py")
+    if arguments.seconds is not None and (arguments.pid is None or not arguments.seconds > 0):
+        raise TypeError(
+            f"--seconds {arguments.seconds:g}: expected more than 0, with --pid; a command is watched to its end."
+        )
     budget = None if arguments.budget is None else parse_size(arguments.budget, what="--budget")
     _check_files(arguments)
     if arguments.trace is not None:

@@ -22,10 +22,10 @@ _FROM_WORKERS, _PARENT_FLAT = 0.5, 0.2
 def judge(trace: Trace) -> Verdict:
     """The verdict on a whole trace."""
     samples = trace.samples
-    budget = _budget(trace)
     if not samples:
         why = "; ".join(trace.missing.values()) or "the process ended before the first sample"
-        return Verdict("nothing", "low", f"Nothing was measured: {why}.", budget=budget)
+        unchecked = "" if trace.budget is None else ", so the budget was not checked"
+        return Verdict("nothing", "low", f"Nothing was measured: {why}{unchecked}.")
     by_kind = courses(samples)
     grew = _which(by_kind, samples)
     about = by_kind["anon" if grew == "workers" else grew] if grew != "nothing" else None
@@ -41,7 +41,7 @@ def judge(trace: Trace) -> Verdict:
         fix=fixes(grew, _grown_files(grew, samples)),
         not_it=_not_it(grew, by_kind, samples),
         evidence=_evidence(trace, by_kind, about),
-        budget=budget,
+        budget=_budget(trace),
     )
 
 
@@ -207,8 +207,8 @@ def _evidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) ->
 def _budget(trace: Trace) -> BudgetOutcome | None:
     if trace.budget is None:
         return None
-    peak = max(trace.samples, key=lambda sample: sample.held, default=None)
-    return BudgetOutcome(trace.budget, peak.held if peak else 0, peak.seconds if peak else 0.0)
+    peak = max(trace.samples, key=lambda sample: sample.held)
+    return BudgetOutcome(trace.budget, peak.held, peak.seconds)
 
 
 def _all_pids(samples: Iterable[Sample]) -> set[int]:
