@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import lowtide
 from lowtide.indexing import inside, select
 
 SHAPE = (50, 4, 3)
@@ -105,3 +107,16 @@ def test_a_mask_of_another_length_names_both_lengths() -> None:
 def test_too_many_axes_are_refused_with_both_numbers() -> None:
     with pytest.raises(IndexError, match="at most 3 axes, got 4"):
         select((0, 0, 0, 0), SHAPE)
+
+
+def test_numpy_takes_an_opened_object_whole_in_one_read_that_the_budget_must_allow(tmp_path: Path) -> None:
+    ids = np.arange(300_000, dtype=np.uint16)
+    ids.tofile(tmp_path / "ids.bin")
+    for opener in (lowtide.open, lowtide.open_tokens):
+        with opener(tmp_path / "ids.bin", dtype="uint16") as held:
+            assert np.array_equal(np.asarray(held), ids)
+            assert np.asarray(held, np.int64).dtype == np.int64
+            with pytest.raises(ValueError, match="reading from disk copies"):
+                held.__array__(copy=False)
+        with opener(tmp_path / "ids.bin", dtype="uint16", budget="64KiB") as held, pytest.raises(lowtide.BudgetError):
+            np.asarray(held)

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lowtide.batches import BatchIterator, ChunkIterator, Upcoming
 from lowtide.formats import Layout, layout_of
-from lowtide.indexing import inside, select
+from lowtide.indexing import inside, select, whole
 from lowtide.machine import PAGE
 from lowtide.order import LocalPermutation, Order, Permutation, draws, rank_slice
 from lowtide.plan import Plan, project
@@ -101,6 +101,9 @@ class Array:
         if isinstance(result, np.ndarray) and result.base is not None and result.nbytes < rows.nbytes:
             return result.copy()  # a small view would keep all rows that were read alive
         return result
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return whole(self, dtype, copy)
 
     # Many reads
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from lowtide.rows import Numbers
 
@@ -116,6 +117,14 @@ def inside(numbers: np.ndarray[Any, Any], count: int) -> Numbers:
         _inside(int(numbers[wrong].reshape(-1)[0]), count)
     whole = numbers.astype(np.int64)
     return np.where(whole < 0, whole + count, whole)
+
+
+def whole(held: Any, dtype: DTypeLike | None, copy: bool | None) -> NDArray[Any]:
+    """What ``np.asarray(held)`` is: one read that the budget must allow. Without it NumPy would ask row by row."""
+    if copy is False:
+        raise ValueError("np.asarray: expected copy=None or True, got False: reading from disk copies. Leave it out.")
+    rows: NDArray[Any] = held[:]
+    return rows if dtype is None else rows.astype(dtype, copy=False)
 
 
 def _numbers(rows: range) -> Numbers:

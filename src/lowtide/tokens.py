@@ -18,7 +18,7 @@ from lowtide.errors import FormatError
 from lowtide.feed import Feed, Ranks, Skips
 from lowtide.formats import Layout, document_ends, token_layout
 from lowtide.formats.sources import Source
-from lowtide.indexing import select
+from lowtide.indexing import select, whole
 from lowtide.plan import Plan, project
 from lowtide.storage import Store
 from lowtide.streams import make_stream
@@ -60,6 +60,9 @@ class Tokens(Corpus):
         selection = select(key, (len(self),))
         tokens = self.own(selection.rows)
         return tokens if selection.rest is None else tokens[selection.rest]
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return whole(self, dtype, copy)
 
     def split(self, val: float | int = 0.005) -> tuple[Tokens, Tokens]:
         """Everything but the tail, and the tail: ``val`` is its share (below 1) or its number of tokens."""
