@@ -178,6 +178,7 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 def fresh(script: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else changed files are compiled again in every process
     return subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     ).stdout
