@@ -293,6 +293,19 @@ def test_kinds_that_were_hardly_looked_at_are_not_called_flat_with_high_confiden
     assert (judge(carried_on).grew, judge(carried_on).confidence) == ("nothing", "low")
 
 
+def test_cache_of_files_that_were_not_seen_is_said_where_the_cgroup_shows_it() -> None:
+    def charged(number: int) -> CgroupSample:
+        return replace(cgroup(number), file=number * 10 * MIB)
+
+    idle = trace_of(cgroup=charged)  # the control: others in the cgroup read, this program did not
+    reads = replace(
+        idle, samples=tuple(replace(s, read_bytes=number * 10 * MIB) for number, s in enumerate(idle.samples))
+    )
+    assert "opened and closed" not in judge(idle).headline
+    assert judge(reads).confidence == "low"
+    assert "590 MiB that it read stayed in the page cache" in judge(reads).headline
+
+
 def test_growth_is_judged_by_the_samples_that_really_read_it() -> None:
     def seen_every_tenth(number: int) -> float:
         return 100 + 10 * (number // 10 * 10)

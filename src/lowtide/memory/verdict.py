@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lowtide.memory.advice import fixes, headline, risks
-from lowtide.memory.growth import Course, course, courses
+from lowtide.memory.growth import NOISE, Course, course, courses
 from lowtide.memory.model import OF_FILES, BudgetOutcome, FileSample, ProcessSample, Sample, Trace, Verdict
 from lowtide.units import format_size
 
 _READ_AROUND = 0.1  # mapped is named before cache when it is at least this part of it: the rest is read-around
 _FROM_WORKERS, _PARENT_FLAT = 0.5, 0.2
+_UNSEEN = 4 * NOISE  # other processes of the cgroup read files too
 
 
 def judge(trace: Trace) -> Verdict:
@@ -29,14 +30,20 @@ def judge(trace: Trace) -> Verdict:
     by_kind = courses(samples)
     grew = _which(by_kind, samples)
     about = by_kind["anon" if grew == "workers" else grew] if grew != "nothing" else None
-    confidence = _confidence(trace, by_kind, about)
-    who = _who(grew, samples)
+    confidence, sentence = _confidence(trace, by_kind, about), headline(grew, trace, by_kind)
+    unseen = _unseen(samples)
+    if about is None and unseen >= _UNSEEN:
+        confidence = "low"
+        sentence += (
+            f" But {format_size(unseen)} that it read stayed in the page cache, of files opened and closed between "
+            "two samples."
+        )
     return Verdict(
         grew=grew,
         confidence=confidence,
-        headline=headline(grew, trace, by_kind),
+        headline=sentence,
         growth=tuple(each.growth for each in by_kind.values()),
-        who=who,
+        who=_who(grew, samples),
         risk=risks(grew, trace, about.growth if about else None),
         fix=fixes(grew, _grown_files(grew, samples)),
         not_it=_not_it(grew, by_kind, samples),
@@ -88,6 +95,16 @@ def _allocated(samples: tuple[Sample, ...]) -> list[int]:
                 size += max(0, process.rss_anon - inherited.setdefault(process.pid, most))
         sizes.append(size)
     return sizes
+
+
+def _unseen(samples: tuple[Sample, ...]) -> int:
+    """Bytes the tree read from storage that the cgroup still holds as file pages, in no file that was seen."""
+    first, last = samples[0], samples[-1]
+    if first.cgroup is None or last.cgroup is None:
+        return 0
+    seen = [sample.cache + sample.mapped + sample.dirty + sample.shmem for sample in samples]
+    held = min(last.cgroup.file - first.cgroup.file, last.read_bytes - first.read_bytes)
+    return held - (max(seen) - seen[0])
 
 
 def _confidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) -> str:
