@@ -71,7 +71,7 @@ def verdict(budget: Budget, measured: Measured) -> str:
     order = sorted(budget.allowed, key=lambda kind: measured.peak[kind] <= budget.allowed[kind])
     parts = [_part(kind, budget.allowed[kind], measured) for kind in order]
     if _jumped(budget, measured):
-        parts.insert(0, f"RSS rose {format_size(measured.unseen)} more between two samples than the budget leaves")
+        parts.insert(0, f"RSS rose {format_size(measured.unseen)} between two samples, more than the budget had left")
     return "memory_budget: " + "; ".join(parts)
 
 
@@ -113,7 +113,7 @@ def _size(kind: str, value: Any) -> int:
     try:
         return parse_size(value, what=kind)
     except TypeError as problem:
-        raise ValueError(f"{problem} Write {kind}='64 MiB'.") from problem
+        raise ValueError(str(problem)) from problem
 
 
 def _paths(value: Any) -> tuple[str, ...]:
