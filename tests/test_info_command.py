@@ -87,9 +87,24 @@ def test_a_name_with_quotes_and_control_characters_is_shown_and_harmless(tmp_pat
     assert len(eval(document(path)["open"], {"lowtide": lowtide})) == 100
 
 
-def test_tokens_without_a_header_need_a_dtype_and_get_a_guess_in_one_line(tokens: Path) -> None:
-    line = refusal(tokens)
-    assert "A guess from its first block: dtype='uint16'" in line
+def test_tokens_without_a_header_are_described_with_a_dtype_that_is_called_a_guess(tokens: Path) -> None:
+    assert re.search(r"^dtype +uint16 \(a guess", info(tokens).stdout, re.MULTILINE)
+    guessed = document(tokens)
+    assert (guessed["dtype"], guessed["dtype_guessed"]) == ("uint16", True)
+    assert 'dtype="uint16"' in guessed["open"]  # opening it asks for the statement
+    with pytest.raises(lowtide.FormatError, match="expected dtype="):
+        lowtide.open_tokens(tokens)
+
+
+def test_a_file_that_looks_like_nothing_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "noise.bin"
+    path.write_bytes(np.random.default_rng(0).bytes(4097))
+    line = refusal(path)
+    assert "expected dtype=" in line
+
+
+def test_a_stated_dtype_is_not_called_a_guess(tokens: Path) -> None:
+    assert not document(tokens, "--dtype", "uint16")["dtype_guessed"]
     found = document(tokens, "--dtype", "uint16")
     assert (found["kind"], found["format"], found["shape"], found["guess"]) == ("tokens", "nanogpt", [65_536], None)
     assert "65,536" in info(tokens, "--dtype", "uint16").stdout

@@ -405,9 +405,9 @@ def test_impossible_draws_are_refused() -> None:
 @pytest.mark.parametrize(
     ("rank", "world", "message"),
     [
-        (0, 0, "world of at least 1, got 0"),
-        (2, 2, "rank from 0 to 1, got 2"),
-        (-1, 4, "rank from 0 to 3, got -1"),
+        (0, 0, "world: expected 1 or more, got 0"),
+        (2, 2, "rank: expected 0 to 1 for world=2, got 2"),
+        (-1, 4, "rank: expected 0 to 3 for world=4, got -1"),
     ],
 )
 def test_a_rank_outside_its_world_is_refused(rank: int, world: int, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,19 @@ def test_every_refusal_is_one_line(tmp_path: Path) -> None:
             assert "expected" in text
             assert "got" in text
             assert text.endswith(".")
+
+
+def test_tokens_are_iterated_one_by_one_with_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.bin"
+    expected = np.arange(100_000, dtype=np.uint16)
+    expected.tofile(path)
+    offsets: list[int] = []
+    preadv = os.preadv
+
+    def counted(number: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        offsets.append(offset)
+        return preadv(number, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    assert list(lowtide.open_tokens(path, dtype="uint16")) == expected.tolist()
+    assert len(offsets) == 2

@@ -119,7 +119,7 @@ def test_a_loader_batch_larger_than_64_mib_is_given_its_room(tokens: lowtide.Tok
 
 @pytest.mark.parametrize("index", [WINDOWS, -WINDOWS - 1])
 def test_a_window_outside_the_dataset_is_refused(tokens: lowtide.Tokens, index: int) -> None:
-    with pytest.raises(IndexError, match=rf"expected windows from 0 to 159, got \[{index}\]"):
+    with pytest.raises(IndexError, match=rf"expected windows from 0 to 159, got {index}\. Use"):
         WindowDataset(tokens, LENGTH)[index]
 
 
@@ -153,3 +153,9 @@ def test_what_a_loader_gave_never_changes(tokens: lowtide.Tokens) -> None:
     for _ in range(60):
         next(batches)
     assert all(torch.equal(x, a) and torch.equal(y, b) for (x, y), (a, b) in zip(held, copies, strict=True))
+
+
+@pytest.mark.parametrize("length", [0, -3])
+def test_windows_without_a_token_are_refused(tokens: lowtide.Tokens, length: int) -> None:
+    with pytest.raises(ValueError, match=f"length: expected 1 or more, got {length}"):
+        WindowDataset(tokens, length)

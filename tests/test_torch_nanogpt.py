@@ -124,3 +124,10 @@ def test_a_batch_beyond_a_stated_budget_is_refused_by_its_number(data_dir: Path)
     get_batch = nanogpt(data_dir, block_size=BLOCK, batch_size=BATCH, budget="16KiB")
     with pytest.raises(lowtide.BudgetError, match=r"batches of 12 x 64.*got 16.0 KiB. Open with budget="):
         get_batch("train")
+
+
+@pytest.mark.parametrize("name", ["block_size", "batch_size"])
+def test_a_batch_of_nothing_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    sizes: Any = {"block_size": 8, "batch_size": 4, name: 0}
+    with pytest.raises(ValueError, match=f"{name}: expected 1 or more, got 0"):
+        nanogpt(tmp_path, **sizes)

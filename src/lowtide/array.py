@@ -113,9 +113,10 @@ class Array:
         return ChunkIterator(self._rows, size, _start(start, len(self)), len(self))
 
     def __iter__(self) -> Any:
-        """Row by row, read in chunks."""
+        """Row by row, read in chunks; each row is an array of its own."""
         for chunk in self.chunks():
-            yield from chunk.copy()
+            for row in chunk:
+                yield row.copy()
 
     def shuffled(
         self,

@@ -25,6 +25,8 @@ from lowtide.streams import make_stream
 from lowtide.units import format_size
 from lowtide.windows import Windows
 
+ITERATED = 65_536  # tokens read at a time when somebody loops over them one by one
+
 
 def open_tokens(
     source: Source,
@@ -44,8 +46,8 @@ def open_tokens(
     """
     layout = token_layout(source, dtype=dtype)
     tokens = Tokens(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
-    tokens.vocab = layout.vocab if vocab is None else _at_least("vocab", vocab, 1)
-    tokens.eot = layout.eot if eot is None else _at_least("eot", eot, 0)
+    tokens.vocab = layout.vocab if vocab is None else at_least("vocab", vocab, 1)
+    tokens.eot = layout.eot if eot is None else at_least("eot", eot, 0)
     return tokens
 
 
@@ -63,6 +65,11 @@ class Tokens(Corpus):
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return whole(self, dtype, copy)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Token by token, read in blocks."""
+        for first in range(0, len(self), ITERATED):
+            yield from self.own(range(first, min(first + ITERATED, len(self))))
 
     def split(self, val: float | int = 0.005) -> tuple[Tokens, Tokens]:
         """Everything but the tail, and the tail: ``val`` is its share (below 1) or its number of tokens."""
@@ -96,7 +103,7 @@ class Tokens(Corpus):
         token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``skip``: steps of this batch
         size to leave out around a loss spike, as (first, last), both included.
         """
-        batch, length = _at_least("batch", batch, 1), _at_least("length", length, 1)
+        batch, length = at_least("batch", batch, 1), at_least("length", length, 1)
         stream = make_stream(order, len(self), length, seed)
         self._long_enough(length, order)
         ranks = _ranks(batch, rank, world)
@@ -157,8 +164,8 @@ def _ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
             f"rank: expected rank= and world= together, got rank={rank} and world={world}. "
             "Pass both, or neither when one process reads everything."
         )
-    size = 1 if world is None else _at_least("world", world, 1)
-    mine = 0 if rank is None else _at_least("rank", rank, 0)
+    size = 1 if world is None else at_least("world", world, 1)
+    mine = 0 if rank is None else at_least("rank", rank, 0)
     if mine >= size:
         raise ValueError(f"rank: expected 0 to {size - 1} for world={size}, got {mine}. Ranks count from 0.")
     if batch % size:
@@ -170,7 +177,7 @@ def _ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
     return Ranks(mine, size, stated=rank is not None)
 
 
-def _at_least(name: str, value: int, least: int) -> int:
+def at_least(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(
             f"{name}: expected a whole number, got {type(value).__name__}. Use an int such as {max(least, 64)}."

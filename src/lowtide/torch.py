@@ -22,7 +22,7 @@ from lowtide.corpus import Corpus
 from lowtide.errors import FormatError
 from lowtide.feed import Feed
 from lowtide.rows import Numbers
-from lowtide.tokens import Tokens, open_tokens
+from lowtide.tokens import Tokens, at_least, open_tokens
 from lowtide.windows import Windows
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -130,7 +130,7 @@ class WindowDataset(Dataset[Pair]):
     """Map-style: item i is window i as ``(x, y)``. ``DataLoader`` fetches a whole batch in one read."""
 
     def __init__(self, tokens: Tokens, length: int) -> None:
-        self._windows = Windows(tokens, length)
+        self._windows = Windows(tokens, at_least("length", length, 1))
         self._count = (len(tokens) - 1) // length
         if self._count < 1:
             raise FormatError(
@@ -147,7 +147,10 @@ class WindowDataset(Dataset[Pair]):
     def __getitems__(self, indices: Sequence[int]) -> list[Pair]:
         numbers: Numbers = np.asarray(indices, np.int64)
         if len(numbers) and not (-self._count <= numbers.min() and numbers.max() < self._count):
-            raise IndexError(f"dataset: expected windows from 0 to {self._count - 1}, got {list(indices)}.")
+            outside = next(int(number) for number in numbers if not -self._count <= number < self._count)
+            raise IndexError(
+                f"dataset: expected windows from 0 to {self._count - 1}, got {outside}. Use range(len(dataset))."
+            )
         self._windows.admit(len(numbers))
         starts = numbers % self._count * self._windows.length + self._windows.tokens.first
         x, y = (torch.from_numpy(half) for half in self._windows.read(starts))
@@ -190,6 +193,8 @@ def nanogpt(
     Draws from torch's global generator exactly when called, as nanoGPT does, so a run goes on unchanged.
     ``cache="drop"`` leaves nothing in the page cache.
     """
+    at_least("block_size", block_size, 1)
+    at_least("batch_size", batch_size, 1)
     target = torch.device(device)
     ready: dict[str, tuple[Windows, _Shipping]] = {}
 

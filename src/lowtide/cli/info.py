@@ -13,7 +13,7 @@ from typing import Any
 
 from lowtide.bench.data import Stated, call, find, holds_tokens, opened
 from lowtide.cli.tables import Line, facts, show
-from lowtide.formats import Layout, dtype_smell
+from lowtide.formats import Layout, MissingDtypeError, dtype_smell
 from lowtide.machine import file_kind, page_cache, read_ahead_bytes
 from lowtide.storage import CACHES, STRATEGIES
 from lowtide.units import format_size
@@ -69,8 +69,15 @@ def stated(arguments: argparse.Namespace) -> Stated:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    layout = find(arguments.paths, stated(arguments))
-    found = describe(layout, arguments)
+    guessed = None
+    try:
+        layout = find(arguments.paths, stated(arguments))
+    except MissingDtypeError as problem:
+        if problem.guess is None:
+            raise
+        guessed = arguments.dtype = problem.guess  # printed as a guess, and only here: opening asks for a statement
+        layout = find(arguments.paths, stated(arguments))
+    found = describe(layout, arguments) | {"dtype_guessed": guessed is not None}
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
@@ -160,6 +167,8 @@ def _lines(found: dict[str, Any]) -> list[Line]:
 
 
 def _dtype_text(found: dict[str, Any]) -> str:
+    if found["dtype_guessed"]:
+        return f"{found['dtype']} (a guess from the first block: nothing in the file says so)"
     return f"{found['dtype']} ({'as stated' if 'dtype' in found['stated'] else 'as the file says'})"
 
 

@@ -4,6 +4,7 @@ from lowtide.formats.arrays import layout_of
 from lowtide.formats.corpus import token_layout
 from lowtide.formats.documents import document_ends
 from lowtide.formats.layout import DocumentIndex, Documents, Layout
+from lowtide.formats.raw import MissingDtypeError
 from lowtide.formats.smell import dtype_smell
 from lowtide.storage import Extent
 
@@ -12,6 +13,7 @@ __all__ = [
     "Documents",
     "Extent",
     "Layout",
+    "MissingDtypeError",
     "document_ends",
     "dtype_smell",
     "layout_of",

@@ -104,16 +104,18 @@ def checked_dtype(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
 def checked_nbytes(shape: Sequence[int], itemsize: int, where: str) -> int:
     """Bytes of an array of this shape; FormatError where no file could hold it."""
     if len(shape) > MOST_AXES:
-        raise FormatError(f"{where}: expected at most {MOST_AXES} axes, got {len(shape)}. The header is damaged.")
+        raise FormatError(
+            f"{where}: expected at most {MOST_AXES} axes, got {len(shape)}. Check the header or the shape."
+        )
     if any(axis < 0 for axis in shape):
         raise FormatError(
-            f"{where}: expected axes of 0 or more, got shape {clip(tuple(shape))}. The header is damaged."
+            f"{where}: expected axes of 0 or more, got shape {clip(tuple(shape))}. Check the header or the shape."
         )
     # A zero does not excuse the other axes: numpy refuses (2**40, 2**40, 0) and so do we.
     if math.prod(axis for axis in shape if axis) * itemsize > MOST_BYTES:
         raise FormatError(
             f"{where}: expected fewer than 2**63 bytes, got shape {clip(tuple(shape))} of {itemsize}-byte "
-            "items. The header is damaged."
+            "items. Check the header or the shape."
         )
     return math.prod(shape) * itemsize
 

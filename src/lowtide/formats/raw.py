@@ -17,6 +17,13 @@ from lowtide.formats.guess import guess_dtype
 from lowtide.formats.header import HeaderFile, refuse_empty
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, one_extent
 
+
+class MissingDtypeError(FormatError):
+    """Nothing in the file says its dtype. ``guess``: what its first block looks like, if anything."""
+
+    guess: str | None = None
+
+
 _COMMON = ("uint8", "uint16", "uint32", "int64", "float16", "float32", "float64")
 _BLOCK = 65_536
 
@@ -31,7 +38,7 @@ def read(
     """The layout of a headerless file; one axis of ``shape`` may be -1, and ``None`` means ``(-1,)``."""
     refuse_empty(file)
     if dtype is None:
-        raise FormatError(_missing_dtype(file, offset))
+        raise _missing_dtype(file, offset)
     shape = (-1,) if shape is None else shape
     if dtype.subdtype is not None:  # as np.memmap does: the axes of the item become the last axes of the array
         dtype, shape = dtype.base, shape + dtype.shape
@@ -79,16 +86,18 @@ def _divisors_hint(size: int, dtype: np.dtype[Any]) -> str:
     return f"The file is cut short, or dtype or shape is another (the size fits {', '.join(fitting)})."
 
 
-def _missing_dtype(file: HeaderFile, offset: int) -> str:
+def _missing_dtype(file: HeaderFile, offset: int) -> FormatError:
     """What to state, from the size and a look at the first block."""
     name = foreign_name(file.read(0, 16))
     if name is not None:
-        return f"{file.path}: expected an array or tokens, got {name}. Convert it first."
+        return FormatError(f"{file.path}: expected an array or tokens, got {name}. Convert it first.")
     size = file.size - offset
     fitting = [name for name in _COMMON if size % np.dtype(name).itemsize == 0]
     guess = guess_dtype(file.read(offset, _BLOCK), fitting)
     advice = f"A guess from its first block: dtype={guess!r}" if guess else "State the dtype it was written with"
-    return (
+    problem = MissingDtypeError(
         f"{file.path}: expected dtype= for a file without a header, got none. "
         f"{advice} ({size} bytes are whole items of {', '.join(fitting)})."
     )
+    problem.guess = guess
+    return problem

@@ -184,13 +184,12 @@ def stretch(where: str, start: int, count: int, n: int) -> Words:
 
 def rank_slice(n: int, rank: int, world: int) -> tuple[int, int]:
     """The positions [first, last) of n that are this rank's: disjoint, covering, sizes at most one apart."""
-    rows = row_count("order.rank_slice", n)
-    mine, ranks = integer("order.rank_slice", "rank", rank), integer("order.rank_slice", "world", world)
+    rows = row_count("rank_slice", n)
+    mine, ranks = integer("rank_slice", "rank", rank), integer("rank_slice", "world", world)
     if ranks < 1:
-        raise ValueError(f"order.rank_slice: expected world of at least 1, got {ranks}. Pass the number of readers.")
+        raise ValueError(f"world: expected 1 or more, got {ranks}. Pass the number of readers.")
     if not 0 <= mine < ranks:
         raise ValueError(
-            f"order.rank_slice: expected rank from 0 to {ranks - 1}, got {mine}. "
-            "Pass this reader's number, counted from 0."
+            f"rank: expected 0 to {ranks - 1} for world={ranks}, got {mine}. Pass this reader's number, counted from 0."
         )
     return rows * mine // ranks, rows * (mine + 1) // ranks

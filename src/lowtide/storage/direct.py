@@ -49,10 +49,14 @@ class Direct:
         """Read every span into ``buffer``, or raise. Nothing is announced: there is no cache to announce to."""
         work = self._pieces(spans, buffer)
         shares = [work[start :: self.threads] for start in range(min(self.threads, len(work)))]
-        running = [self._pool.submit(self._read, share) for share in shares]
-        self._wait(
-            running
-        )  # all of them, also when one failed: nobody may write into a buffer that went back to the pool
+        try:
+            running = [self._pool.submit(self._read, share) for share in shares]
+        except RuntimeError:
+            raise ValueError(
+                f"{self.files.extents[0].path}: expected an open store, got one closed meanwhile. Open it again."
+            ) from None
+        # All of them, also when one failed: nobody may write into a buffer that went back to the pool.
+        self._wait(running)
         for done in running:
             done.result()
 

@@ -136,9 +136,9 @@ class Store:
     def keep_for_ranks(self, world: int) -> None:
         """Ranks that share files must not evict each other's pages; a stated ``cache="drop"`` is obeyed."""
         if world > 1 and self.drop and self.asked[1] == "auto":
+            self.strategy.close()  # this process's own, also after a fork
             self.drop = False
             self.cache_why = f"{world} ranks share these files, and dropping would evict what the others need"
-            self._strategy.close()
             self.budget.release_aside(self._allowance)
             self._strategy, self.strategy_why = self._make_strategy(self.asked[0])
 
