@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def trace_with(
     """A trace whose kinds follow the given courses, in MiB by number of sample; the others stay flat."""
     samples = []
     for number in range(COUNT):
-        sizes = {kind: int(kinds.get(kind, flat)(number) * MIB) for kind in KINDS}
+        sizes: Any = {kind: int(kinds.get(kind, flat)(number) * MIB) for kind in KINDS}
         members = processes(number) if processes else [process(anon=sizes["anon"] / MIB)]
         samples.append(
             Sample(
