@@ -34,10 +34,10 @@ def document(*words: object) -> dict[str, Any]:
     return found
 
 
-def refusal(*words: object) -> str:
-    """The one line on stderr of a call that must fail."""
+def refusal(*words: object, code: int = 1) -> str:
+    """The one line on stderr of a call that must fail: 1 for the data, 2 for how it was asked."""
     done = info(*words)
-    assert done.returncode == 1
+    assert done.returncode == code
     assert done.stdout == ""
     assert done.stderr.startswith("lowtide info: ")
     assert done.stderr.count("\n") == 1
@@ -177,19 +177,19 @@ def test_on_a_terminal_of_80_columns_every_line_but_the_one_to_copy_fits(table: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "said", "code"),
     [
-        (("nowhere.npy",), "nowhere.npy: expected a file, got nothing of that name"),
-        (("*.nothing",), "expected files that match this pattern"),
-        (("empty",), "expected token files"),
-        (("table.npy", "--dtype", "int64"), "expected dtype float32"),
-        (("table.npy", "--shape", "many"), "--shape: expected whole numbers, got 'many'"),
-        (("table.npy", "--budget", "lots"), "expected a size such as '64MiB'"),
-        (("table.npy", "other.npy"), "expected row shape (3,)"),
+        (("nowhere.npy",), "nowhere.npy: expected a file, got nothing of that name", 1),
+        (("*.nothing",), "expected files that match this pattern", 1),
+        (("empty",), "expected token files", 1),
+        (("table.npy", "--dtype", "int64"), "expected dtype float32", 1),
+        (("table.npy", "--shape", "many"), "--shape: expected whole numbers, got 'many'", 2),
+        (("table.npy", "--budget", "lots"), "expected a size such as '64MiB'", 2),
+        (("table.npy", "other.npy"), "expected row shape (3,)", 1),
     ],
 )
-def test_bad_input_is_one_line(words: tuple[str, ...], said: str, table: Path) -> None:
+def test_bad_input_is_one_line_and_its_exit_code(words: tuple[str, ...], said: str, code: int, table: Path) -> None:
     (table.parent / "empty").mkdir()
     np.save(table.parent / "other.npy", np.zeros((2, 5), np.float32))
     placed = [str(table.parent / word) if "." in word or word == "empty" else word for word in words]
-    assert said in refusal(*placed)
+    assert said in refusal(*placed, code=code)

@@ -73,7 +73,11 @@ def test_cuda_that_is_not_there_is_refused_in_one_line(capsys: pytest.CaptureFix
     [
         (["--device", "tpu"], 2, "lowtide train: --device tpu: expected cpu, cuda or cuda:N"),
         (["--batch-size", "0"], 2, "lowtide train: --batch-size: expected 1 or more, got 0"),
-        (["--data", "/no-such-file.bin"], 1, "lowtide train: /no-such-file.bin: no such file"),
+        (
+            ["--data", "/no-such-file.bin"],
+            1,
+            "lowtide train: /no-such-file.bin: expected a file, got nothing of that name",
+        ),
         (["--resume", "--out-dir", "nowhere"], 1, "lowtide train: nowhere: expected a checkpoint to resume from"),
         (["--config", "no-such.toml"], 1, "lowtide train: no-such.toml: no such file"),
     ],

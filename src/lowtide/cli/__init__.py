@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (LowtideError, OSError, ValueError, TypeError) as problem:
         print(f"lowtide {parsed.command}: {_one_line(problem)}", file=sys.stderr)
-        return 2 if isinstance(problem, TypeError) else 1
+        # Wrong arguments stay TypeError and ValueError in the library: usage. Errors of our own are about the data.
+        return 2 if isinstance(problem, (TypeError, ValueError)) and not isinstance(problem, LowtideError) else 1
 
 
 def _module(name: str):  # type: ignore[no-untyped-def]  # a module with add() and run()
