@@ -63,6 +63,14 @@ def test_a_feed_survives_pickle_with_its_place_and_settings(tokens: lowtide.Toke
     same(next(feed), whole[5])
 
 
+def test_a_feed_that_has_read_far_ahead_is_pickled_as_small(path: Path) -> None:
+    with lowtide.open_tokens(path, dtype="uint16") as tokens:
+        feed = feed_of(tokens)
+        for _ in range(500):
+            next(feed)
+        assert len(pickle.dumps(feed)) < 10_000
+
+
 @pytest.mark.timeout(60)
 def test_a_feed_goes_on_in_a_forked_child_and_in_the_parent_alike(tokens: lowtide.Tokens) -> None:
     whole = first_steps(tokens, 6)

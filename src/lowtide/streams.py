@@ -6,10 +6,12 @@ row and row 10^12 costs what row 0 costs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowtide.order import Permutation, draws, key
 from lowtide.order.words import integer
@@ -43,12 +45,10 @@ class Shuffled:
 
     def starts(self, rows: Numbers) -> Numbers:
         epochs, positions = np.divmod(rows, self.windows)
-        if len(rows) and epochs.min() == epochs.max():
-            return self._of_epoch(int(epochs[0]), positions)
         found = np.empty(len(rows), np.int64)
-        for epoch in np.unique(epochs).tolist():
-            mine = epochs == epoch
-            found[mine] = self._of_epoch(epoch, positions[mine])
+        # Not np.unique: its first call imports numpy.ma, and a child forked meanwhile waits for the import for ever.
+        for first, last in _stretches(epochs[1:] != epochs[:-1]):
+            found[first:last] = self._of_epoch(int(epochs[first]), positions[first:last])
         return found
 
     def _of_epoch(self, epoch: int, positions: Numbers) -> Numbers:
@@ -78,12 +78,10 @@ class Random:
 
     def starts(self, rows: Numbers) -> Numbers:
         found = np.empty(len(rows), np.int64)
-        edges = [0, *(np.flatnonzero(rows[1:] - rows[:-1] != 1) + 1).tolist(), len(rows)]
-        for first, last in pairwise(edges):
-            if first < last:
-                found[first:last] = draws(
-                    self.choices, seed=self.seed, start=int(rows[first]), count=last - first, purpose="windows"
-                )
+        for first, last in _stretches(rows[1:] - rows[:-1] != 1):
+            found[first:last] = draws(
+                self.choices, seed=self.seed, start=int(rows[first]), count=last - first, purpose="windows"
+            )
         return found
 
     def settings(self) -> dict[str, Any]:
@@ -104,6 +102,11 @@ class Sequential:
 
     def settings(self) -> dict[str, Any]:
         return {"order": self.order}
+
+
+def _stretches(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Stretches [first, last) of one item more than there are ``breaks``; break k lies between items k and k + 1."""
+    return pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(breaks) + 1])
 
 
 def make_stream(order: str, tokens: int, length: int, seed: int) -> Stream:
