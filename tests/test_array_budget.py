@@ -11,6 +11,7 @@ import pytest
 from tests.faults import Disk, reading_from
 
 import lowtide
+from lowtide.machine import PAGE
 
 KIB, MIB = 1024, 1024**2
 COUNT, WIDTH = 4096, 256  # rows of 1 KiB, 4 MiB in all
@@ -255,7 +256,10 @@ def test_measured_never_exceeds_projected(path: Path, strategy: str) -> None:
                 pass
         assert array._store.budget.peak <= plan.budget
         assert plan.anon <= plan.budget
-        assert plan.mapped <= (path.stat().st_size if strategy == "map" else plan.budget)
+        # A mapped run may hold the two page tables it lies across, also where the budget is smaller than they are.
+        tables = 2 * 512 * PAGE
+        assert plan.mapped <= (path.stat().st_size if strategy == "map" else max(plan.budget, tables))
+        assert (plan.mapped > plan.budget) == any("page tables" in reason for reason in plan.why) or strategy == "map"
 
 
 def test_buffers_go_back_to_the_kernel_when_the_array_is_closed(path: Path) -> None:

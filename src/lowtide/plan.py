@@ -11,6 +11,7 @@ from typing import Any
 
 from lowtide.machine import PAGE
 from lowtide.storage import Store
+from lowtide.storage.mapped import TABLE
 from lowtide.storage.pread import FOLIO
 from lowtide.units import MIB, format_size
 
@@ -53,11 +54,15 @@ def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = (
     files = sum(extent.size for extent in store.extents)
     aside_mapped = budget.aside if name in ("remap", "advise") else 0
     limit = budget.limit if budget.stated else max(budget.limit, held + budget.aside)
+    # However small the allowance, one run that lies across two page tables may map all that they cover.
+    mapped = max(aside_mapped, min(files, 2 * TABLE)) if aside_mapped else 0
+    if mapped > limit:
+        why = (*why, f"one mapped run may hold the two page tables it lies across, {format_size(2 * TABLE)} of pages")
     # What the kernel reads ahead of sequential reads is in flight when a chunk is dropped.
     passing = announced + 16 * MIB + FOLIO
     return Plan(
         anon=min(limit, held + budget.aside) - aside_mapped,
-        mapped=files if name == "map" else aside_mapped,
+        mapped=files if name == "map" else mapped,
         cache=min(files + PAGE, passing) if store.drop else files,
         budget=limit,
         strategy=name,

@@ -94,7 +94,8 @@ class Rows:
         files = np.searchsorted(self._ends, numbers, side="right")
         scratch = self.store.take(max(len(numbers) * self.nbytes, 1))
         try:
-            for file in np.unique(files):
+            # Not np.unique: its first call imports numpy.ma, and a child forked meanwhile would wait for that for ever.
+            for file in sorted(set(files.tolist())):
                 mine = files == file
                 rows = self.layout.rows[file]
                 first = int(self._ends[file]) - rows

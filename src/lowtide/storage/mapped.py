@@ -170,13 +170,15 @@ class Cured:
         around = min(self._around, self.allowance // 2)
         if length > self.allowance - around:
             return 1, self.allowance - around
-        return max(1, self.allowance // (length + around)), length
+        # One table's worth is kept free: a run may lie across two of them.
+        return max(1, (self.allowance - min(TABLE, self.allowance // 2)) // (length + around)), length
 
     def _learn(self, mapped: int, rows: int, length: int) -> None:
         """What a fault maps beside its run depends on how the page cache holds the file: look, and leave room."""
         seen = 2 * max(0, mapped // rows - length)
         # Up at once, down slowly: one generous round must not be followed by one too large.
-        self._around = max(seen, (7 * self._around + seen) // 8, 2 * FAULT_AROUND)
+        around = max(seen, (7 * self._around + seen) // 8, 2 * FAULT_AROUND)
+        self._around = min(around, TABLE if length <= FAULT_AROUND else 2 * TABLE)
 
     def _mapping(self, file: int, descriptor: Descriptor, scattered: bool) -> Mapping:
         size = self.files.extents[file].size
