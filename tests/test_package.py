@@ -239,10 +239,11 @@ print(own)
 
 @pytest.mark.serial
 def test_importing_lowtide_adds_at_most_40_ms_to_importing_numpy() -> None:
+    # This thread's processor time: a busy machine does not count, nor do the threads numpy's BLAS keeps spinning.
     script = (
-        "import time\nimport numpy\nfirst = time.process_time()\n"
-        "import lowtide\nprint((time.process_time() - first) * 1000)"
+        "import time\nimport numpy\nfirst = time.thread_time()\n"
+        "import lowtide\nprint((time.thread_time() - first) * 1000)"
     )
-    fresh(script)  # writes the bytecode; the processor's time, so that a busy machine does not count
+    fresh(script)  # writes the bytecode
     took = statistics.median(float(fresh(script)) for _ in range(9))
     assert took <= 40, f"{took:.1f} ms"
