@@ -51,6 +51,9 @@ picture: $(VENV)/.dev ## RSS over time of the known cures, drawn by memory-profi
 	$(BIN)/python -m benchmarks.picture
 
 bench: $(VENV)/.dev ## every benchmark, each figure beside its baseline
+	@command -v fio >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq fio >/dev/null; } \
+	|| echo "NOT MEASURED: chunks against fio - fio is not installed and cannot be installed here"
 	$(BIN)/python -m benchmarks.run
 
 clean: ## what the other targets made
