@@ -104,6 +104,9 @@ def joined(device: torch.device, timeout: int) -> Iterator[World]:
         dist.init_process_group(backend, rank=world.rank, world_size=world.world, timeout=timedelta(seconds=timeout))
     try:
         yield world
+        # Leave together: gloo's threads in a rank that goes while another still talks to it can abort the process.
+        with world.listening():
+            dist.barrier()
     finally:
         dist.destroy_process_group()
 
