@@ -85,7 +85,18 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = run_training(settings, progress, resume)
     finally:
         progress.close()
-    return 128 + outcome.stopped_by if outcome.stopped_by else 0
+    code = 128 + outcome.stopped_by if outcome.stopped_by else 0
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> None:
+    """End a rank at once. All is saved and said; gloo's threads, torn down with the interpreter, aborted one in some
+    dozen ranks ("terminate called without an active exception"), and torchrun then calls a finished run failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _asked_for(arguments: argparse.Namespace) -> tuple[Settings, Path | None]:
