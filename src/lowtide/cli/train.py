@@ -92,8 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _leave(code: int) -> None:
-    """End a rank at once. All is saved and said; gloo's threads, torn down with the interpreter, aborted one in some
-    dozen ranks ("terminate called without an active exception"), and torchrun then calls a finished run failed."""
+    """End a rank at once. All is saved and said; a rank was once seen to abort in teardown ("terminate called
+    without an active exception"), and torchrun then calls a finished run failed. Never reproduced: a guard."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
