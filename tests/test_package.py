@@ -36,7 +36,7 @@ PUBLIC = {
 
 # Rooms from the bottom up. A file may import from its own room and from rooms below.
 LAYERS: list[set[str]] = [
-    {"errors", "units"},
+    {"errors", "units", "atomic", "arguments"},
     {"machine", "_native"},
     {"storage", "order", "memory"},
     {"formats"},

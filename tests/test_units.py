@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.units import format_size, parse_size
+from lowtide.units import format_duration, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,21 @@ def test_what_is_written_reads_back_within_its_three_figures(size: int) -> None:
 @given(st.integers(0, 2**53))
 def test_whole_bytes_are_exact_as_text(size: int) -> None:
     assert parse_size(str(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0004, "0.4 ms"),
+        (0.05, "50 ms"),
+        (0.4, "0.4 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (90_000, "1 day 1 h"),
+        (360_000, "4 days 4 h"),
+    ],
+)
+def test_a_duration_is_written_in_one_or_two_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

@@ -46,3 +46,18 @@ def format_size(size: int | float) -> str:
         return f"{int(value)} B"
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return f"{value:,.{digits}f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """One or two units a person would say: '0.4 s', '12 s', '3 min 20 s', '2 h 5 min', '4 days 3 h'."""
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, name, smaller, smaller_name in ((86_400, "days", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            count, rest = divmod(whole, size)
+            name = "day" if name == "days" and count == 1 else name
+            return f"{count} {name}" + (f" {rest // smaller} {smaller_name}" if rest // smaller else "")
+    return f"{whole} s"

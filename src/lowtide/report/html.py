@@ -17,6 +17,7 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+from lowtide.atomic import atomic_write
 from lowtide.memory import Trace, Verdict, to_dict
 from lowtide.report.chart import plot, spark
 from lowtide.report.content import (
@@ -33,7 +34,6 @@ from lowtide.report.content import (
     visible,
 )
 from lowtide.report.series import STACK, Series, series
-from lowtide.storage.atomic import atomic_write
 from lowtide.units import format_size
 
 _NAMES = ("name", "", "file", "filesystem")  # columns of words; the others are numbers

@@ -16,11 +16,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lowtide.atomic import atomic_write
 from lowtide.errors import LowtideError
 from lowtide.memory import Trace, Verdict
 from lowtide.report.content import seconds_text, started_text, visible
 from lowtide.report.series import COLOURS, STACK, Series, series, size_ticks, time_ticks
-from lowtide.storage.atomic import atomic_write
 from lowtide.units import format_size
 
 _INK, _SOFT, _GRID, _BROKEN = "#1d2329", "#5b6670", "#e9e7e2", "#b3261e"

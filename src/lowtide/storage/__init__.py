@@ -4,9 +4,8 @@ The reading path, top to bottom: ``store.py`` (one call a batch) -> ``pread.py``
 ``buffers.py`` (where bytes land). ``mapped.py`` and ``direct.py`` are other strategies, ``spans.py`` the arithmetic.
 """
 
-from lowtide.storage.atomic import atomic_write
 from lowtide.storage.buffers import Budget, Buffer, Pool
 from lowtide.storage.files import Extent
 from lowtide.storage.store import CACHES, STRATEGIES, Store
 
-__all__ = ["CACHES", "STRATEGIES", "Budget", "Buffer", "Extent", "Pool", "Store", "atomic_write"]
+__all__ = ["CACHES", "STRATEGIES", "Budget", "Buffer", "Extent", "Pool", "Store"]

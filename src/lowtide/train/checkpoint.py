@@ -23,8 +23,8 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
+from lowtide.atomic import atomic_write
 from lowtide.errors import StateError
-from lowtide.storage.atomic import atomic_write
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})\.pt")

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.storage.atomic import atomic_write
+from lowtide.atomic import atomic_write
 
 VAL_EVERY = 20
 # Installed packages are not the standard library; tests are half its bytes and read like nothing else.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lowtide.storage.atomic import atomic_write
+from lowtide.atomic import atomic_write
 from lowtide.train.gauge import Point, Verdict
 from lowtide.units import MIB, format_size
 

@@ -1,0 +1,36 @@
+"""Checks of what callers pass, each worded once.
+
+One idea: the same mistake reads the same everywhere - which argument, what was expected, what was given, what to write
+instead. Wrong types are TypeError, wrong values ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def whole_number(name: str, value: Any, *, example: str = "") -> int:
+    """``value`` as an int; TypeError for anything but a whole number. ``example``: what to write, ``name=0`` unless
+    stated."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}: expected a whole number, got {type(value).__name__}. Use {example or f'{name}=0'}.")
+    return int(value)
+
+
+def at_least(name: str, value: Any, least: int, *, example: str = "") -> int:
+    """``value`` as an int of ``least`` or more."""
+    example = example or f"{name}={max(least, 64)}"
+    number = whole_number(name, value, example=example)
+    if number < least:
+        raise ValueError(f"{name}: expected {least} or more, got {number}. Use {example}.")
+    return number
+
+
+def one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """``value`` if it is one of the ``allowed`` words; the first of them is the suggestion."""
+    if value not in allowed:
+        raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}. Use {name}={allowed[0]!r}.")
+    return str(value)
