@@ -40,8 +40,8 @@ LAYERS: list[set[str]] = [
     {"machine", "_native"},
     {"storage", "order", "memory"},
     {"formats"},
-    {"rows", "batches", "indexing", "plan", "projection", "array", "corpus", "windows", "streams", "state"},
-    {"feed"},
+    {"reading", "projection"},
+    {"array", "feed"},
     {"tokens"},  # what a user opens; its batches() makes feeds
     {"torch", "bench", "report", "pytest_plugin"},
     {"train"},

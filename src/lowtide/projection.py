@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lowtide.machine import PAGE
-from lowtide.plan import Plan
+from lowtide.reading.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from tests.storage.processes import answer_of
 
 import lowtide
 from lowtide.machine import PAGE, file_kind
-from lowtide.plan import Plan
 from lowtide.projection import Reading, pages_under, project_run, windows_per_epoch
+from lowtide.reading.plan import Plan
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from lowtide.formats import Layout
 from lowtide.machine import PAGE
-from lowtide.storage.buffers import AUTO_BUDGET
+from lowtide.storage.budget import AUTO_BUDGET
 from lowtide.units import KIB, MIB, format_size, parse_size
 
 PATTERNS = ("chunks", "rows", "windows")

@@ -14,15 +14,16 @@ from itertools import islice
 from typing import Any
 
 from lowtide.array import Array
-from lowtide.batches import BLOCK, SPARSE_FROM
 from lowtide.bench.data import call, find, opened
 from lowtide.bench.jobs import in_rows
 from lowtide.cli.info import add_opening, add_stated, stated
 from lowtide.cli.tables import Line, facts, show, table
 from lowtide.formats import Layout
 from lowtide.machine import room_for_cache
-from lowtide.plan import Plan
 from lowtide.projection import Projection, Reading, project_run, windows_per_epoch
+from lowtide.reading.plan import Plan
+from lowtide.reading.row_filler import SPARSE_FROM
+from lowtide.reading.upcoming import BLOCK
 from lowtide.tokens import Tokens
 from lowtide.units import format_size
 
