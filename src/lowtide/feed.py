@@ -82,20 +82,23 @@ class Feed:
 
     def __next__(self) -> Batch:
         began = perf_counter()
-        with self._turn.lock:
-            before = self.cursor
-            cursor = self._after_skips(before)
-            if self._ended(cursor):
-                raise StopIteration
-            try:
-                batch = self._read(cursor, ahead=True)
-                self._steps += 1
-                self._seconds += perf_counter() - began
-                self.cursor = self._after(cursor)
-                return batch
-            except BaseException:
-                self.cursor = before  # a step that failed or was interrupted can be asked for again
-                raise
+        before = after = -1
+        try:
+            with self._turn.lock:
+                before = self.cursor
+                cursor = self._after_skips(before)
+                if not self._ended(cursor):
+                    batch = self._read(cursor, ahead=True)
+                    after = self._after(cursor)
+                    self._steps += 1
+                    self._seconds += perf_counter() - began
+                    self.cursor = after
+                    return batch
+        except BaseException:
+            if self.cursor == after:  # interrupted after the cursor moved: the step comes again
+                self.cursor = before
+            raise
+        raise StopIteration
 
     def whole_batches(self) -> Feed:
         """This feed, from now on without the batches at a sequential order's end that are not full."""

@@ -43,8 +43,8 @@ class Selection:
 
     def length(self) -> int:
         """How long the result's first axis is."""
-        head = self.rest[0] if self.rest else slice(None)
-        return int(np.count_nonzero(head)) if _is_mask(head) else len(self.rows)
+        head = self.rest[0] if self.rest else None
+        return int(np.count_nonzero(head)) if isinstance(head, np.ndarray) and head.dtype == bool else len(self.rows)
 
 
 def _is_mask(part: Any) -> bool:

@@ -67,18 +67,21 @@ class BatchIterator:
         return self
 
     def __next__(self) -> Any:
-        with self._turn.lock:
-            first = self.position
-            count = self._count(first)
-            if count == 0:
-                raise StopIteration
-            try:
-                batch = self._filler.read(self._order, self._upcoming, first, count, self._batch)
-                self.position = first + count
-                return batch
-            except BaseException:
-                self.position = first  # an interrupt between the last two lines: the batch comes again
-                raise
+        first = last = -1
+        try:
+            with self._turn.lock:
+                first = self.position
+                count = self._count(first)
+                if count:
+                    batch = self._filler.read(self._order, self._upcoming, first, count, self._batch)
+                    last = first + count
+                    self.position = last
+                    return batch
+        except BaseException:
+            if self.position == last:  # interrupted after the position moved: the batch comes again
+                self.position = first
+            raise
+        raise StopIteration
 
     def __len__(self) -> int:
         """Batches left."""

@@ -42,16 +42,20 @@ if hasattr(os, "register_at_fork"):
 
 
 class Turn:
-    """One thread at a time: ``with turn.lock: ...``. A forked or unpickled one begins with nobody inside."""
+    """One thread at a time: ``with turn.lock: ...``. A forked or unpickled one begins with nobody inside.
+
+    The lock lets its own thread in again: a signal handler or debugger that raises between the end of a block and the
+    release would otherwise leave the thread waiting for itself.
+    """
 
     __slots__ = ("__weakref__", "lock")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         renew_in_children(self)
 
     def renew_after_fork(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
         return Turn, ()
