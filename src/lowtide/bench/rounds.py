@@ -190,15 +190,17 @@ def in_fresh_process(job: Job, most_seconds: float) -> dict[str, Any]:
     source = str(Path(lowtide.__file__).parent.parent)
     places = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    words = [sys.executable, "-P", "-m", "lowtide.bench.case"]  # -P: files of the current directory are not our modules
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
+    # -P: files of the current directory are not our modules. The job is an argument, because writing to a process that
+    # was killed meanwhile is an error of its own.
+    words = [sys.executable, "-P", "-m", "lowtide.bench.case", json.dumps(asdict(job))]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=nothing, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
         late = threading.Event()
         end = threading.Timer(most_seconds, _end, (child, late))
         end.start()
         killed_before = _oom_kills()
         try:
-            answer = _attend(child, job)
+            answer = _attend(child)
             if answer is not None:
                 return answer
             late_note = f"no figures within {most_seconds:.0f} s: ended"
@@ -214,12 +216,9 @@ def _end(child: subprocess.Popen[str], late: threading.Event) -> None:
     child.kill()
 
 
-def _attend(child: subprocess.Popen[str], job: Job) -> dict[str, Any] | None:
+def _attend(child: subprocess.Popen[str]) -> dict[str, Any] | None:
     """What the child answered; None: it ended without a word."""
-    assert child.stdin and child.stdout
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(json.dumps(asdict(job)) + "\n")
-        child.stdin.flush()
+    assert child.stdout
     ready = child.stdout.readline()
     first = json.loads(ready) if ready else {"anon": 0, "mapped": 0}
     anon = mapped = 0

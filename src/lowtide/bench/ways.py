@@ -2,7 +2,7 @@
 
 One idea: every way delivers the same thing - rows copied into memory of the user's own, windows as two int64 arrays -
 and each rival is at its best: one gather per batch, a reused aligned buffer for chunks, an order computed in blocks
-instead of a permutation in memory. nanoGPT's loop alone is as its users have it.
+instead of a permutation in memory. Only nanoGPT's loop is as its users have it.
 """
 
 from __future__ import annotations

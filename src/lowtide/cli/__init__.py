@@ -30,7 +30,9 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; the whole usage is one ``--help`` away."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}. Run '{self.prog} --help' to see what it takes.\n")
+        self.exit(
+            2, f"{self.prog}: {message.removeprefix('argument ')}. Run '{self.prog} --help' to see what it takes.\n"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

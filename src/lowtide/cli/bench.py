@@ -19,7 +19,7 @@ from lowtide.bench.jobs import PATTERNS, Ask, Job, jobs_for, one_file, quick
 from lowtide.bench.presentation import BenchFacts, document, notes, pattern_rows, title
 from lowtide.bench.recommend import Advice, recommend
 from lowtide.bench.rounds import Measurements, OnJob, measure_all
-from lowtide.cli.flags import above_zero, add_budget, add_json, add_paths, add_stated, stated
+from lowtide.cli.flags import above_zero, add_budget, add_json, add_paths, add_stated, number, stated, whole
 from lowtide.cli.tables import Styled, facts, show, table
 from lowtide.formats import Layout
 from lowtide.machine import file_kind, read_ahead_bytes, total_memory
@@ -40,14 +40,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     time = parser.add_argument_group("how long")
     time.add_argument("--quick", action="store_true", help="one round in about half a minute, whatever the file's size")
     time.add_argument(
-        "--seconds", type=float, default=1.0, metavar="S", help="per case and round, for cold and for warm figures (1)"
+        "--seconds", type=number, default=1.0, metavar="S", help="per case and round, for cold and for warm figures (1)"
     )
-    time.add_argument("--rounds", type=int, default=3, metavar="N", help="figures are medians of N rounds (3)")
+    time.add_argument("--rounds", type=whole, default=3, metavar="N", help="figures are medians of N rounds (3)")
     time.add_argument("--no-drop", action="store_true", help="leave the page cache alone: warm figures only")
     run = parser.add_argument_group("what to read")
-    run.add_argument("--batch", type=int, metavar="N", help="rows or windows per batch (64)")
-    run.add_argument("--row", type=int, metavar="N", help="read one axis of numbers as rows of N")
-    run.add_argument("--length", type=int, default=1024, metavar="N", help="tokens per window (1024)")
+    run.add_argument("--batch", type=whole, metavar="N", help="rows or windows per batch (64)")
+    run.add_argument("--row", type=whole, metavar="N", help="read one axis of numbers as rows of N")
+    run.add_argument("--length", type=whole, default=1024, metavar="N", help="tokens per window (1024)")
     add_budget(run)
     add_stated(parser)
 

@@ -6,9 +6,25 @@ One idea: a flag has one name, one help line and one check, wherever it appears.
 from __future__ import annotations
 
 import argparse
+import math
 
 from lowtide.storage import CACHES, STRATEGIES
 from lowtide.survey.subject import Opening, Stated
+
+
+def whole(text: str) -> int:
+    """For argparse: a whole number, and a refusal in the words of every other one."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
 
 
 def add_paths(parser: argparse.ArgumentParser, *, help: str) -> None:
@@ -64,8 +80,8 @@ def opening(arguments: argparse.Namespace) -> Opening:
 
 
 def above_zero(arguments: argparse.Namespace, **examples: str) -> None:
-    """Refuse numbers of 0 or less; ``examples``: a flag's name and the value to suggest."""
+    """Refuse 0, less, and what is no number; ``examples``: a flag's name and the value to suggest."""
     for name, example in examples.items():
         value, flag = getattr(arguments, name), f"--{name.replace('_', '-')}"
-        if value is not None and not value > 0:
+        if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{flag}: expected more than 0, got {value}. Use {flag} {example}.")

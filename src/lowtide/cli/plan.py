@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, opening, stated
+from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, number, opening, stated, whole
 from lowtide.cli.info import GUESSED
 from lowtide.cli.tables import Styled, counted, facts, show, table
 from lowtide.survey.forecast import Forecast, RunAsked, forecast
@@ -23,27 +23,27 @@ def add(parser: argparse.ArgumentParser) -> None:
         "Say what a run will hold in memory, read from the disk and take in time, before it starts. Reads headers and "
         "a few small blocks; only --measure reads data."
     )
-    parser.epilog = "Example: lowtide plan data/train.bin --batch 512 --length 1024 --world 8 --measure"
+    parser.epilog = "Example: lowtide plan data/train.bin --batch 512 --world 8 --measure"
     add_paths(parser, help="a token file, a corpus or an array; several paths are read as one")
     add_json(parser)
     run = parser.add_argument_group("the run")
     run.add_argument(
         "--batch",
-        type=int,
+        type=whole,
         default=64,
         metavar="N",
         help="tokens: windows per step of all ranks; arrays: rows per rank (64)",
     )
-    run.add_argument("--length", type=int, default=1024, metavar="N", help="tokens per window (1024)")
+    run.add_argument("--length", type=whole, default=1024, metavar="N", help="tokens per window (1024)")
     run.add_argument(
         "--order", default="shuffled", choices=ORDERS, metavar="NAME", help=f"{', '.join(ORDERS)} (shuffled)"
     )
-    run.add_argument("--row", type=int, metavar="N", help="read one axis of numbers as rows of N")
-    run.add_argument("--world", type=int, default=1, metavar="N", help="ranks that share the data (1)")
-    run.add_argument("--ranks-here", type=int, metavar="N", help="ranks that run on one machine (all of them)")
+    run.add_argument("--row", type=whole, metavar="N", help="read one axis of numbers as rows of N")
+    run.add_argument("--world", type=whole, default=1, metavar="N", help="ranks that share the data (1)")
+    run.add_argument("--ranks-here", type=whole, metavar="N", help="ranks that run on one machine (all of them)")
     rate = parser.add_argument_group("how fast it goes (without one of these no times are printed)")
-    rate.add_argument("--steps-per-second", type=float, metavar="RATE", help="steps per second the run will make")
-    rate.add_argument("--tokens-per-second", type=float, metavar="RATE", help="the same in tokens, of all ranks")
+    rate.add_argument("--steps-per-second", type=number, metavar="RATE", help="steps per second the run will make")
+    rate.add_argument("--tokens-per-second", type=number, metavar="RATE", help="the same in tokens, of all ranks")
     rate.add_argument("--measure", action="store_true", help="read for 2 seconds to see how fast one rank is fed here")
     add_stated(parser)
     add_opening(parser)
@@ -100,7 +100,7 @@ def _step_facts(found: Forecast) -> list[tuple[str, str]]:
     length = "" if found.length is None else f" of {found.length:,} tokens"
     at_most = "" if each * found.world == found.batch else "at most "
     ranks = f", {at_most}{each:,} per rank on {found.world:,} ranks" if found.world > 1 else ""
-    steps = f"{counted(projection.items_per_epoch, found.what[:-1])}, {projection.steps_per_epoch:,.1f} steps"
+    steps = f"{counted(projection.items_per_epoch, found.what[:-1])}, {_steps_text(projection.steps_per_epoch)} steps"
     drawn = " (drawn with replacement: as many as the data has)" if found.order == "random" else ""
     return [("step", f"{items}{length}, {found.order}{ranks}"), ("epoch", f"{steps}{drawn}")]
 
@@ -164,6 +164,10 @@ def _rate_facts(found: Forecast) -> list[tuple[str, str]]:
     if measured and found.rate_from == "given":
         parts.append(f"{rate / measured:.1%} of what one rank can be fed")
     return [*pairs, (f"at {_rate_text(rate)} steps/s", ", ".join(parts))]
+
+
+def _steps_text(steps: float) -> str:
+    return f"{steps:,.1f}".removesuffix(".0")
 
 
 def _rate_text(rate: float) -> str:

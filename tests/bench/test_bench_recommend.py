@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from lowtide.bench.advice import Advice, recommend, times
 from lowtide.bench.jobs import WAYS
-from lowtide.bench.run import Case
+from lowtide.bench.recommend import Advice, recommend, times
+from lowtide.bench.rounds import Case
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
