@@ -66,11 +66,10 @@ def test_every_public_module_lists_its_names(name: str) -> None:
 def bound(tree: ast.Module) -> set[str]:
     """Names that a module's top level binds."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names.update((one.asname or one.name).split(".")[0] for one in node.names)
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
             names.add(node.name)
         elif isinstance(node, ast.Assign):
             names.update(target.id for target in node.targets if isinstance(target, ast.Name))

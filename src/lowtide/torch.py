@@ -25,6 +25,8 @@ from lowtide.rows import Numbers
 from lowtide.tokens import Tokens, at_least, open_tokens
 from lowtide.windows import Windows
 
+__all__ = ["FeedDataset", "TensorFeed", "WindowDataset", "nanogpt", "tensors"]
+
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 IN_FLIGHT = 1  # copies to a GPU: with the batch being filled that makes the two that every budget has room for

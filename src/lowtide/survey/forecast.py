@@ -86,7 +86,7 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _OpenedRun:
     """What the opened data says about the run: its work, one rank's plan, and how to read an epoch of it."""
 
     work: Workload
@@ -158,7 +158,7 @@ def _given_rate(asked: RunAsked, work: Workload) -> float | None:
     return None if asked.tokens_per_second is None else asked.tokens_per_second / (work.batch * work.units)
 
 
-def _of_tokens(tokens: Tokens, asked: RunAsked) -> _Run:
+def _of_tokens(tokens: Tokens, asked: RunAsked) -> _OpenedRun:
     length, item, order = asked.length, tokens.dtype.itemsize, asked.order
     feed = tokens.batches(asked.batch, length=length, order=order, rank=0, world=asked.world)
     # Every token but the first is predicted once: in order by whole windows and a shorter last one. At random an epoch
@@ -185,10 +185,10 @@ def _of_tokens(tokens: Tokens, asked: RunAsked) -> _Run:
     ranks = f", rank=rank, world={asked.world}" if asked.world > 1 else ""
     call = f".batches({asked.batch}, length={length}{chosen}{ranks})"
     state = len(json.dumps(feed.state_dict()))
-    return _Run(work, asked.batch // asked.world, feed.plan(), state, epoch, call)
+    return _OpenedRun(work, asked.batch // asked.world, feed.plan(), state, epoch, call)
 
 
-def _of_rows(array: Array, asked: RunAsked) -> _Run:
+def _of_rows(array: Array, asked: RunAsked) -> _OpenedRun:
     count, world, order = len(array), asked.world, asked.order
     if count == 0:
         raise FormatError(f"{array.layout.extents[0].path}: expected rows to read, got none. Use another file.")
@@ -223,4 +223,4 @@ def _of_rows(array: Array, asked: RunAsked) -> _Run:
     ranks = f", rank=rank, world={world}" if world > 1 else ""
     seeds = ", seed=rank" if world > 1 else ""
     calls = {"sequential": ".chunks({})", "random": f".sample({{}}{seeds})", "shuffled": f".shuffled({{}}{ranks})"}
-    return _Run(work, each, array.plan(each), len(str(count)), epoch, calls[order].format(asked.batch))
+    return _OpenedRun(work, each, array.plan(each), len(str(count)), epoch, calls[order].format(asked.batch))
