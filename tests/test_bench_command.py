@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,33 +107,52 @@ def test_the_recommended_line_opens_the_file(one_round: dict[str, Any]) -> None:
     assert len(advice["reasons"]) >= 2
 
 
-@pytest.fixture
-def in_memory() -> Iterator[Path]:
-    directory = Path("/dev/shm")
-    if not directory.is_dir() or file_kind(directory).name != "tmpfs":
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The text, 80 columns wide, of a corpus of three headerless files full of holes; on tmpfs if there is one."""
+    directory = tmp_path_factory.mktemp("corpus")
+    if on_tmpfs():
+        directory = Path("/dev/shm") / f"lowtide-bench-{os.getpid()}"
+        directory.mkdir()
+    for place in range(3):
+        with (directory / f"shard_{place}.bin").open("wb") as file:
+            file.truncate((8 + place) * MIB)
+    words = [*BENCH, "--rounds", "1", "--seconds", "0.05", "--length", "64", str(directory / "*.bin")]
+    words += [] if on_tmpfs() else ["--no-drop"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"})
+    assert done.returncode == 0, done.stderr
+    yield done.stdout
+    shutil.rmtree(directory)
+
+
+def on_tmpfs() -> bool:
+    return Path("/dev/shm").is_dir() and file_kind(Path("/dev/shm")).name == "tmpfs"
+
+
+def test_a_corpus_on_tmpfs_is_measured_warm_only_and_the_text_says_why(told: str) -> None:
+    if not on_tmpfs():
         pytest.skip("NOT TESTED: a file that lives in memory - no tmpfs at /dev/shm")
-    path = directory / f"lowtide-bench-{os.getpid()}.npy"
-    np.save(path, np.zeros((4096, 256), np.float32))
-    yield path
-    path.unlink()
+    assert "warm only: the file lives in memory (tmpfs)" in told
+    assert "cold" not in told.split("ratio         ")[0]
 
 
-def test_a_file_on_tmpfs_is_measured_warm_only_and_the_text_says_why(in_memory: Path) -> None:
-    done = bench("--rounds", 1, "--seconds", 0.05, in_memory)
-    assert done.returncode == 0, done.stderr
-    assert "warm only: the file lives in memory (tmpfs)" in done.stdout
-    assert "cold" not in done.stdout.split("ratio         ")[0]
-    assert "\x1b" not in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("recommended   lowtide.open(")
+def test_of_a_corpus_it_says_that_only_the_largest_file_was_read(told: str) -> None:
+    words = " ".join(told.split())
+    assert "only the largest of 3 files was read, 10.0 MiB of 27.0 MiB: np.memmap opens one file" in words
+    with eval(told.splitlines()[-1].removeprefix("recommended").strip(), {"lowtide": lowtide}) as opened:
+        assert len(opened) == 27 * MIB // 2
 
 
-def test_a_file_with_holes_is_measured_with_a_word_about_them(tmp_path: Path) -> None:
-    path = tmp_path / "sparse.bin"
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-    done = bench("--quick", "--seconds", 0.05, "--no-drop", "--dtype", "float32", path)
-    assert done.returncode == 0, done.stderr
-    assert "1.00 TiB of the file are holes" in done.stdout
+def test_holes_and_a_guessed_dtype_are_noted_and_the_line_to_copy_states_the_guess(told: str) -> None:
+    words = " ".join(told.split())
+    assert "10.0 MiB of the file are holes" in words
+    assert "dtype uint16 is a guess from the first block: nothing in the file says so" in words
+    assert 'dtype="uint16"' in told.splitlines()[-1]
+
+
+def test_every_line_but_those_to_copy_fits_80_columns_without_colour(told: str) -> None:
+    assert not [line for line in told.splitlines() if len(line) > 80 and not line.startswith(("recommended", "/"))]
+    assert "\x1b" not in told
 
 
 def test_ctrl_c_ends_it_with_the_figures_so_far(tokens: Path) -> None:
@@ -161,36 +181,6 @@ def test_ctrl_c_in_the_first_run_that_nobody_counts_is_one_line(tokens: Path) ->
     out, problem = run.communicate()
     assert (run.returncode, out) == (1, "")
     assert problem == "lowtide bench: stopped by Ctrl-C before the first figure.\n"
-
-
-def test_of_a_corpus_it_says_that_only_the_largest_file_was_read(tmp_path: Path) -> None:
-    for place in range(3):
-        np.save(tmp_path / f"shard_{place}.npy", np.zeros((1 + place) * MIB, np.uint16))
-    done = bench("--rounds", 1, "--seconds", 0.05, "--no-drop", "--batch", 4, tmp_path / "*.npy")
-    assert done.returncode == 0, done.stderr
-    told = " ".join(done.stdout.split())
-    assert "only the largest of 3 files was read, 6.00 MiB of 12.0 MiB: np.memmap opens one file" in told
-    opened = eval(done.stdout.splitlines()[-1].removeprefix("recommended").strip(), {"lowtide": lowtide})
-    assert len(opened) == 6 * MIB
-
-
-def test_every_line_but_those_to_copy_fits_80_columns(tokens: Path) -> None:
-    words = [*BENCH, "--rounds", "1", "--seconds", "0.05", "--dtype", "uint16", str(tokens)]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"})
-    assert done.returncode == 0, done.stderr
-    long = [line for line in done.stdout.splitlines() if len(line) > 80 and not line.startswith(("recommended", "/"))]
-    assert not long
-
-
-def test_a_headerless_file_is_measured_with_a_dtype_that_is_called_a_guess(tmp_path: Path) -> None:
-    path = tmp_path / "plain.bin"
-    np.random.default_rng(0).integers(0, 50_257, MIB, dtype=np.uint16).tofile(path)
-    done = bench("--rounds", 1, "--seconds", 0.05, "--no-drop", "--json", path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["dtype"], found["dtype_guessed"]) == ("uint16", True)
-    assert "dtype uint16 is a guess from the first block: nothing in the file says so" in found["notes"]
-    assert 'dtype="uint16"' in found["recommended"]["open"]
 
 
 @pytest.mark.parametrize(

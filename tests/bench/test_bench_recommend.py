@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from lowtide.bench.jobs import WAYS
+from lowtide.bench.presentation import pattern_rows
 from lowtide.bench.recommend import Advice, recommend, times
 from lowtide.bench.rounds import Case
+from lowtide.cli.tables import table
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
@@ -86,3 +88,19 @@ def test_warm_figures_alone_do_not_choose_between_ways_that_drop() -> None:
 )
 def test_ratios_read_as_people_say_them(value: float, text: str) -> None:
     assert times(value) == text
+
+
+@pytest.mark.parametrize("pattern", ["chunks", "rows", "windows"])
+def test_tables_with_every_column_and_large_figures_fit_80_columns(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cases = [
+        replace(
+            case, cold=1_234_567.0, warm=2_345_678.0, anon=65 * MIB, mapped=8192 * MIB, left=8192 * MIB, device=61.0
+        )
+        for case in figures()
+    ]
+    lines = table(*pattern_rows(cases, pattern))
+    assert len(lines) > 10
+    assert max(len(line.text) for line in lines) <= 80

@@ -194,12 +194,12 @@ def in_fresh_process(job: Job, most_seconds: float) -> dict[str, Any]:
     # was killed meanwhile is an error of its own.
     words = [sys.executable, "-P", "-m", "lowtide.bench.case", json.dumps(asdict(job))]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    late, killed_before = threading.Event(), _oom_kills()
     with subprocess.Popen(words, stdin=nothing, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
-        late = threading.Event()
         end = threading.Timer(most_seconds, _end, (child, late))
-        end.start()
-        killed_before = _oom_kills()
         try:
+            end.daemon = True  # Ctrl-C may strike anywhere: nobody waits for a timer that nobody stopped
+            end.start()
             answer = _attend(child)
             if answer is not None:
                 return answer
