@@ -42,6 +42,26 @@ def test_an_array_in_fortran_order_is_forecast_with_a_read_per_column(tmp_path: 
     assert found.projection.requests_per_step == 8 * 5
 
 
+@pytest.mark.parametrize("order", ["shuffled", "random", "sequential"])
+@pytest.mark.parametrize("world", [1, 16])
+def test_every_order_is_measured_also_where_most_ranks_have_no_row(order: str, world: int, table: Path) -> None:
+    if order == "sequential" and world > 1:
+        return
+    found = forecast(find([str(table)], Stated()), Opening(), RunAsked(batch=3, order=order, world=world, measure=0.01))
+    assert found.rate_from == "measured"
+    assert found.projection.seconds_per_epoch is not None
+    assert found.projection.seconds_per_epoch > 0
+
+
+@pytest.mark.parametrize("order", ["shuffled", "random", "sequential"])
+def test_every_order_of_windows_is_measured(order: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.arange(1000, dtype=np.uint16))
+    subject = find([str(tmp_path / "tokens.npy")], Stated())
+    found = forecast(subject, Opening(), RunAsked(batch=4, length=16, order=order, measure=0.01))
+    assert found.measured_steps_per_second is not None
+    assert found.measured_steps_per_second > 0
+
+
 def test_a_pace_goes_through_epoch_after_epoch_and_is_none_where_nothing_comes() -> None:
     seen = []
 

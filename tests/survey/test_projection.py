@@ -101,6 +101,7 @@ def test_projected_reads_of_a_step_are_the_preadv_calls_a_real_run_makes(
         assert made == 50 * projection.requests_per_step // world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise", "map"])
 def test_projected_memory_of_a_process_is_never_passed(strategy: str, tokens_file: Path) -> None:
     script = """
@@ -112,7 +113,7 @@ def test_projected_memory_of_a_process_is_never_passed(strategy: str, tokens_fil
     tokens = lowtide.open_tokens(path, dtype="uint16", strategy=strategy, budget="64MiB")
     feed = tokens.batches(512, length=1024, seed=1)
     plan = feed.plan()
-    for turn in range(100):
+    for turn in range(40):
         x, y = next(feed)
         growth.look()
     print(json.dumps([plan.anon, plan.mapped, growth.anon, growth.mapped]))

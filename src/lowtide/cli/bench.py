@@ -58,16 +58,16 @@ def run(arguments: argparse.Namespace) -> int:
     layout = one_file(subject.layout)
     jobs = jobs_for(layout, ask, cold=False)
     _refuse_early(layout, ask, jobs)
+    with opened(subject.layout, Opening(budget=ask.budget)) as data:
+        plan = data.plan()
+    found = _facts(subject, layout, ask, plan)  # now: reading may fill a file's holes where it lives in memory
     with _progress() as on_job:
         outcome = measure_all(layout, ask, on_job)
     if outcome.stopped and not any(case.rounds for case in outcome.cases):
         print("lowtide bench: stopped by Ctrl-C before the first figure.", file=sys.stderr)
         return 1
-    with opened(subject.layout, Opening(budget=ask.budget)) as data:
-        plan = data.plan()
     advice = recommend(outcome.cases, keep=keeps_cache(plan), cache_why=cache_reason(plan), budget=plan.budget)
     line = subject.call(Opening(advice.strategy, advice.cache, _stated_size(plan.budget)))
-    found = _facts(subject, layout, ask, plan)
     if arguments.json:
         print(json.dumps(document(found, outcome, advice, line), indent=2))
     else:

@@ -17,6 +17,8 @@ from lowtide.survey.projection import ORDERS, Projection, cache_reason, other_re
 from lowtide.survey.subject import find
 from lowtide.units import format_duration, format_size
 
+PROBE = 2.0  # seconds: what the help and the docs say
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -65,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         row=arguments.row,
         steps_per_second=arguments.steps_per_second,
         tokens_per_second=arguments.tokens_per_second,
-        measure=arguments.measure,
+        measure=PROBE if arguments.measure else 0.0,
     )
     found = forecast(find(arguments.paths, stated(arguments)), opening(arguments), asked)
     if arguments.json:

@@ -1,7 +1,7 @@
 """A whole run forecast: what it will hold, read and take, as one frozen value.
 
 One idea: open the data as the run would, ask it for its plan, and multiply. Reads headers and, for the size of a feed's
-state, sixteen blocks of 4 KiB; only ``measure`` reads data, for two seconds.
+state, sixteen blocks of 4 KiB; only ``measure`` reads data, for as long as it says.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from lowtide.survey.projection import (
 from lowtide.survey.subject import Opening, Subject, in_rows, opened
 from lowtide.tokens import Tokens
 
-PROBE = 2.0  # seconds of reading when a rate is to be measured
-
 
 @dataclass(frozen=True)
 class RunAsked:
@@ -42,7 +40,7 @@ class RunAsked:
     row: int | None = None
     steps_per_second: float | None = None
     tokens_per_second: float | None = None
-    measure: bool = False
+    measure: float = 0.0  # seconds of reading to find out how fast one rank is fed
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def forecast(subject: Subject, opening: Opening, asked: RunAsked) -> Forecast:
         if not tokens and asked.tokens_per_second is not None:
             raise ValueError("--tokens-per-second: expected tokens, got rows of an array. Use --steps-per-second.")
         run = _of_tokens(data, asked) if isinstance(data, Tokens) else _of_rows(data, asked)
-        measured = steps_per_second(run.epoch) if asked.measure else None
+        measured = steps_per_second(run.epoch, asked.measure) if asked.measure else None
     room, source = room_for_cache()
     outlook = CacheOutlook(keeps_cache(run.plan), layout.nbytes <= room // 2, room, source)
     given = _given_rate(asked, run.work)
@@ -136,7 +134,7 @@ def forecast(subject: Subject, opening: Opening, asked: RunAsked) -> Forecast:
     )
 
 
-def steps_per_second(epoch: Callable[[int], Iterable[Any]], seconds: float = PROBE) -> float | None:
+def steps_per_second(epoch: Callable[[int], Iterable[Any]], seconds: float) -> float | None:
     """Steps per second that one rank is fed, epoch after epoch, with the page cache as it is; None: no step at all."""
     steps = turn = 0
     start = time.perf_counter()
