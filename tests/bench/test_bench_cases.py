@@ -18,7 +18,7 @@ from tests.storage.processes import answer_of
 
 from lowtide.array import Array
 from lowtide.bench.case import measure
-from lowtide.bench.jobs import PATTERNS, WAYS, Ask, Job, as_rows, jobs_for, most_cold, one_file, quick
+from lowtide.bench.jobs import PATTERNS, WAYS, Ask, Job, as_rows, data_bytes, jobs_for, most_cold, one_file, quick
 from lowtide.bench.rounds import LEAST_SECONDS, Clock, in_fresh_process, measure_all
 from lowtide.bench.ways import batches, layout_of_job
 from lowtide.formats import layout_of
@@ -156,6 +156,11 @@ def test_a_job_that_fails_or_hangs_is_reported_not_raised(tokens: Path) -> None:
     hung = in_fresh_process(replace(job, seconds=60.0), 0.5)
     assert (hung["cold"], hung["warm"]) == (None, None)
     assert "within 0 s: ended" in hung["notes"][0] or "within 1 s: ended" in hung["notes"][0]
+
+
+def test_a_file_read_whole_is_not_called_cut_short_because_of_its_header(tokens: Path) -> None:
+    job = job_of(tokens, "read, keep", "chunks")
+    assert (job.size, data_bytes(job)) == (4 * MIB + 128, 4 * MIB)
 
 
 def killed_while_it_runs(job: Job) -> dict[str, Any]:

@@ -84,7 +84,8 @@ def test_warm_figures_alone_do_not_choose_between_ways_that_drop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.034, "0.03x"), (1.0, "1.00x"), (1.25, "1.2x"), (14.4, "14x"), (3606.4, "3,606x")]
+    ("value", "text"),
+    [(0.0012, "<0.01x"), (0.034, "0.03x"), (1.0, "1.00x"), (1.25, "1.2x"), (14.4, "14x"), (3606.4, "3,606x")],
 )
 def test_ratios_read_as_people_say_them(value: float, text: str) -> None:
     assert times(value) == text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lowtide.survey.forecast import RunAsked, forecast, steps_per_second
-from lowtide.survey.subject import Opening, Stated, find
+from lowtide.survey.subject import Opening, StatedData, find
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_a_forecast_is_frozen_and_safe_for_json(table: Path) -> None:
-    found = forecast(find([str(table)], Stated()), Opening(), RunAsked(batch=3))
+    found = forecast(find([str(table)], StatedData()), Opening(), RunAsked(batch=3))
     assert json.loads(json.dumps(found.to_dict()))["plan"]["strategy"] == found.plan.strategy
     with pytest.raises(FrozenInstanceError):
         found.batch = 4  # type: ignore[misc]
@@ -29,7 +29,7 @@ def test_a_forecast_is_frozen_and_safe_for_json(table: Path) -> None:
 
 @pytest.mark.parametrize("world", range(1, 13))
 def test_a_step_of_all_ranks_never_has_more_rows_than_there_are(world: int, table: Path) -> None:
-    found = forecast(find([str(table)], Stated()), Opening(), RunAsked(batch=4, world=world))
+    found = forecast(find([str(table)], StatedData()), Opening(), RunAsked(batch=4, world=world))
     share = -(-10 // world)
     assert found.batch_per_rank == min(4, share)
     assert found.batch == min(10, world * min(4, share))
@@ -38,7 +38,7 @@ def test_a_step_of_all_ranks_never_has_more_rows_than_there_are(world: int, tabl
 
 def test_an_array_in_fortran_order_is_forecast_with_a_read_per_column(tmp_path: Path) -> None:
     np.save(tmp_path / "columns.npy", np.asfortranarray(np.zeros((100_000, 5))))
-    found = forecast(find([str(tmp_path / "columns.npy")], Stated()), Opening(), RunAsked(batch=8))
+    found = forecast(find([str(tmp_path / "columns.npy")], StatedData()), Opening(), RunAsked(batch=8))
     assert found.projection.requests_per_step == 8 * 5
 
 
@@ -47,7 +47,9 @@ def test_an_array_in_fortran_order_is_forecast_with_a_read_per_column(tmp_path: 
 def test_every_order_is_measured_also_where_most_ranks_have_no_row(order: str, world: int, table: Path) -> None:
     if order == "sequential" and world > 1:
         return
-    found = forecast(find([str(table)], Stated()), Opening(), RunAsked(batch=3, order=order, world=world, measure=0.01))
+    found = forecast(
+        find([str(table)], StatedData()), Opening(), RunAsked(batch=3, order=order, world=world, measure=0.01)
+    )
     assert found.rate_from == "measured"
     assert found.projection.seconds_per_epoch is not None
     assert found.projection.seconds_per_epoch > 0
@@ -56,7 +58,7 @@ def test_every_order_is_measured_also_where_most_ranks_have_no_row(order: str, w
 @pytest.mark.parametrize("order", ["shuffled", "random", "sequential"])
 def test_every_order_of_windows_is_measured(order: str, tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.arange(1000, dtype=np.uint16))
-    subject = find([str(tmp_path / "tokens.npy")], Stated())
+    subject = find([str(tmp_path / "tokens.npy")], StatedData())
     found = forecast(subject, Opening(), RunAsked(batch=4, length=16, order=order, measure=0.01))
     assert found.measured_steps_per_second is not None
     assert found.measured_steps_per_second > 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lowtide
-from lowtide.survey.subject import Opening, Stated, Subject, find, in_rows, opened
+from lowtide.survey.subject import Opening, StatedData, Subject, find, in_rows, opened
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def plain(tmp_path: Path) -> Path:
 
 
 def found(path: Path, dtype: str | None = None) -> Subject:
-    return find([str(path)], Stated(dtype))
+    return find([str(path)], StatedData(dtype))
 
 
 def test_a_headerless_file_is_opened_by_a_guess_that_stays_marked(plain: Path) -> None:

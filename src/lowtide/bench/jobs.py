@@ -192,6 +192,11 @@ def useful_bytes(job: Job) -> int:
     return math.prod(job.shape[1:]) * item
 
 
+def data_bytes(job: Job) -> int:
+    """Bytes of the data, without the header that may stand before it."""
+    return math.prod(job.shape) * np.dtype(job.dtype).itemsize
+
+
 def most_cold(job: Job) -> int | None:
     """Items after which scattered reads of a cold file would too often meet their own earlier pages."""
     if job.pattern == "chunks":

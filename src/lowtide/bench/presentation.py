@@ -120,9 +120,9 @@ def _cut_short(facts: BenchFacts, outcome: Measurements) -> list[str]:
     for pattern in PATTERNS:
         covered = [case.covered for case in outcome.cases if case.pattern == pattern and case.covered is not None]
         if covered and min(covered) < 1:
-            part = f"{_share(min(covered))} to {_share(max(covered))}"
-            limit = f"cut short after at most {facts.seconds_per_case:g} s per case"
-            found.append(f"{pattern}, cold: {limit}, {part} of the file read")
+            parts = dict.fromkeys((_share(min(covered)), _share(max(covered))))
+            read = f"{' to '.join(parts)} of the file was read"
+            found.append(f"{pattern}, cold: {read}, in at most {facts.seconds_per_case:g} s per case")
     return found
 
 

@@ -118,7 +118,9 @@ def _beside(cases: Sequence[Case], best: str, heat: str, *, keep: bool) -> tuple
 
 
 def times(value: float) -> str:
-    """A ratio as people read it: 0.43x, 1.9x, 14x, 3,600x."""
+    """A ratio as people read it: <0.01x, 0.43x, 1.9x, 14x, 3,600x."""
+    if 0 < value < 0.01:
+        return "<0.01x"
     if value >= 9.95:
         return f"{value:,.0f}x"
     return f"{value:.1f}x" if value >= 1.05 else f"{value:.2f}x"

@@ -23,7 +23,7 @@ from typing import Any
 
 import lowtide
 from lowtide.bench.case import Phase, made_cold
-from lowtide.bench.jobs import Ask, Job, Way, jobs_for, useful_bytes
+from lowtide.bench.jobs import Ask, Job, Way, data_bytes, jobs_for, useful_bytes
 from lowtide.formats import Layout
 from lowtide.machine import file_kind
 from lowtide.memory import process_memory
@@ -77,7 +77,7 @@ class _Runs:
             left=max((phase.left for phase in self.cold if phase.left is not None), default=None),
             anon=max((anon for anon, _ in self.memory), default=0),
             mapped=max((mapped for _, mapped in self.memory), default=0),
-            covered=_median([min(1.0, phase.items * item / max(1, job.size)) for phase in self.cold]),
+            covered=_median([min(1.0, phase.items * item / max(1, data_bytes(job))) for phase in self.cold]),
             rounds=max(len(self.cold), len(self.warm)),
             notes=tuple(dict.fromkeys(self.notes)),
         )

@@ -9,7 +9,7 @@ import argparse
 import math
 
 from lowtide.storage import CACHES, STRATEGIES
-from lowtide.survey.subject import Opening, Stated
+from lowtide.survey.subject import Opening, StatedData
 
 
 def whole(text: str) -> int:
@@ -63,7 +63,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 
-def stated(arguments: argparse.Namespace) -> Stated:
+def stated(arguments: argparse.Namespace) -> StatedData:
     shape = None
     if arguments.shape is not None:
         try:
@@ -72,7 +72,7 @@ def stated(arguments: argparse.Namespace) -> Stated:
             raise ValueError(
                 f"--shape: expected whole numbers, got {arguments.shape!r}. Write them as in --shape=-1,162."
             ) from None
-    return Stated(arguments.dtype, shape, arguments.tensor)
+    return StatedData(arguments.dtype, shape, arguments.tensor)
 
 
 def opening(arguments: argparse.Namespace) -> Opening:

@@ -111,10 +111,10 @@ def _read_facts(found: Forecast) -> list[tuple[str, str]]:
     projection = found.projection
     useful, device = projection.useful_bytes_per_step, projection.device_bytes_per_step
     times = device / useful if useful else 1.0
-    asks = "page faults instead of reads"
+    asks = "by page faults"
     if projection.requests_per_step is not None:
-        asks = f"{'at most ' if projection.requests_at_most else ''}{counted(projection.requests_per_step, 'read')}"
-    step = f"{format_size(useful)} in {asks}; {format_size(device)} from the disk, in whole pages ({times:.1f}x)"
+        asks = f"in {'at most ' if projection.requests_at_most else ''}{counted(projection.requests_per_step, 'read')}"
+    step = f"{format_size(useful)} {asks}; {format_size(device)} from the disk, in whole pages ({times:.1f}x)"
     first = f"{format_size(projection.device_bytes_first_epoch)} from the disk"
     return [("reads per step", step), ("reads per epoch", f"{first}{_later_text(projection)}")]
 

@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def requests(self) -> int:
-        """Reads per step, at most: in order neighbouring rows are one run, and windows are not read together today."""
+        """Reads per step, at most: rows in order are one run, and nothing else need be."""
         rows_in_order = self.order == "sequential" and self.units == 1
         return self.pieces * (self.world if rows_in_order else self.batch)
 

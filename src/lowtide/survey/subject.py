@@ -19,7 +19,7 @@ from lowtide.tokens import Tokens
 
 
 @dataclass(frozen=True)
-class Stated:
+class StatedData:
     """What the user said about the data; None: nothing."""
 
     dtype: str | None = None
@@ -41,7 +41,7 @@ class Subject:
     """What was named and what it holds. ``stated`` includes a guessed dtype, because opening it asks for one."""
 
     paths: tuple[str, ...]
-    stated: Stated
+    stated: StatedData
     layout: Layout
     dtype_guessed: bool = False
 
@@ -66,7 +66,7 @@ class Subject:
         return f"lowtide.{function}({', '.join(words)})"
 
 
-def find(paths: Sequence[str], stated: Stated) -> Subject:
+def find(paths: Sequence[str], stated: StatedData) -> Subject:
     """Everything the paths name together, or the error that says most about why there is nothing."""
     try:
         return Subject(tuple(paths), stated, _layout(paths, stated))
@@ -77,7 +77,7 @@ def find(paths: Sequence[str], stated: Stated) -> Subject:
     return Subject(tuple(paths), stated, _layout(paths, stated), dtype_guessed=True)
 
 
-def _layout(paths: Sequence[str], stated: Stated) -> Layout:
+def _layout(paths: Sequence[str], stated: StatedData) -> Layout:
     # Of a model's many tensors one may look like tokens; which one is meant is for the user to say.
     named = any(path.endswith(".safetensors") for path in paths)
     if stated.shape is not None or stated.tensor is not None or named:
