@@ -40,8 +40,8 @@ LAYERS: list[set[str]] = [
     {"machine", "_native"},
     {"storage", "order", "memory"},
     {"formats"},
-    {"rows", "batches", "indexing", "plan", "array", "corpus", "windows", "streams", "state"},
-    {"feed"},
+    {"reading"},
+    {"array", "feed"},
     {"tokens"},  # what a user opens; its batches() makes feeds
     {"torch", "survey", "report", "pytest_plugin"},
     {"bench", "train"},

@@ -155,10 +155,10 @@ def test_seek_and_state_count_what_was_received(tokens: lowtide.Tokens) -> None:
 
 
 def test_a_batch_that_could_not_be_shipped_was_not_received_and_comes_again(tokens: lowtide.Tokens) -> None:
-    feed = feed_of(tokens, dtype=">i8")  # torch knows no big-endian numbers
-    batches = tensors(feed)
+    feed = feed_of(tokens)
+    batches = tensors(feed, dtype=torch.quint8)  # torch makes no quantised numbers of plain ones
     for _ in range(2):
-        with pytest.raises(ValueError, match="byte order"):
+        with pytest.raises((RuntimeError, NotImplementedError)):
             next(batches)
     assert batches.state_dict()["rows"] == feed.cursor == 0
 

@@ -165,21 +165,55 @@ def test_a_pool_counts_before_it_allocates() -> None:
         return bytearray(size)
 
     pool = Pool(Budget(3 * 4096), where="here", allocate=allocate)
-    held = [pool.take(1), pool.take(4096)]
+    held = [pool.filling(1), pool.filling(4096)]
     with pytest.raises(BudgetError, match=r"here: expected at most 12\.0 KiB"):
-        pool.take(4097)
+        pool.filling(4097)
     assert made == [4096, 4096], "what was refused was never allocated"
-    pool.give(held.pop())
-    assert pool.take(8192).capacity == 8192, "a free buffer makes room for a larger one"
+    del held[1]
+    larger = pool.filling(8192)
+    assert larger.buffer.capacity == 8192, "a free buffer makes room for a larger one"
     assert pool.budget.held == 12288
+
+
+def test_a_buffer_left_without_lending_is_free_at_once_and_one_lent_is_not() -> None:
+    pool = Pool(Budget(4096), where="here")
+    with pool.filling(4096) as scratch:
+        first = scratch.buffer
+    with pool.filling(4096) as out:
+        assert out.buffer is first
+        array = out.lend((4096,), np.dtype(np.uint8))
+    del out, scratch
+    with pytest.raises(BudgetError):
+        pool.filling(4096)
+    view = array[100:200]
+    del array
+    assert pool.lent == 1, "a view keeps the buffer"
+    del view
+    assert pool.lent == 0
+    assert pool.filling(4096).buffer is first
+
+
+def test_a_buffer_whose_filling_failed_is_free_even_while_the_error_is_being_handled() -> None:
+    pool = Pool(Budget(4096), where="here")
+    try:
+        with pool.filling(4096) as out:
+            out.lend((4096,), np.dtype(np.uint8))
+            raise RuntimeError("after lending, before delivery")
+    except RuntimeError:
+        with pool.filling(4096) as again:
+            assert again.buffer is out.buffer
+    assert pool.lent == 0
+    del out, again
+    assert len(pool._free) == 1, "given back once, not once more when the error's traceback went"
 
 
 def test_a_far_too_large_free_buffer_is_not_handed_out() -> None:
     pool = Pool(Budget("1MiB"), where="here")
-    large = pool.take(256 * 1024)
-    pool.give(large)
-    assert pool.take(4096) is not large
-    assert pool.take(200 * 1024) is large
+    with pool.filling(256 * 1024) as out:
+        large = out.buffer
+    small = pool.filling(4096)
+    assert small.buffer is not large
+    assert pool.filling(200 * 1024).buffer is large
 
 
 def test_a_refused_allocation_by_the_system_loses_nothing() -> None:
@@ -189,7 +223,7 @@ def test_a_refused_allocation_by_the_system_loses_nothing() -> None:
     pool = Pool(Budget("1MiB"), where="here", allocate=allocate)
     for _ in range(3):
         with pytest.raises(MemoryError, match="the system has none"):
-            pool.take(4096)
+            pool.filling(4096)
     assert pool.budget.held == 0
 
 
@@ -199,10 +233,11 @@ def test_threads_never_get_the_same_buffer_and_never_pass_the_budget() -> None:
 
     def work(number: int) -> None:
         for _ in range(2000):
-            buffer = pool.try_take(4096)
-            if buffer is None:
+            filling = pool.try_filling(4096)
+            if filling is None:
                 continue
-            mine = pool.lend(buffer, (4096,), np.dtype(np.uint8))
+            mine = filling.lend((4096,), np.dtype(np.uint8))
+            del filling
             mine[:] = number
             if not (mine == number).all():
                 wrong.append("shared")

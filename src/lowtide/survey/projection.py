@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lowtide.machine import PAGE
-from lowtide.plan import Plan as Plan
+from lowtide.reading.plan import Plan as Plan
 
 ORDERS = ("shuffled", "random", "sequential")
 MAPPED = ("map", "remap", "advise")  # strategies that fault pages in instead of asking for bytes

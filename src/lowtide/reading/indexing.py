@@ -9,25 +9,80 @@ Pure; reads nothing.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lowtide.rows import Numbers
+from lowtide.reading.upcoming import Numbers
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows to read - consecutive ones as a range, others as numbers - and the key to apply to them (None: none)."""
+    """Rows to read - consecutive ones as a range, others as numbers - and the key to apply to them (None: none).
+
+    ``divides``: applied to some of the rows, the key gives just their part of the result, so a large selection of small
+    parts can be read a piece at a time.
+    """
 
     rows: range | Numbers
     rest: tuple[Any, ...] | None
+    divides: bool = False
+
+    def rest_of(self, first: int, last: int) -> tuple[Any, ...]:
+        """The key for rows ``[first, last)`` of the selection alone."""
+        assert self.rest is not None
+        head = self.rest[0]
+        if not isinstance(head, np.ndarray):
+            return self.rest
+        if head.dtype == bool:
+            return (head[first:last], *self.rest[1:])
+        others = [part[first:last] if _varies(part, len(head)) else part for part in self.rest[1:]]
+        return (np.arange(last - first), *others)
+
+    def length(self) -> int:
+        """How long the result's first axis is."""
+        head = self.rest[0] if self.rest else slice(None)
+        return int(np.count_nonzero(head)) if _is_mask(head) else len(self.rows)
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, np.ndarray) and part.dtype == bool
+
+
+def _varies(part: Any, rows: int) -> bool:
+    """An index with a value for each row."""
+    return isinstance(part, np.ndarray) and part.ndim == 1 and len(part) == rows > 1
+
+
+def _divides(rest: tuple[Any, ...] | None, shape: tuple[int, ...], rows: int) -> bool:
+    """Whether rows stay the first axis of the result: tried on one row and on two."""
+    if rest is None or rows < 2 or rest[0] is None:
+        return False
+    head = rest[0]
+    if _is_mask(head):
+        return len(rest) == 1
+    if isinstance(head, np.ndarray) and (
+        head.ndim != 1 or not all(_varies(part, rows) or not _advanced((part,)) or np.ndim(part) == 0 for part in rest)
+    ):
+        return False
+    shapes = []
+    for count in (1, 2):
+        sample = np.broadcast_to(np.empty((), np.uint8), (count, *shape[1:]))
+        parts = (part[:count] if _varies(part, rows) else part for part in rest)
+        shapes.append(np.shape(sample[tuple(parts)]))
+    one, two = shapes
+    return len(one) > 0 and one[1:] == two[1:] and (one[0], two[0]) == (1, 2)
 
 
 def select(key: Any, shape: tuple[int, ...]) -> Selection:
     """Split ``key``; IndexError with both numbers where it points outside."""
+    found = _selected(key, shape)
+    return replace(found, divides=_divides(found.rest, shape, len(found.rows)))
+
+
+def _selected(key: Any, shape: tuple[int, ...]) -> Selection:
     first, rest = _split(key, len(shape))
     count = shape[0]
     if isinstance(first, slice):

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.arguments import one_of, whole_number
 from lowtide.order import Permutation, draws, key
-from lowtide.order.words import integer
-from lowtide.rows import Numbers
+from lowtide.reading.upcoming import Numbers
 
 ORDERS = ("shuffled", "random", "sequential")
 
@@ -27,15 +27,21 @@ class Stream(Protocol):
     def order(self) -> str: ...
     @property
     def rows(self) -> int | None: ...
+    @property
+    def consecutive(self) -> bool:
+        """Rows that follow one another are windows that follow one another."""
+        ...
+
     def starts(self, rows: Numbers) -> Numbers: ...
     def settings(self) -> dict[str, Any]: ...
 
 
-class Shuffled:
-    """Every window once an epoch, in an order and from a phase of each epoch's own."""
+class ShuffledStream:
+    """Every window once per epoch, in an order and from a phase of each epoch's own."""
 
     order = "shuffled"
     rows = None
+    consecutive = False
 
     def __init__(self, tokens: int, length: int, seed: int) -> None:
         self.length = length
@@ -66,11 +72,12 @@ class Shuffled:
         return {"order": self.order, "seed": self.seed}
 
 
-class Random:
+class RandomStream:
     """Windows drawn with replacement, each start as likely as any other."""
 
     order = "random"
     rows = None
+    consecutive = False
 
     def __init__(self, tokens: int, length: int, seed: int) -> None:
         self.choices = tokens - length
@@ -88,10 +95,11 @@ class Random:
         return {"order": self.order, "seed": self.seed}
 
 
-class Sequential:
+class SequentialStream:
     """Every token predicted once, in order: for evaluation. Finite; the seed plays no part."""
 
     order = "sequential"
+    consecutive = True
 
     def __init__(self, tokens: int, length: int) -> None:
         self.length = length
@@ -110,11 +118,9 @@ def _stretches(breaks: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 
 
 def make_stream(order: str, tokens: int, length: int, seed: int) -> Stream:
-    seed = integer("batches", "seed", seed)  # also of NumPy's integers: a state must be safe for JSON
+    """The stream of that name. A seed of NumPy's becomes an int: a state must be safe for JSON."""
+    seed = whole_number("seed", seed)
+    one_of("order", order, ORDERS)
     if order == "shuffled":
-        return Shuffled(tokens, length, seed)
-    if order == "random":
-        return Random(tokens, length, seed)
-    if order == "sequential":
-        return Sequential(tokens, length)
-    raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {order!r}. Use order='shuffled'.")
+        return ShuffledStream(tokens, length, seed)
+    return RandomStream(tokens, length, seed) if order == "random" else SequentialStream(tokens, length)

@@ -2,6 +2,7 @@
 
 One idea: a window of ``length + 1`` tokens is read as it lies on disk and widened into two contiguous arrays that share
 one lease, ``y`` one token ahead of ``x``. Costs one scratch buffer of the narrow tokens; nothing is converted on disk.
+Windows that follow one another are read as one long run.
 """
 
 from __future__ import annotations
@@ -11,28 +12,33 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
-from lowtide.corpus import Corpus
 from lowtide.errors import FormatError
-from lowtide.rows import Numbers
+from lowtide.reading.token_range import TokenRange
+from lowtide.reading.upcoming import Numbers
 from lowtide.storage import Buffer
-from lowtide.storage.buffers import whole_pages
+from lowtide.storage.budget import whole_pages
 
-Batch = tuple[NDArray[Any], NDArray[Any]]
-
-_BYTE = np.dtype(np.uint8)
+Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
-class Windows:
-    """Reads batches of windows of one length from one corpus."""
+class WindowFiller:
+    """Reads batches of windows of one length from one range of tokens.
 
-    def __init__(self, tokens: Corpus, length: int, dtype: DTypeLike = "int64") -> None:
+    ``consecutive``: the windows of a batch follow one another in the corpus.
+    """
+
+    def __init__(
+        self, tokens: TokenRange, length: int, dtype: DTypeLike = "int64", *, consecutive: bool = False
+    ) -> None:
         self.tokens = tokens
         self.length = length
         self.dtype = np.dtype(dtype)
-        if self.dtype.kind not in "iu":
-            raise ValueError(f"dtype: expected an integer type for tokens, got {self.dtype}. Use dtype='int64'.")
+        self.consecutive = consecutive
+        if self.dtype.kind not in "iu" or not self.dtype.isnative:
+            raise ValueError(f"dtype: expected a native integer type for tokens, got {dtype}. Use dtype='int64'.")
         # Ids that might not fit are looked at, batch by batch, instead of being wrapped.
         self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
 
@@ -58,24 +64,18 @@ class Windows:
         size, scratch = self.nbytes(rows)
         return 2 * size + whole_pages(scratch)
 
-    def read(self, starts: Numbers, *, rows: int | None = None, ahead: Callable[[], Numbers] | None = None) -> Batch:
+    def read(self, starts: Numbers, *, rows: int | None = None, ahead: Callable[[], Numbers] | None = None) -> Pair:
         """x and y of the windows at these tokens (counted from the corpus's beginning), lent until dropped.
 
         ``rows``: the usual number of windows, so that a short batch uses a buffer of the usual size.
         """
         store = self.tokens.store
-        size, scratch_size = self.nbytes(max(len(starts), rows or 0, 1))
-        buffer = store.take(size)  # before reading: a batch there is no room for is refused unread
-        try:
-            self._fill(starts, buffer, size // 2, scratch_size, ahead)
-        except BaseException:
-            store.pool.give(buffer)
-            raise
-        root = store.lend(buffer, (buffer.capacity,), _BYTE)
-        return self._half(root, 0, len(starts)), self._half(root, size // 2, len(starts))
-
-    def _half(self, memory: Any, offset: int, rows: int) -> NDArray[Any]:
-        return np.ndarray((rows, self.length), self.dtype, memory, offset)
+        size, scratch = self.nbytes(max(len(starts), rows or 0, 1))
+        half = size // 2
+        with store.filling(size) as out:  # before reading: a batch there is no room for is refused unread
+            self._fill(starts, out.buffer, half, scratch, ahead)
+            shape = (len(starts), self.length)
+            return out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
 
     def _fill(
         self, starts: Numbers, buffer: Buffer, half: int, scratch_size: int, ahead: Callable[[], Numbers] | None
@@ -83,23 +83,27 @@ class Windows:
         store = self.tokens.store
         item = self.tokens.dtype.itemsize
         window = (self.length + 1) * item
-        fetched = store.fetch(starts, item, window)
-        if fetched is not None:
-            self._widen(fetched.view(self.tokens.dtype), starts, buffer, half)
-            return
-        scratch = store.take(scratch_size)
-        try:
-            store.gather(starts, item, window, scratch, ahead=ahead, sparse=len(starts) < 4096)
-            narrow: NDArray[Any] = np.ndarray((len(starts), self.length + 1), self.tokens.dtype, scratch.view)
+        if not self.consecutive:
+            fetched = store.fetch(starts, item, window)
+            if fetched is not None:
+                self._widen(fetched.view(self.tokens.dtype), starts, buffer, half)
+                return
+        with store.filling(scratch_size) as scratch:
+            shape = (len(starts), self.length + 1)
+            narrow: NDArray[Any] = np.ndarray(shape, self.tokens.dtype, scratch.buffer.view)
+            if self.consecutive and len(starts):
+                store.run(int(starts[0]) * item, (len(starts) * self.length + 1) * item, scratch.buffer)
+                narrow = as_strided(narrow, shape, (self.length * item, item), writeable=False)
+            else:
+                store.gather(starts, item, window, scratch.buffer, ahead=ahead, sparse=True)
             self._widen(narrow, starts, buffer, half)
-        finally:
-            store.pool.give(scratch)
 
     def _widen(self, narrow: NDArray[Any], starts: Numbers, buffer: Buffer, half: int) -> None:
         if self._narrows or self.tokens.vocab is not None:
             self._check(narrow, starts)
-        np.copyto(self._half(buffer.view, 0, len(starts)), narrow[:, :-1], casting="unsafe")
-        np.copyto(self._half(buffer.view, half, len(starts)), narrow[:, 1:], casting="unsafe")
+        shape = (len(starts), self.length)
+        np.copyto(np.ndarray(shape, self.dtype, buffer.view), narrow[:, :-1], casting="unsafe")
+        np.copyto(np.ndarray(shape, self.dtype, buffer.view, half), narrow[:, 1:], casting="unsafe")
 
     def _check(self, narrow: NDArray[Any], starts: Numbers) -> None:
         tokens = self.tokens

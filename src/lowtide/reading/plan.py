@@ -12,7 +12,7 @@ from typing import Any
 from lowtide.machine import PAGE
 from lowtide.storage import Store
 from lowtide.storage.mapped import TABLE
-from lowtide.storage.pread import FOLIO
+from lowtide.storage.read import FOLIO
 from lowtide.units import MIB, format_size
 
 

@@ -1,4 +1,4 @@
-"""A corpus: a range of token ids over a store, whatever files they lie in.
+"""A range of token ids over a store, whatever files they lie in.
 
 One idea: tokens are rows of one integer, and a split is a range of them over the same store and budget; windows cross
 file boundaries because the store knows none. Ids are checked against ``vocab`` on every read and never wrapped.
@@ -16,26 +16,26 @@ from numpy.typing import NDArray
 
 from lowtide.errors import FormatError
 from lowtide.formats import Layout
-from lowtide.rows import Numbers, Rows
+from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
+from lowtide.reading.row_filler import RowFiller
+from lowtide.reading.upcoming import Numbers
 from lowtide.storage import Store
-from lowtide.storage.buffers import wrap
-
-FINGERPRINT_BLOCKS = 16
-FINGERPRINT_BYTES = 4096
 
 
-class Corpus:
-    """Tokens ``[first, last)`` of a layout; ``vocab`` is the number of ids, ``eot`` the one that ends a document."""
+class TokenRange:
+    """Tokens ``[first, last)`` of a layout; ``vocab`` is the number of ids, ``eot`` the one that ends a
+    document, ``bos`` the one that begins it."""
 
     vocab: int | None = None
     eot: int | None = None
+    bos: int | None = None
 
     def __init__(self, layout: Layout, store: Store, *, first: int = 0, last: int | None = None) -> None:
         self.layout = layout
         self.store = store
         self.first = first
         self.last = layout.shape[0] if last is None else last
-        self._rows = Rows(layout, store)
+        self._rows = RowFiller(layout, store)
         self._ends = np.cumsum(layout.rows, dtype=np.int64)
         self._fingerprint: dict[str, Any] | None = None
 
@@ -89,21 +89,7 @@ class Corpus:
                 "dtype": self.dtype.str,
                 "tokens": len(self),
                 "first": self.first,
-                "files": [extent.size for extent in self.layout.extents],
-                "blocks": self._hash_of_blocks(),
+                "files": hash_of_sizes(extent.size for extent in self.layout.extents),
+                "blocks": hash_of_blocks(self.store, self.dtype.itemsize, self.first, len(self)),
             }
         return dict(self._fingerprint)
-
-    def _hash_of_blocks(self) -> str:
-        """Of blocks sampled at fixed shares of the range, its first and last among them."""
-        item = self.dtype.itemsize
-        count = max(1, min(FINGERPRINT_BYTES // item, len(self)))
-        # Integer arithmetic: a float would round differently from 2**53 tokens on.
-        span = len(self) - count
-        starts = [self.first + span * block // (FINGERPRINT_BLOCKS - 1) for block in range(FINGERPRINT_BLOCKS)]
-        # Not from the pool: a state must be had also while the user's batches fill the budget.
-        blocks = wrap(np.empty(FINGERPRINT_BLOCKS * count * item, np.uint8))
-        self.store.gather(np.array(starts, np.int64), item, count * item, blocks, sparse=True)
-        import hashlib  # here: it brings OpenSSL, 3 ms at every import
-
-        return hashlib.blake2b(blocks.view, digest_size=16).hexdigest()
