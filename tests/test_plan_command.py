@@ -207,6 +207,7 @@ def test_the_text_has_everything_a_person_asks(tokens: Path) -> None:
         (["table.npy", "--steps-per-second", "inf"], "--steps-per-second: expected more than 0, got inf", 2),
         (["table.npy", "--steps-per-second", "1", "--tokens-per-second", "1"], "expected one rate", 2),
         (["table.npy", "--order", "upwards"], "--order: invalid choice: 'upwards'", 2),
+        (["table.npy", "--nope"], "lowtide plan: unrecognized arguments: --nope. Run 'lowtide plan --help'", 2),
         (["table.npy", "--batch", "many"], "--batch: expected a whole number, got 'many'", 2),
         (["table.npy", "--row", "3"], "--row: expected data along one axis", 2),
     ],

@@ -67,7 +67,9 @@ def _run(words: Sequence[str]) -> int:
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         if name in words[:1]:  # only the command in use pays for its imports
             _module(name).add(command)
-    parsed = parser.parse_args(words)
+    parsed, unknown = parser.parse_known_args(words)
+    if unknown:  # the command's own parser says so: its help is the one that helps
+        commands.choices.get(parsed.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if parsed.version:
         from importlib.metadata import version
 
