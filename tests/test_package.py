@@ -40,11 +40,11 @@ LAYERS: list[set[str]] = [
     {"machine", "_native"},
     {"storage", "order", "memory"},
     {"formats"},
-    {"reading", "projection"},
+    {"reading"},
     {"array", "feed"},
     {"tokens"},  # what a user opens; its batches() makes feeds
-    {"torch", "bench", "report", "pytest_plugin"},
-    {"train"},
+    {"torch", "survey", "report", "pytest_plugin"},
+    {"bench", "train"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

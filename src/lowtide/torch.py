@@ -26,6 +26,8 @@ from lowtide.reading.window_filler import WindowFiller
 from lowtide.storage import Store
 from lowtide.tokens import Tokens, open_tokens
 
+__all__ = ["FeedDataset", "TensorFeed", "WindowDataset", "nanogpt", "tensors"]
+
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 IN_FLIGHT = 1  # copies to a GPU: with the batch being filled that makes the two that every budget has room for

@@ -1,37 +1,63 @@
-"""A benchmark as lines of text and as one JSON document.
+"""A benchmark as rows of text and as one JSON document.
 
-One idea: every figure stands beside its ratio to the same baseline, and the last line is what to do. Lays out, and
-measures nothing.
+One idea: every figure stands beside its ratio to the same baseline, and what must be known about how the figures came
+about stands below them. Lays out; measures nothing and prints nothing.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from lowtide.bench.advice import Advice, ratio, times
 from lowtide.bench.jobs import BASELINE, PATTERNS, WAYS
-from lowtide.bench.run import Case, Outcome
+from lowtide.bench.recommend import Advice, ratio, times
+from lowtide.bench.rounds import Case, Measurements
 from lowtide.units import GIB, MIB, format_size
 
 _SHOWN = (*(way.name for way in WAYS if not way.ours), *(way.name for way in WAYS if way.ours))
 _UNITS = {"chunks": "GiB/s", "rows": "rows/s", "windows": "windows/s"}
 
 
-def document(facts: dict[str, Any], outcome: Outcome, advice: Advice, line: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class BenchFacts:
+    """What was measured, and on what."""
+
+    path: str  # of the file that was read
+    nbytes: int
+    holes: int  # bytes of it that were never written
+    files: int  # of the whole corpus; only the largest was read
+    all_nbytes: int
+    dtype: str
+    dtype_guessed: bool
+    shape: tuple[int, ...]
+    kind: str  # "tokens" | "array"
+    filesystem: str
+    read_ahead: int | None
+    memory: int
+    cpus: int | None
+    budget: int
+    engine: str  # that Lowtide reads with
+    seconds_per_case: float
+    rounds: int
+    quick: bool
+    warm_bytes: int
+
+
+def document(facts: BenchFacts, outcome: Measurements, advice: Advice, line: str) -> dict[str, Any]:
     """What --json prints."""
     cases = []
     for case in outcome.cases:
         heats = {heat: ratio(outcome.cases, case, BASELINE, heat) for heat in ("cold", "warm")}
         cases.append({**asdict(case), "ratio": heats})
     return {
-        **facts,
+        **asdict(facts),
         "seconds": round(outcome.seconds, 2),
         "warm_only": outcome.warm_only,
         "stopped": outcome.stopped,
         "not_measured": [{"pattern": pattern, "way": way} for pattern, way in outcome.skipped],
+        "notes": notes(facts, outcome),
         "baseline": BASELINE,
         "cases": cases,
         "recommended": {**asdict(advice), "open": line},
@@ -59,29 +85,49 @@ def pattern_rows(cases: Sequence[Case], pattern: str) -> tuple[list[str], list[l
     return header, rows, styles
 
 
-def notes(outcome: Outcome, seconds: float, *, quick: bool, holes: int) -> list[str]:
+def notes(facts: BenchFacts, outcome: Measurements) -> list[str]:
     """What a reader must know about how the figures came about."""
     found = []
+    if facts.files > 1:
+        size, everything = format_size(facts.nbytes), format_size(facts.all_nbytes)
+        found.append(
+            f"only the largest of {facts.files:,} files was read, {size} of {everything}: np.memmap opens one file"
+        )
+    if facts.dtype_guessed:
+        found.append(f"dtype {facts.dtype} is a guess from the first block: nothing in the file says so")
     if outcome.warm_only:
         found.append(f"warm only: {outcome.warm_only}")
-    if holes:
-        found.append(f"{format_size(holes)} of the file are holes, which no disk holds: figures are of memory there")
-    for pattern in PATTERNS:
-        covered = [case.covered for case in outcome.cases if case.pattern == pattern and case.covered is not None]
-        if covered and min(covered) < 1:
-            part = f"{_share(min(covered))} to {_share(max(covered))}"
-            found.append(f"{pattern}, cold: cut short after at most {seconds:g} s a case, {part} of the file read")
-    problems = {f"{case.way}, {case.pattern}: {note}" for case in outcome.cases for note in case.notes}
-    found += sorted(problems)
+    if facts.holes:
+        found.append(
+            f"{format_size(facts.holes)} of the file are holes, which no disk holds: figures are of memory there"
+        )
+    found += [*_cut_short(facts, outcome), *_problems(outcome)]
     if outcome.skipped:
         found.append("no time left for: " + "; ".join(f"{way} ({pattern})" for pattern, way in outcome.skipped))
     if outcome.stopped:
         found.append("stopped by Ctrl-C: figures are of the rounds so far")
-    if quick:
-        found.append("one quick round: take small differences for noise; without --quick figures are medians of rounds")
+    if facts.quick:
+        found.append("one quick round: small differences are noise; without --quick figures are medians of rounds")
     if outcome.load is not None:
-        found.append(f"other work was running ({outcome.load:.1f} processes for {os.cpu_count()} CPUs): figures suffer")
+        found.append(
+            f"other work was running ({outcome.load:.1f} processes for {os.cpu_count()} CPUs): figures are too low"
+        )
     return found
+
+
+def _cut_short(facts: BenchFacts, outcome: Measurements) -> list[str]:
+    found = []
+    for pattern in PATTERNS:
+        covered = [case.covered for case in outcome.cases if case.pattern == pattern and case.covered is not None]
+        if covered and min(covered) < 1:
+            parts = dict.fromkeys((_share(min(covered)), _share(max(covered))))
+            read = f"{' to '.join(parts)} of the file was read"
+            found.append(f"{pattern}, cold: {read}, in at most {facts.seconds_per_case:g} s per case")
+    return found
+
+
+def _problems(outcome: Measurements) -> list[str]:
+    return sorted({f"{case.way}, {case.pattern}: {note}" for case in outcome.cases for note in case.notes})
 
 
 def _share(value: float) -> str:

@@ -1,8 +1,8 @@
 """Runs every job in fresh processes, in interleaved rounds, and gathers the medians.
 
 One idea: a round runs each way once, in turn, so that a noisy neighbour hits all of them; memory is watched from
-outside while a job runs, so that watching costs the measured loop nothing. Costs about 0.2 s a job to start Python.
-A job that hangs is ended; a job for which no time is left is named, not guessed.
+outside while a job runs, so that watching costs the measured loop nothing. Costs about 0.2 s per job to start Python.
+A job that hangs is ended, a job that is killed is reported as killed, and a job for which no time is left is named.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from typing import Any
 
 import lowtide
 from lowtide.bench.case import Phase, made_cold
-from lowtide.bench.jobs import Ask, Job, Way, jobs_for, useful_bytes
+from lowtide.bench.jobs import Ask, Job, Way, data_bytes, jobs_for, useful_bytes
 from lowtide.formats import Layout
 from lowtide.machine import file_kind
 from lowtide.memory import process_memory
@@ -35,7 +36,7 @@ HUNG = 20.0  # seconds beyond its own a job may take before it is ended
 
 @dataclass(frozen=True)
 class Case:
-    """Medians of one way and pattern over the rounds. Rates are items a second; None: not measured."""
+    """Medians of one way and pattern over the rounds. Rates are items per second; None: not measured."""
 
     pattern: str
     way: str
@@ -76,7 +77,7 @@ class _Runs:
             left=max((phase.left for phase in self.cold if phase.left is not None), default=None),
             anon=max((anon for anon, _ in self.memory), default=0),
             mapped=max((mapped for _, mapped in self.memory), default=0),
-            covered=_median([min(1.0, phase.items * item / max(1, job.size)) for phase in self.cold]),
+            covered=_median([min(1.0, phase.items * item / max(1, data_bytes(job))) for phase in self.cold]),
             rounds=max(len(self.cold), len(self.warm)),
             notes=tuple(dict.fromkeys(self.notes)),
         )
@@ -91,7 +92,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Measurements:
     """Everything measured on one file, and what could not be."""
 
     cases: tuple[Case, ...]
@@ -130,22 +131,22 @@ class Clock:
         self._spent += self.PHASES * seconds
 
 
-Progress = Callable[[int, int, str], None]  # jobs done, jobs in all, the one that runs now
+OnJob = Callable[[int, int, str], None]  # jobs done, jobs in all, the one that runs now
 
 
-def run(layout: Layout, ask: Ask, progress: Progress) -> Outcome:
-    """Measure one file (``jobs.one_file``) every way."""
+def measure_all(layout: Layout, ask: Ask, on_job: OnJob) -> Measurements:
+    """Measure one file (``jobs.one_file``) every way. Ctrl-C ends it with the figures so far, if there are any."""
     began = time.monotonic()
     load = os.getloadavg()[0]
     why = _why_not_cold(layout.extents[0].path, ask)
     runs = [_Runs(job) for job in jobs_for(layout, ask, cold=why is None)]
-    _settle(runs, ask)
     clock = Clock(ask.seconds, ask.rounds * len(runs), None if ask.total_seconds is None else began + ask.total_seconds)
     stopped = False
     try:
+        _settle(runs, ask)
         for turn in range(ask.rounds):
             for one in runs:
-                progress(clock.done, clock.jobs, f"{one.job.pattern}: {one.job.way}")
+                on_job(clock.done, clock.jobs, f"{one.job.pattern}: {one.job.way}")
                 seconds, most = clock.next()
                 if seconds > 0:
                     _add(one, replace(one.job, seed=turn, seconds=seconds), most)
@@ -155,7 +156,7 @@ def run(layout: Layout, ask: Ask, progress: Progress) -> Outcome:
     cases = tuple(one.case() for one in runs)
     skipped = tuple((case.pattern, case.way) for case in cases if not case.rounds and not case.notes)
     busy = load if load > (os.cpu_count() or 1) else None
-    return Outcome(cases, time.monotonic() - began, why, skipped, stopped, busy)
+    return Measurements(cases, time.monotonic() - began, why, skipped, stopped, busy)
 
 
 def _settle(runs: Sequence[_Runs], ask: Ask) -> None:
@@ -189,23 +190,35 @@ def in_fresh_process(job: Job, most_seconds: float) -> dict[str, Any]:
     source = str(Path(lowtide.__file__).parent.parent)
     places = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    words = [sys.executable, "-P", "-m", "lowtide.bench.case"]  # -P: files of the current directory are not our modules
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
-        end = threading.Timer(most_seconds, child.kill)
-        end.start()
+    # -P: files of the current directory are not our modules. The job is an argument, because writing to a process that
+    # was killed meanwhile is an error of its own.
+    words = [sys.executable, "-P", "-m", "lowtide.bench.case", json.dumps(asdict(job))]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    late, killed_before = threading.Event(), _oom_kills()
+    with subprocess.Popen(words, stdin=nothing, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
+        end = threading.Timer(most_seconds, _end, (child, late))
         try:
-            return _attend(child, job, most_seconds)
+            end.daemon = True  # Ctrl-C may strike anywhere: nobody waits for a timer that nobody stopped
+            end.start()
+            answer = _attend(child)
+            if answer is not None:
+                return answer
+            late_note = f"no figures within {most_seconds:.0f} s: ended"
+            note = late_note if late.is_set() else _why_ended(child, out_of_memory=_oom_kills() > killed_before)
         finally:
             end.cancel()
             child.kill()
+    return {"cold": None, "warm": None, "notes": [note], "anon": 0, "mapped": 0}
 
 
-def _attend(child: subprocess.Popen[str], job: Job, most_seconds: float) -> dict[str, Any]:
-    assert child.stdin and child.stdout and child.stderr
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(json.dumps(asdict(job)) + "\n")
-        child.stdin.flush()
+def _end(child: subprocess.Popen[str], late: threading.Event) -> None:
+    late.set()  # first: whoever sees the child gone must know who did it
+    child.kill()
+
+
+def _attend(child: subprocess.Popen[str]) -> dict[str, Any] | None:
+    """What the child answered; None: it ended without a word."""
+    assert child.stdout
     ready = child.stdout.readline()
     first = json.loads(ready) if ready else {"anon": 0, "mapped": 0}
     anon = mapped = 0
@@ -215,14 +228,23 @@ def _attend(child: subprocess.Popen[str], job: Job, most_seconds: float) -> dict
             anon, mapped = max(anon, now.anon - first["anon"]), max(mapped, now.mapped - first["mapped"])
         time.sleep(WATCH)
     answer = child.stdout.readline()
-    if not answer:
-        return {"cold": None, "warm": None, "notes": [_why_ended(child, most_seconds)], "anon": 0, "mapped": 0}
-    found: dict[str, Any] = json.loads(answer)
-    return {**found, "anon": anon, "mapped": mapped}
+    return {**json.loads(answer), "anon": anon, "mapped": mapped} if answer else None
 
 
-def _why_ended(child: subprocess.Popen[str], most_seconds: float) -> str:
-    if child.returncode == -9:
-        return f"no figures within {most_seconds:.0f} s: ended"
+def _why_ended(child: subprocess.Popen[str], *, out_of_memory: bool) -> str:
+    """A signal by its name; an exit code with the last line of stderr."""
+    if child.returncode == -signal.SIGKILL:
+        return "killed: out of memory" if out_of_memory else "killed from outside (SIGKILL): perhaps out of memory"
+    if child.returncode < 0:
+        return f"killed by {signal.Signals(-child.returncode).name}"
     lines = child.stderr.read().strip().splitlines() if child.stderr else []
-    return f"ended with exit {child.returncode}: {lines[-1] if lines else 'no word'}"
+    return f"ended with exit {child.returncode}: {lines[-1] if lines else 'it said nothing'}"
+
+
+def _oom_kills() -> int:
+    """Processes the kernel has killed for want of memory, of any cgroup; 0 where it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from tests.storage.processes import answer_of
 
 import lowtide
 from lowtide.machine import PAGE, file_kind
-from lowtide.projection import Reading, pages_under, project_run, windows_per_epoch
-from lowtide.reading.plan import Plan
+from lowtide.survey.projection import Plan, Workload, pages_under, project_run, windows_per_epoch
 
 MIB = 1 << 20
 
@@ -37,7 +37,7 @@ def plan_of(**changes: Any) -> Plan:
     return Plan(**{**facts, "engine": "python", "why": (), **changes})
 
 
-def reading_of(**changes: Any) -> Reading:
+def work_of(**changes: Any) -> Workload:
     facts = {
         "items": 1000,
         "item_bytes": 2050,
@@ -47,7 +47,7 @@ def reading_of(**changes: Any) -> Reading:
         "total_bytes": 100,
         "units": 1024,
     }
-    return Reading(**{**facts, **changes})
+    return Workload(**{**facts, **changes})
 
 
 @given(st.integers(1, 20_000), st.integers(1, 9000))
@@ -91,7 +91,7 @@ def test_projected_reads_of_a_step_are_the_preadv_calls_a_real_run_makes(
         with lowtide.open_tokens(tokens_file, dtype="uint16", cache="keep") as tokens:
             tokens_file.read_bytes()  # cached: cold reads are tried twice now and then
             feed = tokens.batches(64, length=1024, rank=0, world=world)
-            projection = project_run(reading_of(world=world), feed.plan(), cached=True, ranks_here=1)
+            projection = project_run(work_of(world=world), feed.plan(), cached=True, ranks_here=1)
             monkeypatch.setattr(os, "preadv", counted)
             made = 0
             for _ in range(50):
@@ -101,6 +101,7 @@ def test_projected_reads_of_a_step_are_the_preadv_calls_a_real_run_makes(
         assert made == 50 * projection.requests_per_step // world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise", "map"])
 def test_projected_memory_of_a_process_is_never_passed(strategy: str, tokens_file: Path) -> None:
     script = """
@@ -112,7 +113,7 @@ def test_projected_memory_of_a_process_is_never_passed(strategy: str, tokens_fil
     tokens = lowtide.open_tokens(path, dtype="uint16", strategy=strategy, budget="64MiB")
     feed = tokens.batches(512, length=1024, seed=1)
     plan = feed.plan()
-    for turn in range(100):
+    for turn in range(40):
         x, y = next(feed)
         growth.look()
     print(json.dumps([plan.anon, plan.mapped, growth.anon, growth.mapped]))
@@ -142,34 +143,86 @@ def test_projected_device_bytes_are_what_the_kernel_counts_on_a_cold_file(tokens
     print(bytes_moved(os.getpid())[0] - before)
     """
     measured = int(answer_of(script, tokens_file))
-    projection = project_run(reading_of(), plan_of(), cached=False, ranks_here=1)
+    projection = project_run(work_of(), plan_of(), cached=False, ranks_here=1)
     assert measured == pytest.approx(101 * projection.device_bytes_per_step, rel=0.1)  # 100, and one announced
 
 
 def test_a_cached_corpus_is_read_from_the_disk_once_and_an_uncached_one_every_epoch() -> None:
-    reading = reading_of(items=64 * 100, total_bytes=10 * MIB)
-    kept = project_run(reading, plan_of(), cached=True, ranks_here=1)
-    dropped = project_run(reading, plan_of(rung="fadvise(DONTNEED)"), cached=False, ranks_here=1)
+    work = work_of(items=64 * 100, total_bytes=10 * MIB)
+    kept = project_run(work, plan_of(), cached=True, ranks_here=1)
+    dropped = project_run(work, plan_of(rung="fadvise(DONTNEED)"), cached=False, ranks_here=1)
     assert (kept.device_bytes_first_epoch, kept.device_bytes_later_epochs) == (10 * MIB, 0)
     assert dropped.device_bytes_first_epoch == dropped.device_bytes_later_epochs == 100 * 96 * PAGE
 
 
 def test_a_machine_holds_its_ranks_buffers_but_one_page_cache() -> None:
-    found = project_run(reading_of(total_bytes=60), plan_of(mapped=20), cached=True, ranks_here=8)
+    found = project_run(work_of(total_bytes=60), plan_of(mapped=20), cached=True, ranks_here=8)
     assert found.process == {"anon": 3, "mapped": 20, "cache": 50}
     assert found.machine == {"anon": 24, "mapped": 60, "cache": 60}
 
 
 def test_a_page_cache_never_comes_to_more_than_the_machine_has_room_for() -> None:
-    found = project_run(reading_of(total_bytes=900), plan_of(cache=900), cached=False, ranks_here=8, room=70)
+    found = project_run(work_of(total_bytes=900), plan_of(cache=900), cached=False, ranks_here=8, room=70)
     assert (found.process["cache"], found.machine["cache"]) == (70, 70)
 
 
-def test_rates_follow_from_steps_a_second() -> None:
-    found = project_run(reading_of(items=6400), plan_of(), cached=True, ranks_here=1, steps_per_second=4.0)
+def test_rates_follow_from_steps_per_second() -> None:
+    found = project_run(work_of(items=6400), plan_of(), cached=True, ranks_here=1, steps_per_second=4.0)
     assert found.steps_per_epoch == 100
     assert found.seconds_per_epoch == 25
     assert found.units_per_second == 4 * 64 * 1024
     assert found.requests_per_second == 256
     assert found.device_bytes_per_second == 4 * 96 * PAGE
-    assert project_run(reading_of(), plan_of(strategy="map"), cached=True, ranks_here=1).requests_per_step is None
+    assert project_run(work_of(), plan_of(strategy="map"), cached=True, ranks_here=1).requests_per_step is None
+
+
+def test_random_order_leaves_some_pages_for_later_epochs_as_drawing_them_does() -> None:
+    pages, rows = 500, 2000
+    found = project_run(
+        work_of(
+            items=rows, item_bytes=PAGE, alignment=PAGE, batch=10, total_bytes=pages * PAGE, units=1, order="random"
+        ),
+        plan_of(),
+        cached=True,
+        ranks_here=1,
+    )
+    chance = np.random.default_rng(0)
+    firsts, seconds = [], []
+    for _ in range(200):
+        first = set(chance.integers(0, pages, rows).tolist())
+        second = set(chance.integers(0, pages, rows).tolist())
+        firsts.append(len(first))
+        seconds.append(len(second - first))
+    assert found.device_bytes_first_epoch / PAGE == pytest.approx(np.mean(firsts), rel=0.02)
+    assert found.device_bytes_later_epochs / PAGE == pytest.approx(np.mean(seconds), rel=0.1)
+
+
+def test_in_order_every_page_is_read_once_and_each_rank_reads_one_run() -> None:
+    rows = work_of(items=100, item_bytes=PAGE, alignment=PAGE, batch=10, world=1, total_bytes=100 * PAGE, units=1)
+    windows = work_of(items=100, item_bytes=2050, batch=64, world=8, total_bytes=64 * 2048, overlap=2)
+    for work in (rows, windows):
+        found = project_run(replace(work, order="sequential"), plan_of(), cached=False, ranks_here=1)
+        assert found.device_bytes_first_epoch == found.device_bytes_later_epochs == -(-work.total_bytes // PAGE) * PAGE
+        again = project_run(replace(work, order="sequential"), plan_of(), cached=True, ranks_here=1)
+        assert again.device_bytes_later_epochs == 0
+    found = project_run(replace(rows, order="sequential"), plan_of(), cached=False, ranks_here=1)
+    assert (found.requests_per_step, found.device_bytes_per_step) == (1, 10 * PAGE)
+    found = project_run(replace(windows, order="sequential"), plan_of(), cached=False, ranks_here=1)
+    assert found.requests_at_most
+    # 8 windows of 2,048 bytes and one token lie on five pages: any even byte may be the first.
+    assert found.device_bytes_per_step == 8 * 5 * PAGE
+
+
+def test_rows_in_fortran_order_take_one_read_per_column() -> None:
+    work = work_of(item_bytes=24, alignment=8, batch=10, world=1, total_bytes=MIB, units=1, pieces=3)
+    found = project_run(work, plan_of(), cached=False, ranks_here=1)
+    assert found.requests_per_step == 30
+    assert found.device_bytes_per_step == 30 * PAGE
+    small = project_run(replace(work, total_bytes=5 * PAGE), plan_of(), cached=False, ranks_here=1)
+    assert small.device_bytes_per_step == 5 * PAGE  # never more than there is
+
+
+def test_one_rank_or_row_more_than_the_other_divides_nothing_by_zero() -> None:
+    work = work_of(items=1, item_bytes=32, alignment=32, batch=1, world=4, total_bytes=32, units=1)
+    found = project_run(work, plan_of(), cached=True, ranks_here=4, steps_per_second=5.0)
+    assert (found.steps_per_epoch, found.seconds_per_epoch) == (1.0, 0.2)

@@ -1,7 +1,7 @@
 """What the figures recommend, and why.
 
-One idea: only ways that kept inside the budget are candidates, judged where the data will really be - in the page
-cache if it fits there, on the disk if not - and the default is left only for a clear gain. Pure: figures in, words out.
+One idea: only ways that stayed inside the budget are candidates, judged where the data will really be - in the page
+cache if it fits there, on the disk if not - and only a clear gain replaces the default. Pure: figures in, words out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 from lowtide.bench.jobs import BASELINE, BOUNDED_BASELINE, WAYS
-from lowtide.bench.run import Case
+from lowtide.bench.rounds import Case
 from lowtide.units import MIB, format_size
 
 SLACK = 8 * MIB  # what the interpreter itself may grow by while it reads
@@ -118,7 +118,9 @@ def _beside(cases: Sequence[Case], best: str, heat: str, *, keep: bool) -> tuple
 
 
 def times(value: float) -> str:
-    """A ratio as people read it: 0.43x, 1.9x, 14x, 3,600x."""
+    """A ratio as people read it: <0.01x, 0.43x, 1.9x, 14x, 3,600x."""
+    if 0 < value < 0.01:
+        return "<0.01x"
     if value >= 9.95:
         return f"{value:,.0f}x"
     return f"{value:.1f}x" if value >= 1.05 else f"{value:.2f}x"

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from lowtide.bench.advice import Advice, recommend, times
 from lowtide.bench.jobs import WAYS
-from lowtide.bench.run import Case
+from lowtide.bench.presentation import pattern_rows
+from lowtide.bench.recommend import Advice, recommend, times
+from lowtide.bench.rounds import Case
+from lowtide.cli.tables import table
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
@@ -82,7 +84,24 @@ def test_warm_figures_alone_do_not_choose_between_ways_that_drop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.034, "0.03x"), (1.0, "1.00x"), (1.25, "1.2x"), (14.4, "14x"), (3606.4, "3,606x")]
+    ("value", "text"),
+    [(0.0012, "<0.01x"), (0.034, "0.03x"), (1.0, "1.00x"), (1.25, "1.2x"), (14.4, "14x"), (3606.4, "3,606x")],
 )
 def test_ratios_read_as_people_say_them(value: float, text: str) -> None:
     assert times(value) == text
+
+
+@pytest.mark.parametrize("pattern", ["chunks", "rows", "windows"])
+def test_tables_with_every_column_and_large_figures_fit_80_columns(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cases = [
+        replace(
+            case, cold=1_234_567.0, warm=2_345_678.0, anon=65 * MIB, mapped=8192 * MIB, left=8192 * MIB, device=61.0
+        )
+        for case in figures()
+    ]
+    lines = table(*pattern_rows(cases, pattern))
+    assert len(lines) > 10
+    assert max(len(line.text) for line in lines) <= 80
