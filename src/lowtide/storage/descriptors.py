@@ -59,7 +59,7 @@ class FileIdentity:
 
 
 @dataclass(slots=True)
-class Counters:
+class ReadCounts:
     """What a store was asked for and did, in bytes. Races between threads may lose a count, never invent one."""
 
     asked: int = 0
@@ -153,7 +153,7 @@ class Files:
     def __init__(self, extents: tuple[Extent, ...]) -> None:
         self.extents = extents
         self.closed = False
-        self.counters = Counters()
+        self.counters = ReadCounts()
         self._open: dict[Key, Descriptor] = {}
         self._identities: dict[int, FileIdentity] = {}
         devices: dict[int, bool] = {}
