@@ -18,7 +18,8 @@ SOURCE = Path(lowtide.__file__).parent
 
 # The modules of ours that opening and reading need. What measures, reports, trains or prints is loaded when it is used.
 ROOMS = {
-    "lowtide": "arguments array atomic batches corpus errors feed indexing plan rows state streams tokens units windows",
+    "lowtide": "arguments array atomic batches corpus errors feed indexing plan rows state streams tokens units"
+    " windows",
     "lowtide.formats": "arrays corpus datatrove documents foreign guess header layout literal litgpt llmc manifest"
     " megatron memmap npy raw recognise safetensors smell sources",
     "lowtide.machine": "cgroups files limits pages",
@@ -30,9 +31,9 @@ OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in 
 # The standard library's modules that ours may import when they are imported, with whatever those import in turn.
 # Some of them numpy has loaded already; which, changes from one numpy and one Python to the next.
 STANDARD = (
-    "__future__ ast bisect collections.abc contextlib ctypes dataclasses errno functools gc glob hashlib itertools json"
-    " math mmap operator os pathlib platform re stat struct sys threading types typing weakref"
-).split()
+    "__future__, ast, bisect, collections.abc, contextlib, ctypes, dataclasses, errno, functools, gc, glob, hashlib, itertools,"
+    " json, math, mmap, operator, os, pathlib, platform, re, stat, struct, sys, threading, types, typing, weakref"
+)
 
 
 def fresh(script: str) -> str:
@@ -45,7 +46,7 @@ def fresh(script: str) -> str:
 def loaded_by(statement: str) -> set[str]:
     """Modules that ``statement`` adds to an interpreter that has numpy and the allowed part of the standard library."""
     script = (
-        f"import json, sys, numpy, numpy.typing\nimport {', '.join(STANDARD)}\n"
+        f"import json, sys, numpy, numpy.typing\nimport {STANDARD}\n"
         f"before = set(sys.modules)\n{statement}\n"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
