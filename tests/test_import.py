@@ -32,7 +32,8 @@ OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in 
 # Some of them numpy has loaded already; which, changes from one numpy and one Python to the next.
 STANDARD = (
     "__future__, ast, bisect, collections.abc, contextlib, ctypes, dataclasses, errno, functools, gc, glob, hashlib,"
-    " itertools, json, math, mmap, operator, os, pathlib, platform, re, stat, struct, sys, threading, types, typing, weakref"
+    " itertools, json, math, mmap, operator, os, pathlib, platform, re, stat, struct, sys, threading, types,"
+    " typing, weakref"
 )
 
 
