@@ -1,9 +1,12 @@
-"""What every test may use: hypothesis settings, a count of open descriptors, and fresh processes."""
+"""What every test may use: hypothesis settings and a count of open descriptors; and what holds for every file of tests:
+it leaves no process, no thread and no big temporary file behind."""
 
 from __future__ import annotations
 
 import gc
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +21,31 @@ if str(ROOT) not in sys.path:
 # Machines under load miss deadlines without anything being wrong; a failure prints what reproduces it.
 settings.register_profile("lowtide", deadline=None, print_blob=True)
 settings.load_profile("lowtide")
+
+from tests import leftovers  # noqa: E402 - the path above leads to it
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where ``tempfile`` works during this run, here and in every process started from here."""
+    tmp_path_factory.getbasetemp()  # pytest's own directories stay where they are
+    directory = Path(tempfile.mkdtemp(prefix="lowtide-"))  # short: sockets have names of 107 bytes at most
+    directory.chmod(0o755)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(tempfile, "tempdir", str(directory))
+        changed.setenv("TMPDIR", str(directory))
+        changed.setenv(*leftovers.MARK.split("="))
+        yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_behind(scratch: Path) -> Iterator[None]:
+    """Fails a file of tests that leaves processes, threads or big temporary files behind."""
+    before = leftovers.Before(scratch)
+    yield
+    left = before.left_since()
+    assert not left, "this file of tests left behind: " + "; ".join(left)
 
 
 def open_descriptors() -> set[str]:
