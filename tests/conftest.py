@@ -4,6 +4,7 @@ it leaves no process, no thread and no big temporary file behind."""
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import sys
 import tempfile
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from lowtide.machine import file_kind
 
 ROOT = Path(__file__).resolve().parent.parent
 # Tests share helpers as `tests.*`, also when pytest was not started with `python -m`.
@@ -46,6 +49,26 @@ def nothing_left_behind(scratch: Path) -> Iterator[None]:
     yield
     left = before.left_since()
     assert not left, "this file of tests left behind: " + "; ".join(left)
+
+
+@pytest.fixture(scope="session")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory whose files lie on a disk, also where those of ``tmp_path`` live in memory."""
+    places = [tmp_path_factory.getbasetemp(), Path("/var/tmp"), ROOT]
+    found = [place for place in places if os.access(place, os.W_OK) and not file_kind(place).memory]
+    if not found:
+        pytest.skip(f"NOT TESTED: what only a disk does. All of {', '.join(map(str, places))} live in memory here.")
+    directory = Path(tempfile.mkdtemp(prefix="lowtide-disk-", dir=found[0]))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def disk_path(disk: Path) -> Iterator[Path]:
+    """Like ``tmp_path``, on a disk: for tests of the page cache, of dirty pages and of direct reads."""
+    directory = Path(tempfile.mkdtemp(dir=disk))
+    yield directory
+    shutil.rmtree(directory)
 
 
 def open_descriptors() -> set[str]:

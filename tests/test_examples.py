@@ -17,7 +17,7 @@ import lowtide
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-def run(*command: str | Path, timeout: float = 200) -> str:
+def run(*command: str | Path, timeout: float = 500) -> str:
     source = str(Path(lowtide.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(

@@ -81,7 +81,7 @@ def test_a_file_five_times_the_cgroup_is_read_shuffled_without_a_kill(big: Path,
         assert seen == len(array)
     """
     )
-    done = run_python(script, big, cgroup, strategy, timeout=200)
+    done = run_python(script, big, cgroup, strategy)
     assert done.returncode != -9, "killed for memory"
     assert done.returncode == 0, done.stderr[-2000:]
 
