@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from lowtide.machine import file_kind
+from lowtide.machine import direct_alignment, file_kind
 
 ROOT = Path(__file__).resolve().parent.parent
 # Tests share helpers as `tests.*`, also when pytest was not started with `python -m`.
@@ -69,6 +69,12 @@ def disk_path(disk: Path) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(dir=disk))
     yield directory
     shutil.rmtree(directory)
+
+
+def offers_direct_reads(path: Path) -> bool:
+    """Whether ``strategy="direct"`` of this file is what was asked for; on tmpfs another one stands in for it."""
+    with path.open("rb") as file:
+        return direct_alignment(file.fileno()) is not None
 
 
 def open_descriptors() -> set[str]:

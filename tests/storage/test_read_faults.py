@@ -216,7 +216,7 @@ def test_an_unsupported_flag_is_a_missing_feature_and_not_an_error(made: dict[st
             assert "RWF_DONTCACHE" not in array.plan().rung
 
 
-def test_no_direct_read_is_under_way_when_an_error_reaches_the_caller(tmp_path: Path) -> None:
+def test_no_direct_read_is_under_way_when_an_error_reaches_the_caller(disk_path: Path) -> None:
     """A read that ends late would write into a buffer that somebody else has by then."""
     under_way: list[int] = []
 
@@ -229,8 +229,8 @@ def test_no_direct_read_is_under_way_when_an_error_reaches_the_caller(tmp_path: 
         under_way.remove(offset)
         return got
 
-    (tmp_path / "wide.u8").write_bytes(bytes(64 * 4096))
-    with lowtide.open(tmp_path / "wide.u8", dtype="uint8", shape=(-1, 4096), strategy="direct") as array:
+    (disk_path / "wide.u8").write_bytes(bytes(64 * 4096))
+    with lowtide.open(disk_path / "wide.u8", dtype="uint8", shape=(-1, 4096), strategy="direct") as array:
         with reading_from(Disk(slow, at=1, persistent=True)) as disk, pytest.raises(lowtide.ReadError):
             array[[0, 20, 40]]
         assert disk.fired > 1, "other reads were on their way"

@@ -20,7 +20,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description="Seeded faults until time is up.")
     minutes = float(os.environ.get("TORTURE_MINUTES") or 10)
     parser.add_argument("--minutes", type=float, default=minutes, help="default: $TORTURE_MINUTES, or 10")
-    parser.add_argument("--seed", type=int, default=None, help="program k of a campaign has seed N + k; default: the time")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="program k of a campaign has seed N + k; default: the time"
+    )
     parser.add_argument("--only", action="append", choices=list(CAMPAIGNS), metavar="NAME", help=", ".join(CAMPAIGNS))
     parser.add_argument("--programs", type=int, default=None, help="this many of each campaign, instead of a time")
     parser.add_argument("--rounds", type=int, default=None, help="faults per program, instead of the campaign's own")
@@ -46,8 +48,11 @@ def main() -> int:
         one_program(asked.program, seed, asked.rounds or CAMPAIGNS[asked.program].rounds, directory)
         return 0
     names = asked.only or list(CAMPAIGNS)
-    print(f"seed {seed}, {asked.programs or 'as many programs as fit into'}"
-          f"{' programs' if asked.programs else f' {asked.minutes:g} minutes'}: {', '.join(names)}", flush=True)
+    print(
+        f"seed {seed}, {asked.programs or 'as many programs as fit into'}"
+        f"{' programs' if asked.programs else f' {asked.minutes:g} minutes'}: {', '.join(names)}",
+        flush=True,
+    )
     return 1 if torture(names, seed, asked.minutes, asked.programs, asked.rounds) else 0
 
 

@@ -174,7 +174,9 @@ def report(ran: Ran, rounds: int | None) -> None:
     if ran.hung:
         print("  " + ran.said.strip().replace("\n", "\n  "))
     more = f" --rounds {rounds}" if rounds else ""
-    print(f"  again: python -m tests.torture --only {ran.campaign.name} --seed {ran.seed} --programs 1{more}", flush=True)
+    print(
+        f"  again: python -m tests.torture --only {ran.campaign.name} --seed {ran.seed} --programs 1{more}", flush=True
+    )
 
 
 def table(rows: dict[str, Row]) -> str:
