@@ -11,6 +11,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +81,16 @@ class Case:
 
     def write(self, directory: Path) -> list[Path]:
         """The files, of unequal length."""
-        cuts = [0, 1, 3, 7][: self.files] + [10] if self.files > 1 else [0, 10]
+        cuts = [*[0, 1, 3, 7][: self.files], 10] if self.files > 1 else [0, 10]
         if self.fed:
             whole = np.fromfile(write_tokens(directory / "whole"), np.uint16)
-            parts = [whole[TOKENS * a // 10 : TOKENS * b // 10] for a, b in zip(cuts, cuts[1:], strict=False)]
+            parts = [whole[TOKENS * a // 10 : TOKENS * b // 10] for a, b in pairwise(cuts)]
             paths = [directory / f"tokens-{k}.bin" for k in range(len(parts))]
             for path, part in zip(paths, parts, strict=True):
                 part.tofile(path)
             (directory / "whole").unlink()
             return paths
-        edges = [(ROWS * a // 10, ROWS * b // 10) for a, b in zip(cuts, cuts[1:], strict=False)]
+        edges = [(ROWS * a // 10, ROWS * b // 10) for a, b in pairwise(cuts)]
         return [
             write_rows(directory / f"rows-{k}.u32", last - first, first=first) for k, (first, last) in enumerate(edges)
         ]

@@ -1,10 +1,10 @@
 """Exceptions in the middle of ``next()``, while batches are held and checksummed.
 
-Three ways to interrupt. *points*: a trace function raises at one of the bytecodes where the interpreter really looks for
-signals (after a call of something written in C, at a function's first line, at the end of a loop's body); there nothing
-may be lost, repeated, overwritten or kept from the budget. *timer*: a real signal at a random moment, with the same
-demands. *any*: the trace function raises at any bytecode at all, or a second time while the first exception is being
-handled; no program can avoid losing a batch then, but nothing may be overwritten, wrong or stuck even so.
+Three ways to interrupt. *points*: a trace function raises at one of the bytecodes where the interpreter really looks
+for signals (after a call of something written in C, at a function's first line, at the end of a loop's body); there
+nothing may be lost, repeated, overwritten or kept from the budget. *timer*: a real signal at a random moment, with the
+same demands. *any*: the trace function raises at any bytecode at all, or a second time while the first exception is
+being handled; no program can avoid losing a batch then, but nothing may be overwritten, wrong or stuck even so.
 
 The disk is slowed a little, so that a strategy that reads in threads is caught with reads under way.
 """
