@@ -9,6 +9,7 @@ import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -324,7 +325,7 @@ def test_selections_read_in_pieces_are_what_numpy_gives(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", values)
     mask = np.random.default_rng(0).random((3000, 4)) < 0.3
     rows, columns = np.arange(2999, -1, -2), np.arange(1500) % 4
-    keys = [
+    keys: list[Any] = [
         np.s_[:, 3],
         np.s_[..., 3],
         np.s_[:, 1:3, 5],

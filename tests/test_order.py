@@ -65,7 +65,7 @@ def test_powers_of_two_and_their_neighbours_are_shuffled_exactly_once(k: int) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", range(21, 25))
+@pytest.mark.parametrize("k", [21, 22])  # `make torture` goes on from here
 def test_large_powers_of_two_and_their_neighbours_are_shuffled_exactly_once(k: int) -> None:
     for n in (2**k - 1, 2**k, 2**k + 1):
         assert holds_every_row_once(Permutation(n, seed=k)), n

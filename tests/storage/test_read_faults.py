@@ -149,7 +149,6 @@ def test_a_disk_that_stays_broken_fails_every_read_until_it_heals(
         assert open_descriptors() == before
 
 
-@pytest.mark.timeout(15)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cache", ["keep", "drop"])
 def test_a_disk_that_only_ever_gives_half_is_read_to_the_end(cache: str, way: str, made: dict[str, Made]) -> None:
@@ -162,7 +161,6 @@ def test_a_disk_that_only_ever_gives_half_is_read_to_the_end(cache: str, way: st
     assert found == expected
 
 
-@pytest.mark.timeout(15)
 @pytest.mark.parametrize("way", WAYS)
 def test_direct_reads_that_stop_making_progress_end_in_an_error_not_in_a_hang(way: str, made: dict[str, Made]) -> None:
     with opened(made["npy C"], "direct", "drop") as array:

@@ -206,10 +206,12 @@ class Pool:
 
     def _collect(self) -> None:
         while self._returned:
-            lease = self._returned.popleft()
+            lease = self._returned[0]  # taken off last: an interrupt in between leaves it for the next time
+            buffer, lease.buffer = lease.buffer, None
+            if buffer is not None:
+                self._free.append(buffer)
             self._leases.discard(lease)
-            if lease.buffer is not None:
-                self._free.append(lease.buffer)
+            self._returned.popleft()
 
     def _reuse(self, capacity: int) -> Buffer | None:
         for index in range(len(self._free) - 1, -1, -1):

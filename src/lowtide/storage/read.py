@@ -157,6 +157,9 @@ class Read:
                 except InterruptedError:
                     continue
                 except OSError as problem:
+                    if flags and problem.errno in _UNSUPPORTED:  # the first try was interrupted before it could tell
+                        self.dontcache, flags = False, 0
+                        continue
                     raise read_failed(self._path(reads, index), offset, problem) from problem
                 if more == 0:
                     raise came_short(self._path(reads, index), reads.offsets[index], length, done)

@@ -21,7 +21,7 @@ from lowtide.errors import BudgetError
 from lowtide.machine import direct_alignment, file_kind, room_for_cache
 from lowtide.storage.budget import Budget, Holding
 from lowtide.storage.buffers import Buffer, Filling, Pool
-from lowtide.storage.descriptors import KEPT, ReadCounts, Extent, Files
+from lowtide.storage.descriptors import KEPT, Extent, Files, ReadCounts
 from lowtide.storage.direct import Direct
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.storage.mapped import Cured, Map
