@@ -2,7 +2,8 @@
  *
  * A refused RWF_NOWAIT read is not free of effects: it starts a read-ahead into the page cache. That is welcome where
  * the miss is then read through the cache, and reads everything twice where it is read with O_DIRECT. So with direct
- * descriptors the page cache is asked by cachestat(2), which starts nothing, as soon as one run has missed. */
+ * descriptors the page cache is asked by cachestat(2), which starts nothing, as soon as one run has missed, and always
+ * where nothing may be left behind. */
 #include "queue.h"
 
 #include <errno.h>
@@ -127,7 +128,7 @@ static int worth_looking(lt_queue *queue, const lt_call *call) {
 
 int64_t lt_read_cached(lt_queue *queue, lt_call *call) {
     const lt_runs *runs = &call->runs;
-    int64_t missed = 0, strayed = 0;
+    int64_t missed = 0;
     if (!has_room(queue, runs->count)) return -1;
     queue->calls++;
     int looking = worth_looking(queue, call);
@@ -137,11 +138,10 @@ int64_t lt_read_cached(lt_queue *queue, lt_call *call) {
         if (length == 0) continue;
         int direct = runs->direct != NULL;
         int look = looking && !queue->no_nowait;
-        if (look && direct && missed) look = is_cached(queue, lt_fd(runs, run), runs->offsets[run], length) == 1;
+        if (look && direct && (missed || call->drop)) look = is_cached(queue, lt_fd(runs, run), runs->offsets[run], length) == 1;
         if (look) {
             got = read_run(queue, call, run, 0, RWF_NOWAIT, &error);
             if (got < length && unsupported(error)) queue->no_nowait = 1;
-            if (got < length && direct) strayed++;
         }
         if (got == length) {
             queue->cached++;
@@ -152,9 +152,6 @@ int64_t lt_read_cached(lt_queue *queue, lt_call *call) {
             queue->misses[missed++] = (lt_miss){run, direct ? 0 : got};
         }
         if ((run & 63) == 63 && lt_asks_to_stop(call, 0)) break;
-    }
-    if (strayed) { /* pages that the refused read set in motion */
-        for (int64_t i = 0; call->drop && i < missed && i < strayed; i++) lt_drop_run(runs, queue->misses[i].run, call->drop);
     }
     queue->runs += runs->count;
     queue->cold = missed > 0 && missed == runs->count;
