@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick check format picture bench browser clean
+.PHONY: help train test quick check format picture bench browser sanitize wheel clean
+
+NATIVE := src/lowtide/_native
+NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,11 +16,11 @@ help: ## this list
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.run: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
 	$(INSTALL) --editable '.[all]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
 	$(INSTALL) --editable '.[all,dev]'
 	@touch $@ $(VENV)/.run
 
@@ -56,5 +59,18 @@ bench: $(VENV)/.dev ## every benchmark, each figure beside its baseline
 	|| echo "NOT MEASURED: chunks against fio - fio is not installed and cannot be installed here"
 	$(BIN)/python -m benchmarks.run
 
+sanitize: ## the C core under the address, undefined and thread sanitizers
+	@mkdir -p build/sanitize
+	@for kind in address undefined thread; do \
+	  echo "sanitizer: $$kind" \
+	  && $(CC) -std=c11 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -fsanitize=$$kind -fno-sanitize-recover=all -pthread -I $(NATIVE) \
+	       tests/native/check_core.c $(filter-out $(NATIVE)/binding.c,$(wildcard $(NATIVE)/*.c)) -o build/sanitize/$$kind \
+	  && (cd build/sanitize && ./$$kind) || exit 1; \
+	done
+
+wheel: $(VENV)/.dev ## an abi3 wheel, tried by the quick native tests in a fresh environment without a compiler
+	$(BIN)/python -m benchmarks.wheel
+
 clean: ## what the other targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -f $(NATIVE)/*.so $(NATIVE)/not_built.txt

@@ -26,6 +26,8 @@ _HALF = np.uint64(32)
 
 def permute(numbers: Any, n: int, constants: Any, tweaks: Any, inverted: bool) -> None:
     """Map the numbers, all below n, in place. ``constants``: two words per round. ``tweaks``: a word for each number."""
+    if not isinstance(n, int):
+        raise TypeError(f"n: expected a whole number, got {type(n).__name__}. Use an int.")
     rows: Words = array_of("numbers", writable("numbers", numbers), "LQ", 8)
     rounds: Words = array_of("constants", constants, "LQ", 8)
     words: Words | None = None if tweaks is None else array_of("tweaks", tweaks, "LQ", 8)

@@ -291,7 +291,7 @@ static int parse_settings(PyObject *args, PyObject *keywords, queue_settings *to
     if (depth < 1 || depth > MOST_DEPTH) return bad_value("depth", "1 to 4096", depth);
     if (alignment < 512 || alignment > 65536 || (alignment & (alignment - 1))) return bad_value("alignment", "a power of two from 512 to 65536", alignment);
     int64_t least = lt_least_staging(to->way, (unsigned)depth, alignment);
-    if (staging < least || staging > (1LL << 40)) return bad_value("staging", "room for a page per thread, or for 8 reads", staging);
+    if (staging < least || staging > (1LL << 30)) return bad_value("staging", "room for a page per thread, or for 8 reads", staging);
     to->depth = (unsigned)depth, to->staging = staging, to->alignment = alignment;
     return 0;
 }

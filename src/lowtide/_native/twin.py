@@ -173,7 +173,7 @@ def check_settings(way: str, depth: int, staging: int, alignment: int) -> None:
     if not 512 <= alignment <= 65536 or alignment & (alignment - 1):
         raise bad_value("alignment", "a power of two from 512 to 65536", alignment)
     queues = {"threads": depth, "aio": 8, "uring": 8}
-    if not queues.get(way, 0) * (PAGE + 2 * alignment) <= staging <= 2**40:
+    if not queues.get(way, 0) * (PAGE + 2 * alignment) <= staging <= 2**30:
         raise bad_value("staging", "room for a page per thread, or for 8 reads", staging)
     why = unavailable()[way]
     if why:
