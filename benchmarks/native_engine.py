@@ -86,18 +86,25 @@ class Bench:
     def offsets(self, length: int, step: int = 1) -> NDArray[np.int64]:
         return self.random.integers(0, (self.path.stat().st_size - length) // step, (self.batches, BATCH)) * step
 
-    def windows(self, engine: Engine, way: str, *, direct: bool = False, how: int = KEEP, depth: int = 64) -> Callable[[], int]:
+    def windows(
+        self, engine: Engine, way: str, *, direct: bool = False, how: int = KEEP, depth: int = 64
+    ) -> Callable[[], int]:
         queue = engine.queue(way, depth=depth, alignment=self.alignment)
         pair = Pair(self.x, self.y, LENGTH, "uint16", None)
 
         def loop() -> int:
             for batch in self.offsets(WINDOW, 2):
-                assert queue.windows(Runs(self.fd, batch, WINDOW, None, self.direct if direct else None), pair, how) is None
+                assert (
+                    queue.windows(Runs(self.fd, batch, WINDOW, None, self.direct if direct else None), pair, how)
+                    is None
+                )
             return self.batches * BATCH
 
         return loop
 
-    def ahead(self, engine: Engine, way: str, *, direct: bool = False, how: int = KEEP, deep: int = 2) -> Callable[[], int]:
+    def ahead(
+        self, engine: Engine, way: str, *, direct: bool = False, how: int = KEEP, deep: int = 2
+    ) -> Callable[[], int]:
         """Two batches under way, as a feed that holds three would have them."""
         queues = [engine.prefetcher(way, depth=64, alignment=self.alignment) for _ in range(deep)]
 
@@ -109,28 +116,31 @@ class Bench:
                     assert queues[turn].wait() is None
                 if step < self.batches:
                     pair = Pair(*self.pairs[turn], LENGTH, "uint16", None)
-                    queues[turn].start_windows(Runs(self.fd, starts[step], WINDOW, None, self.direct if direct else None), pair, how)
+                    queues[turn].start_windows(
+                        Runs(self.fd, starts[step], WINDOW, None, self.direct if direct else None), pair, how
+                    )
             return self.batches * BATCH
 
         return loop
 
+    def limit(self, name: str, first: int, starts: NDArray[np.int64], size: int, *into: NDArray[Any]) -> int:
+        """One of the bare loops over all batches: no Python inside."""
+        sizes = [ctypes.c_int64(number) for number in (self.batches, BATCH, size)]
+        places = [ctypes.c_void_p(array.ctypes.data) for array in into]
+        getattr(self.bare, name)(ctypes.c_void_p(first), ctypes.c_void_p(starts.ctypes.data), *sizes, *places)
+        return self.batches * BATCH
+
     def bare_windows(self) -> int:
         starts = self.offsets(WINDOW, 2)
-        p = ctypes.c_void_p
-        self.bare.bare_windows(self.fd, p(starts.ctypes.data), ctypes.c_int64(self.batches), ctypes.c_int64(BATCH),
-                               ctypes.c_int64(LENGTH), p(self.x.ctypes.data), p(self.y.ctypes.data), p(self.scratch.ctypes.data))  # fmt: skip
-        return self.batches * BATCH
+        return self.limit("bare_windows", self.fd, starts, LENGTH, self.x, self.y, self.scratch)
 
     def mapped(self) -> dict[str, Callable[[], int]]:
         mapping = np.memmap(self.path, np.uint8, "r")
-        p = ctypes.c_void_p
         pair = Pair(self.x, self.y, LENGTH, "uint16", None)
 
         def limit() -> int:
-            starts = self.offsets(WINDOW, 2)
-            self.bare.bare_windows_mapped(p(mapping.ctypes.data), p(starts.ctypes.data), ctypes.c_int64(self.batches),
-                                          ctypes.c_int64(BATCH), ctypes.c_int64(LENGTH), p(self.x.ctypes.data), p(self.y.ctypes.data))  # fmt: skip
-            return self.batches * BATCH
+            address = mapping.ctypes.data
+            return self.limit("bare_windows_mapped", address, self.offsets(WINDOW, 2), LENGTH, self.x, self.y)
 
         def ours(engine: Engine) -> Callable[[], int]:
             def loop() -> int:
@@ -143,13 +153,8 @@ class Bench:
         return {"bare C from the map": limit, "native from the map": ours(NATIVE), "python from the map": ours(PYTHON)}
 
     def rows(self) -> dict[str, Callable[[], int]]:
-        p = ctypes.c_void_p
-
         def limit() -> int:
-            starts = self.offsets(ROW, ROW)
-            self.bare.bare_rows(self.fd, p(starts.ctypes.data), ctypes.c_int64(self.batches), ctypes.c_int64(BATCH),
-                                ctypes.c_int64(ROW), p(self.into.ctypes.data))  # fmt: skip
-            return self.batches * BATCH
+            return self.limit("bare_rows", self.fd, self.offsets(ROW, ROW), ROW, self.into)
 
         def ours(engine: Engine, way: str) -> Callable[[], int]:
             queue = engine.queue(way)
@@ -161,8 +166,12 @@ class Bench:
 
             return loop
 
-        return {"bare C rows": limit, "native rows, read": ours(NATIVE, "read"), "native rows, announce": ours(NATIVE, "announce"),
-                "python rows": ours(PYTHON, "announce")}  # fmt: skip
+        return {
+            "bare C rows": limit,
+            "native rows, read": ours(NATIVE, "read"),
+            "native rows, announce": ours(NATIVE, "announce"),
+            "python rows": ours(PYTHON, "announce"),
+        }
 
 
 NATIVE, PYTHON = _native.engine("native"), _native.engine("python")
@@ -175,8 +184,9 @@ def show(title: str, found: dict[str, tuple[float, float]], limit: str) -> None:
 
 
 def fio(path: Path, depth: int, seconds: int) -> tuple[float, float]:
-    command = ["fio", "--name=r", f"--filename={path}", "--rw=randread", "--bs=4k", "--direct=1", "--ioengine=io_uring",
-               f"--iodepth={depth}", f"--runtime={seconds}", "--time_based", "--readonly", "--output-format=json"]  # fmt: skip
+    command = ["fio", "--name=r", f"--filename={path}", "--rw=randread", "--bs=4k", "--direct=1"]
+    command += ["--ioengine=io_uring", f"--iodepth={depth}", f"--runtime={seconds}", "--time_based", "--readonly"]
+    command += ["--output-format=json"]
     job = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["jobs"][0]
     return job["read"]["iops"], (job["usr_cpu"] + job["sys_cpu"]) / 100 * 1e6 / max(job["read"]["iops"], 1)
 
@@ -205,7 +215,7 @@ def permutations() -> dict[str, Callable[[], int]]:
 
 
 def cold_ways(bench: Bench) -> dict[str, Callable[[], int]]:
-    ways: dict[str, Callable[[], int]] = {
+    return {
         "python announce, keep": bench.windows(PYTHON, "announce"),
         "native announce, keep": bench.windows(NATIVE, "announce"),
         "native announce, drop": bench.windows(NATIVE, "announce", how=DROP),
@@ -220,24 +230,28 @@ def cold_ways(bench: Bench) -> dict[str, Callable[[], int]]:
         "ahead 3: native uring, direct, drop": bench.ahead(NATIVE, "uring", direct=True, how=DROP, deep=3),
     }
 
-    def fresh(way: Callable[[], int]) -> Callable[[], int]:
-        return way
-
-    return {name: fresh(way) for name, way in ways.items()}
-
 
 def main(size: int = 4) -> int:
     if NATIVE.unavailable()["uring"]:
         print(f"NOT MEASURED: io_uring - {NATIVE.unavailable()['uring']}")
         return 0
-    path = Path(os.environ["LOWTIDE_BENCH_FILE"]) if "LOWTIDE_BENCH_FILE" in os.environ else make_file("native.bin", size * GIB)
+    path = (
+        Path(os.environ["LOWTIDE_BENCH_FILE"])
+        if "LOWTIDE_BENCH_FILE" in os.environ
+        else make_file("native.bin", size * GIB)
+    )
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     small = make_file("native_warm.bin", GIB // 2)
     warm(small)
     bench = Bench(small, 400)
-    ways = {"bare C": bench.bare_windows, "native read": bench.windows(NATIVE, "read"), "native announce": bench.windows(NATIVE, "announce"),
-            "native uring, direct": bench.windows(NATIVE, "uring", direct=True), "native read, ahead": bench.ahead(NATIVE, "read", deep=1),
-            "python announce": bench.windows(PYTHON, "announce")}  # fmt: skip
+    ways = {
+        "bare C": bench.bare_windows,
+        "native read": bench.windows(NATIVE, "read"),
+        "native announce": bench.windows(NATIVE, "announce"),
+        "native uring, direct": bench.windows(NATIVE, "uring", direct=True),
+        "native read, ahead": bench.ahead(NATIVE, "read", deep=1),
+        "python announce": bench.windows(PYTHON, "announce"),
+    }
     windows = take_turns(ways)
     show("Warm windows", windows, "bare C")
     mapped = take_turns(bench.mapped())
@@ -265,12 +279,42 @@ def main(size: int = 4) -> int:
         "Native engine: against bare C loops and fio",
         [
             Figure("warm windows", windows["native announce"][0], windows["bare C"][0], "windows/s", 0.85),
-            Figure("warm windows from a map", mapped["native from the map"][0], mapped["bare C from the map"][0], "windows/s", 0.85),
+            Figure(
+                "warm windows from a map",
+                mapped["native from the map"][0],
+                mapped["bare C from the map"][0],
+                "windows/s",
+                0.85,
+            ),
             Figure("warm rows of 2 KiB", rows["native rows, announce"][0], rows["bare C rows"][0], "rows/s", 0.85),
-            Figure("cold windows, io_uring, drop", cold["ahead: native uring, direct, drop"][0], cold["fio io_uring O_DIRECT 4 KiB depth 128"][0], "windows/s", 0.9),
-            Figure("cold windows, AIO beside io_uring", cold["ahead: native aio, direct, drop"][0], cold["ahead: native uring, direct, drop"][0], "windows/s", 0.9),
-            Figure("cold windows, drop beside keep", cold["ahead: native uring, direct, drop"][0], cold["ahead: native uring, direct, keep"][0], "windows/s", 0.9),
-            Figure("permuted numbers beside NumPy", permuted["native permute"][0], permuted["order/feistel.py"][0], "numbers/s", None),
+            Figure(
+                "cold windows, io_uring, drop",
+                cold["ahead: native uring, direct, drop"][0],
+                cold["fio io_uring O_DIRECT 4 KiB depth 128"][0],
+                "windows/s",
+                0.9,
+            ),
+            Figure(
+                "cold windows, AIO beside io_uring",
+                cold["ahead: native aio, direct, drop"][0],
+                cold["ahead: native uring, direct, drop"][0],
+                "windows/s",
+                0.9,
+            ),
+            Figure(
+                "cold windows, drop beside keep",
+                cold["ahead: native uring, direct, drop"][0],
+                cold["ahead: native uring, direct, keep"][0],
+                "windows/s",
+                0.9,
+            ),
+            Figure(
+                "permuted numbers beside NumPy",
+                permuted["native permute"][0],
+                permuted["order/feistel.py"][0],
+                "numbers/s",
+                None,
+            ),
         ],
     )
 

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lowtide import _native
-from lowtide._native import Engine, Runs
+from lowtide._native import Engine, Pair, Runs
 
 PYTHON = _native.engine("python")
 
@@ -79,3 +79,8 @@ def aligned(size: int, dtype: Any = np.uint8) -> NDArray[Any]:
     raw = np.zeros(size * item + 4096, np.uint8)
     first = -raw.ctypes.data % 4096
     return raw[first : first + size * item].view(dtype)
+
+
+def blank_pair(rows: int, length: int) -> Pair:
+    x, y = np.zeros((2, rows, length), np.int64)
+    return Pair(x, y, length, "uint16", None)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.native.asked import PYTHON, int64, native, noise
 
 from lowtide._native import KEEP, Engine, Pair, Runs
-from tests.native.asked import PYTHON, int64, native, noise
 
 REFUSED = (TypeError, ValueError, BufferError, OverflowError, OSError)
 SIZE = 4096
@@ -87,9 +87,27 @@ def outcome(call: Any) -> tuple[str, Any]:
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-@given(fds=ODD, offsets=ODD, lengths=ODD, targets=ODD, direct=ODD, into=TARGETS, drop=st.one_of(st.integers(-1, 3), ODD), good=st.sets(st.integers(0, 6)))
+@given(
+    fds=ODD,
+    offsets=ODD,
+    lengths=ODD,
+    targets=ODD,
+    direct=ODD,
+    into=TARGETS,
+    drop=st.one_of(st.integers(-1, 3), ODD),
+    good=st.sets(st.integers(0, 6)),
+)
 def test_gather_refuses_or_reads(
-    queues: dict[str, Any], fd: int, fds: Any, offsets: Any, lengths: Any, targets: Any, direct: Any, into: Any, drop: Any, good: set[int]
+    queues: dict[str, Any],
+    fd: int,
+    fds: Any,
+    offsets: Any,
+    lengths: Any,
+    targets: Any,
+    direct: Any,
+    into: Any,
+    drop: Any,
+    good: set[int],
 ) -> None:
     """``good`` arguments are replaced by valid ones, so that every check is reached alone."""
     runs = Runs(
@@ -106,9 +124,20 @@ def test_gather_refuses_or_reads(
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
-@given(x=TARGETS, y=TARGETS, length=ODD, source=ODD, vocab=ODD, lengths=ODD, targets=ODD, good=st.sets(st.integers(0, 6)))
+@given(
+    x=TARGETS, y=TARGETS, length=ODD, source=ODD, vocab=ODD, lengths=ODD, targets=ODD, good=st.sets(st.integers(0, 6))
+)
 def test_windows_refuse_or_read(
-    ahead: Any, fd: int, x: Any, y: Any, length: Any, source: Any, vocab: Any, lengths: Any, targets: Any, good: set[int]
+    ahead: Any,
+    fd: int,
+    x: Any,
+    y: Any,
+    length: Any,
+    source: Any,
+    vocab: Any,
+    lengths: Any,
+    targets: Any,
+    good: set[int],
 ) -> None:
     pair = Pair(
         np.zeros((3, 10), np.int64) if 0 in good else x,
@@ -121,7 +150,9 @@ def test_windows_refuse_or_read(
     outcome(lambda: native().windows_mapped(bytes(1000), runs, pair))
     if outcome(lambda: ahead.start_windows(runs, pair, KEEP))[0] == "fine":
         ahead.wait()
-    both = [outcome(lambda engine=engine: engine.queue("read").windows(runs, pair, KEEP)) for engine in (native(), PYTHON)]
+    both = [
+        outcome(lambda engine=engine: engine.queue("read").windows(runs, pair, KEEP)) for engine in (native(), PYTHON)
+    ]
     assert both[0][0] == both[1][0], both
 
 
@@ -171,7 +202,9 @@ def test_messages_name_the_argument_and_the_way_out(fd: int) -> None:
     for engine in (native(), PYTHON):
         with pytest.raises(ValueError, match=r"targets: expected every run inside the target, got 5\. Check"):
             engine.queue("read").gather(Runs(fd, int64(0, 1), 5), bytearray(9), KEEP)
-        with pytest.raises(TypeError, match=r"offsets: expected a one-dimensional array of 8-byte integers, got format 'd'"):
+        with pytest.raises(
+            TypeError, match=r"offsets: expected a one-dimensional array of 8-byte integers, got format 'd'"
+        ):
             engine.queue("read").gather(Runs(fd, np.zeros(1), 5), bytearray(9), KEEP)
         with pytest.raises(ValueError, match="closed"):
             queue = engine.queue("read")

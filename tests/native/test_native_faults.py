@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.native.asked import PYTHON, int64, native, noise, opened, random_runs, require
 
 from lowtide._native import KEEP, WAYS, Engine, Pair, Runs
-from tests.native.asked import PYTHON, int64, native, noise, opened, random_runs, require
 
 NATIVE_WAYS = list(WAYS)
 

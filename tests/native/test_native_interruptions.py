@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -15,10 +16,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.native.asked import (
+    PYTHON,
+    aligned,
+    blank_pair,
+    expected,
+    forget,
+    int64,
+    native,
+    noise,
+    opened,
+    random_runs,
+    require,
+)
 
 import lowtide
 from lowtide._native import DROP, KEEP, WAYS, Pair, Runs
-from tests.native.asked import PYTHON, aligned, expected, forget, int64, native, noise, opened, random_runs, require
 
 SIZE = 8 << 20
 
@@ -206,7 +219,9 @@ def test_threads_share_a_queue(content: bytes, fds: tuple[int, int]) -> None:
 
         def work(number: int, queue: Any = queue, wrong: list[str] = wrong, way: str = way) -> None:
             for turn in range(30):
-                runs = random_runs(fds[0], SIZE, 20, 999, seed=100 * number + turn, direct=fds[1] if is_queue(way) else None)
+                runs = random_runs(
+                    fds[0], SIZE, 20, 999, seed=100 * number + turn, direct=fds[1] if is_queue(way) else None
+                )
                 into = bytearray(20 * 999)
                 if queue.gather(runs, into, KEEP) is not None or into != expected(content, runs):
                     wrong.append(f"{way} {number} {turn}")
@@ -252,6 +267,10 @@ def test_a_process_ends_cleanly_while_threads_still_read(way: str, leaked: bool,
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -262,7 +281,7 @@ def test_a_hundred_thousand_calls_grow_nothing(fds: tuple[int, int]) -> None:
     engine = native()
     offsets = np.arange(4, dtype=np.int64) * 5000
     runs = Runs(fds[0], offsets, 202)
-    pair = Pair(*np.zeros((2, 4, 100), np.int64), 100, "uint16", None)
+    pair = blank_pair(4, 100)
     bad = Runs(fds[0], offsets + SIZE, 202)
     numbers, constants = np.arange(64, dtype=np.uint64), np.arange(16, dtype=np.uint64)
     queue, ahead = engine.queue("announce"), engine.prefetcher("read")
@@ -275,12 +294,12 @@ def test_a_hundred_thousand_calls_grow_nothing(fds: tuple[int, int]) -> None:
                 ahead.start_windows(runs, pair, KEEP)
                 ahead.wait()
                 engine.permute(numbers, 1000, constants)
-                try:
+                with contextlib.suppress(ValueError):
                     queue.windows(runs._replace(lengths=-1), pair, KEEP)
-                except ValueError:
-                    pass
             if turn % 500 == 0:
-                engine.queue("uring" if not engine.unavailable()["uring"] else "threads", depth=4).gather(runs, bytearray(808), KEEP)
+                engine.queue("uring" if not engine.unavailable()["uring"] else "threads", depth=4).gather(
+                    runs, bytearray(808), KEEP
+                )
             if kept is not None:
                 kept.append(bytes(1000))
 
@@ -292,8 +311,8 @@ def test_a_hundred_thousand_calls_grow_nothing(fds: tuple[int, int]) -> None:
         return resident() - before
 
     calls(5_000)
-    open_before = len(os.listdir("/proc/self/fd"))
+    open_before = open_descriptors()
     assert growth(None) + growth(None) < 4 << 20
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert open_descriptors() == open_before
     kept: list[bytes] = []
     assert growth(kept) > 20 << 20

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.native.asked import PYTHON, native
 
 from lowtide.order.feistel import SMALL_BITS, SMALL_ROUNDS, Feistel
 from lowtide.order.orders import TABLE_ROWS
 from lowtide.order.words import key, words
-from tests.native.asked import PYTHON, native
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden_order.json").read_text(encoding="utf-8"))
 LARGE = [case for case in GOLDEN["Permutation"] if int(case["n"]) > TABLE_ROWS]
@@ -38,7 +38,12 @@ def test_the_golden_vectors_hold(case: dict[str, Any]) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(n=st.one_of(st.integers(2, 3000), st.integers(2, 2**63 - 1)), stream=st.integers(0, 2**64 - 1), tweaked=st.booleans(), count=st.integers(0, 400))
+@given(
+    n=st.one_of(st.integers(2, 3000), st.integers(2, 2**63 - 1)),
+    stream=st.integers(0, 2**64 - 1),
+    tweaked=st.booleans(),
+    count=st.integers(0, 400),
+)
 def test_both_engines_are_feistel(n: int, stream: int, tweaked: bool, count: int) -> None:
     start = np.random.default_rng(stream % 1000).integers(0, n, count, dtype=np.uint64)
     tweaks = words(stream ^ 5, 0, count) if tweaked else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,22 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.native.asked import (
+    PYTHON,
+    aligned,
+    blank_pair,
+    expected,
+    forget,
+    int64,
+    native,
+    noise,
+    opened,
+    random_runs,
+    require,
+)
 
 from lowtide import machine
 from lowtide._native import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Engine, Pair, Problem, Runs
-from tests.native.asked import PYTHON, aligned, expected, forget, int64, native, noise, opened, random_runs, require
 
 SIZE = 1 << 20
 # way, through O_DIRECT: every combination that has a meaning
@@ -91,9 +104,9 @@ def test_windows_are_what_numpy_makes_of_them(
     runs = Runs(fds[0], offsets, (length + 1) * item, None, fds[1] if direct else None)
     if data.draw(st.booleans()):
         forget(fds[0])
-    narrow = np.array(
-        [np.frombuffer(content, source, length + 1, int(offset)) for offset in offsets], source
-    ).reshape(rows, length + 1)
+    narrow = np.array([np.frombuffer(content, source, length + 1, int(offset)) for offset in offsets], source).reshape(
+        rows, length + 1
+    )
     limit = np.iinfo(wide)
     wider = narrow.astype(object)
     bad = (wider > limit.max) | (wider < limit.min)
@@ -121,7 +134,7 @@ def test_a_window_may_come_in_pieces_from_several_files(
     offsets, lengths = [], []
     for row in range(rows):
         bounds = [0, *cuts[row], length + 1]
-        for first, last in zip(bounds, bounds[1:], strict=False):
+        for first, last in pairwise(bounds):
             offsets.append(data.draw(st.integers(0, 1000)))
             lengths.append(2 * (last - first))
     runs = Runs(np.full(len(offsets), fds[0], np.int32), int64(*offsets), int64(*lengths))
@@ -154,7 +167,9 @@ def test_a_mapping_gives_the_same_windows_and_ends_where_the_file_does(
         into = np.zeros(rows * (length + 1) * item, np.uint8)
         found = engine.windows_mapped(content, runs, Pair(x, y, length, source, None))
         copied = engine.gather_mapped(content, runs, into)
-        results.append((found, copied, None if found else (x.tobytes(), y.tobytes()), None if copied else into.tobytes()))
+        results.append(
+            (found, copied, None if found else (x.tobytes(), y.tobytes()), None if copied else into.tobytes())
+        )
         if not copied:
             assert into.tobytes() == expected(content, runs)
     assert results[0] == results[1]
@@ -196,7 +211,7 @@ def test_the_end_of_a_file_names_the_run_and_what_came(way: str, direct: bool, f
     for engine in engines(way):
         for _ in range(3):
             assert queue_of(engine, way).gather(runs, bytearray(8000), KEEP) == ("read", 1, 1500, 0)
-        tokens = queue_of(engine, way).windows(runs, Pair(*np.zeros((2, 4, 999), "int64"), 999, "uint16", None), KEEP)
+        tokens = queue_of(engine, way).windows(runs, blank_pair(4, 999), KEEP)
         assert tokens == ("read", 1, 1500, 0)
 
 

@@ -17,7 +17,7 @@ from lowtide._native import bijection, later, twin
 from lowtide._native.runs import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Pair, Problem, Runs
 
 try:
-    from lowtide._native import _core
+    import lowtide._native._core as _core
 except ImportError as problem:  # not built, or built for another interpreter
     _missing: str | None = str(problem)
 else:

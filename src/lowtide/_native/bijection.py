@@ -25,7 +25,7 @@ _HALF = np.uint64(32)
 
 
 def permute(numbers: Any, n: int, constants: Any, tweaks: Any, inverted: bool) -> None:
-    """Map the numbers, all below n, in place. ``constants``: two words per round. ``tweaks``: a word for each number."""
+    """Map the numbers, all below n, in place. ``constants``: two words per round; ``tweaks``: one per number."""
     if not isinstance(n, int):
         raise TypeError(f"n: expected a whole number, got {type(n).__name__}. Use an int.")
     rows: Words = array_of("numbers", writable("numbers", numbers), "LQ", 8)
@@ -37,9 +37,7 @@ def permute(numbers: Any, n: int, constants: Any, tweaks: Any, inverted: bool) -
         raise bad_value("permute", "n from 2 to 2**63 - 1 and two constants per round", len(rounds))
     outside = rows >= np.uint64(n)
     if outside.any():
-        raise ValueError(
-            f"numbers: expected numbers below {n}, got {int(rows[outside][0])}. Pass rows of this order."
-        )
+        raise ValueError(f"numbers: expected numbers below {n}, got {int(rows[outside][0])}. Pass rows of this order.")
     network = _Network(n, rounds, bool(inverted))
     for start in range(0, len(rows), PASS_LENGTH):
         here = slice(start, start + PASS_LENGTH)

@@ -13,14 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from lowtide._native.runs import DROP_SEQUENTIAL, KEEP, PAGE, Pair, Placed, Problem, Runs, bad_value, place, place_windows, writable
+from lowtide._native.runs import (
+    DROP_SEQUENTIAL,
+    KEEP,
+    PAGE,
+    Pair,
+    Placed,
+    Problem,
+    Runs,
+    bad_value,
+    place,
+    place_windows,
+    writable,
+)
 from lowtide._native.twin import Queue, announce_placed
 
 Fill = Callable[[Runs, Any, int], Problem | None]
 
 
 class Prefetcher:
-    """A queue whose next fill is announced to the kernel at ``start`` and made at ``wait``: no thread, nothing to end."""
+    """A queue whose next fill is announced at ``start`` and made at ``wait``: no thread, nothing to end."""
 
     def __init__(self, way: str, depth: int = 64, staging: int = 1 << 20, alignment: int = PAGE) -> None:
         self._queue = Queue(way, depth, staging, alignment)

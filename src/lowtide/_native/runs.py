@@ -90,9 +90,7 @@ def writable(name: str, thing: Any) -> memoryview:
 def place(runs: Runs, capacity: int, item: int, *, needs_fds: bool = True) -> Placed:
     """The runs, checked: every one inside ``capacity`` items of ``item`` bytes."""
     if not isinstance(runs, tuple) or len(runs) != 5:
-        raise TypeError(
-            "runs: expected Runs(fds, offsets, lengths, targets, direct), got something else. Pass a Runs."
-        )
+        raise TypeError("runs: expected Runs(fds, offsets, lengths, targets, direct), got something else. Pass a Runs.")
     fds, offsets, lengths, targets, direct = runs
     starts = array_of("offsets", offsets, "lq", 8).copy()
     count = len(starts)
@@ -161,9 +159,7 @@ def place_windows(runs: Runs, pair: Pair, *, needs_fds: bool = True) -> tuple[Pl
     x, y = writable("pair", pair[0]), writable("pair", pair[1])
     for view in (x, y):
         if view.format.lstrip("<=@") not in tuple("ilq") or view.itemsize not in (4, 8):
-            raise TypeError(
-                "pair: expected x and y of int32 or int64, got another type. Make them with NumPy."
-            )
+            raise TypeError("pair: expected x and y of int32 or int64, got another type. Make them with NumPy.")
     if x.itemsize != y.itemsize or x.nbytes != y.nbytes or x.nbytes % (length * x.itemsize):
         raise bad_value("pair", "x and y of the same type and whole rows", y.nbytes)
     rows, item, columns = x.nbytes // (length * x.itemsize), np.dtype(pair[3]).itemsize, length + 1

@@ -63,7 +63,7 @@ class Queue:
         item = np.dtype(pair.source).itemsize
         narrow = np.empty(len(x) * (pair.length + 1), pair.source)
         scratch = placed._replace(targets=placed.targets * item)
-        problem = self._fill(scratch, memoryview(narrow).cast("B"), drop)
+        problem = self._fill(scratch, narrow.view(np.uint8).data, drop)
         return _earliest(problem, _widen(placed, narrow, pair, x, y, problem))
 
     def counters(self) -> tuple[int, int, int]:
@@ -138,7 +138,7 @@ def windows_mapped(mapping: Any, runs: Runs, pair: Pair) -> Problem | None:
     placed, x, y = place_windows(runs, pair, needs_fds=False)
     narrow = np.empty(len(x) * (pair.length + 1), pair.source)
     scratch = placed._replace(targets=placed.targets * narrow.itemsize)
-    problem = _copy_mapped(mapping, scratch, memoryview(narrow).cast("B"))
+    problem = _copy_mapped(mapping, scratch, narrow.view(np.uint8).data)
     return _earliest(problem, _widen(placed, narrow, pair, x, y, problem))
 
 
@@ -160,7 +160,9 @@ def drop_run(placed: Placed, run: int, *, sequential: bool) -> None:
         offset, length, unit = int(placed.offsets[run]), int(placed.lengths[run]), FOLIO if sequential else PAGE
         first = offset // unit * unit
         try:
-            os.posix_fadvise(placed.fds[run], first, -(-(offset + length) // PAGE) * PAGE - first, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(
+                placed.fds[run], first, -(-(offset + length) // PAGE) * PAGE - first, os.POSIX_FADV_DONTNEED
+            )
         except OSError:
             return  # what cannot be dropped was reported when it was read
 
@@ -214,7 +216,7 @@ def _in_turn(placed: Placed, into: memoryview, which: list[int], drop: int, alig
 
 
 def _read(fd: int, target: memoryview, offset: int, flags: int) -> tuple[int, int]:
-    """Bytes that came, and errno: 0 when all came or the file ended. (``os.preadv`` goes on after signals by itself.)"""
+    """Bytes that came, and errno: 0 when all came or the file ended. ``os.preadv`` itself goes on after signals."""
     got = 0
     while got < len(target):
         try:
@@ -283,7 +285,7 @@ def _widen(
         return None
     for run, (token, size) in enumerate(zip(placed.targets.tolist(), placed.lengths.tolist(), strict=True)):
         if problem is not None and run >= problem.run:
-            size = problem.at if run == problem.run else 0  # noqa: PLW2901  # only what came
+            size = problem.at if run == problem.run else 0  # only what came
         here = slice(token, token + size // item)
         if found is None and refused is not None and refused[here].any():
             index = int(np.argmax(refused[here]))
