@@ -55,5 +55,6 @@ core = Extension(
 setup(
     ext_modules=[core] if sys.platform == "linux" else [],
     cmdclass={"build_ext": Noted},
+    exclude_package_data={"lowtide._native": ["*.c", "*.h"]},  # the source distribution has them
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -227,6 +227,7 @@ def cold_ways(bench: Bench) -> dict[str, Callable[[], int]]:
         "ahead: native uring, direct, keep": bench.ahead(NATIVE, "uring", direct=True),
         "ahead: native uring, direct, drop": bench.ahead(NATIVE, "uring", direct=True, how=DROP),
         "ahead: native aio, direct, drop": bench.ahead(NATIVE, "aio", direct=True, how=DROP),
+        "ahead 3: native aio, direct, drop": bench.ahead(NATIVE, "aio", direct=True, how=DROP, deep=3),
         "ahead 3: native uring, direct, drop": bench.ahead(NATIVE, "uring", direct=True, how=DROP, deep=3),
     }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PAGE 4096
@@ -106,6 +107,23 @@ static int keep_in_flight(lt_queue *queue, lt_pieces *pieces, unsigned slots, in
     return LT_FINE;
 }
 
+/* A pipe or an eventfd in a queue would be waited for for ever, and directories have other errors there than in pread:
+ * the misses before the first file that is no file. */
+static int64_t only_files(lt_queue *queue, lt_call *call, int64_t missed) {
+    struct stat found;
+    int32_t last = -1;
+    for (int64_t i = 0; i < missed; i++) {
+        const lt_miss *miss = &queue->misses[i];
+        int32_t fd = call->runs.direct ? lt_direct(&call->runs, miss->run) : lt_fd(&call->runs, miss->run);
+        if (fd == last) continue;
+        last = fd;
+        if (fstat(fd, &found) != 0 || S_ISREG(found.st_mode) || S_ISBLK(found.st_mode)) continue;
+        lt_note(call, LT_READ_FAILED, miss->run, miss->at, S_ISDIR(found.st_mode) ? EISDIR : ESPIPE);
+        return i;
+    }
+    return missed;
+}
+
 static int read_together(lt_queue *queue, lt_call *call, int64_t missed) {
     int64_t longest = 0, align = call->runs.direct ? queue->alignment : 1;
     for (int64_t i = 0; i < missed; i++) {
@@ -145,7 +163,7 @@ int lt_queue_fill(lt_queue *queue, lt_call *call) {
             lt_read_plain(queue, call, queue->misses[i].run, queue->misses[i].at);
             if ((i & 15) == 15 && lt_asks_to_stop(call, 0)) break;
         }
-    } else if (missed && !atomic_load(&call->stop)) {
+    } else if ((missed = only_files(queue, call, missed)) && !atomic_load(&call->stop)) {
         if (read_together(queue, call, missed) != LT_FINE) return LT_NO_MEMORY;
         for (int64_t i = 0; i < missed; i++) {
             queue->moved += lt_length(&call->runs, queue->misses[i].run) - queue->misses[i].at;
