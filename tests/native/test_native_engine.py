@@ -79,6 +79,28 @@ def test_a_note_of_the_install_is_the_reason(monkeypatch: pytest.MonkeyPatch, tm
     assert _native.why_missing() == "the extension was not built: no C compiler (cc) was found at install"
 
 
+FILTERED = """
+import ctypes, struct
+libc = ctypes.CDLL(None, use_errno=True)
+code = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))  # BPF: return SECCOMP_RET_ALLOW
+class Program(ctypes.Structure):
+    _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+program = Program(1, ctypes.cast(code, ctypes.c_void_p))
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0, ctypes.get_errno()  # PR_SET_SECCOMP, a filter
+"""
+
+
+def test_behind_a_seccomp_filter_io_uring_is_not_tried() -> None:
+    if _native.engine().name != "native":
+        pytest.skip("NOT TESTED: io_uring behind a seccomp filter - there is no native engine here")
+    found = fresh(FILTERED + "from lowtide import _native; print(_native.engine('native').unavailable())")
+    if "AssertionError" in found.stderr:
+        pytest.skip(f"NOT TESTED: io_uring behind a seccomp filter - none may be set here: {found.stderr}")
+    assert found.returncode == 0, found.stderr
+    assert "'uring': 'a seccomp filter is active" in found.stdout
+
+
 def test_every_way_is_available_or_says_why_not() -> None:
     for engine in {_native.engine(), _native.engine("python")}:
         ways = engine.unavailable()
