@@ -21,6 +21,7 @@ ROOMS = {
     "lowtide": "arguments array atomic errors feed tokens units",
     "lowtide.formats": "arrays corpus datatrove documents foreign guess header layout literal litgpt llmc manifest"
     " megatron memmap npy raw recognise safetensors smell sources",
+    "lowtide._native": "_core bijection later runs twin",
     "lowtide.machine": "cgroups files limits pages",
     "lowtide.order": "feistel local orders words",
     "lowtide.reading": "cuts fingerprint indexing iterators passes plan row_filler state streams token_range upcoming"
