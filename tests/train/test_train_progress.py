@@ -12,29 +12,29 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.train.gauge import MOST_POINTS, Gauge, Point, Reading, Verdict, thinned
-from lowtide.train.picture import draw
-from lowtide.train.progress import JsonLines, Lines, Outcome, Stepped, clock
+from lowtide.train.curves import draw
+from lowtide.train.gauge import MOST_POINTS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, thinned
+from lowtide.train.progress import JsonLines, Lines, RunOutcome, Stepped, clock
 from lowtide.units import MIB
 
 LAST_LINE = re.compile(
     r"lowtide train: steps=\d+ val_loss=\d+\.\d+ tokens_per_s=\d+ anon_mib=\d+\.\d mapped_mib=\d+\.\d "
     r"cache_mib=\d+\.\d budget=(ok|broken)"
 )
-STEPPED = Stepped(10, 3.25, 1e-3, 20_000.0, 0.001, 61.0, Reading(300 * MIB, 200 * MIB, 10 * MIB))
+STEPPED = Stepped(10, 3.25, 1e-3, 20_000.0, 0.001, 61.0, MemoryNow(300 * MIB, 200 * MIB, 10 * MIB))
 
 
-def outcome(ok: bool = True) -> Outcome:
-    settled, peak = Reading(300 * MIB, 200 * MIB, 0), Reading(302 * MIB, 199 * MIB, 0)
-    verdict = Verdict(settled, peak, Reading(301 * MIB, 200 * MIB, 10 * MIB), 64 * MIB, ok)
-    return Outcome(900, 1.5, 3.4, 21_000.4, 0.001, 99.0, verdict, "def f():\n  pass", "out/train.png", 0)
+def outcome(ok: bool = True) -> RunOutcome:
+    settled, peak = MemoryNow(300 * MIB, 200 * MIB, 0), MemoryNow(302 * MIB, 199 * MIB, 0)
+    verdict = BudgetVerdict(settled, peak, MemoryNow(301 * MIB, 200 * MIB, 10 * MIB), 64 * MIB, ok)
+    return RunOutcome(900, 1.5, 3.4, 21_000.4, 0.001, 99.0, verdict, "def f():\n  pass", "out/train.png", 0)
 
 
-def points(count: int) -> list[Point]:
+def points(count: int) -> list[CurvePoint]:
     found = []
     for n in range(count):
         val = 3.0 - n / count if n % 100 == 0 else math.nan
-        found.append(Point(n * 1.0, n, 3.0 - n / count, val, Reading(300 * MIB, 200 * MIB, 10 * MIB)))
+        found.append(CurvePoint(n * 1.0, n, 3.0 - n / count, val, MemoryNow(300 * MIB, 200 * MIB, 10 * MIB)))
     return found
 
 
@@ -76,7 +76,7 @@ def test_a_clock_reads_as_people_write_it(seconds: float, text: str) -> None:
 
 
 def test_a_long_run_keeps_few_points_and_every_val_loss() -> None:
-    kept: list[Point] = []
+    kept: list[CurvePoint] = []
     for point in points(5000):
         kept = thinned([*kept, point])
     assert len(kept) <= MOST_POINTS

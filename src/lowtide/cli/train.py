@@ -25,7 +25,7 @@ try:
     from lowtide.train import checkpoint
     from lowtide.train.compute import choose
     from lowtide.train.live import Live
-    from lowtide.train.progress import JsonLines, Lines, Progress
+    from lowtide.train.progress import JsonLines, Lines, RunProgress
     from lowtide.train.run import run as run_training
     from lowtide.train.settings import Settings, from_toml, layered
 except ModuleNotFoundError as problem:
@@ -110,7 +110,7 @@ def _asked_for(arguments: argparse.Namespace) -> tuple[Settings, Path | None]:
     return layered(checkpoint.load_settings(path), {"out_dir": settings.out_dir}, config, flags), path
 
 
-def _progress(as_json: bool) -> Progress:
+def _progress(as_json: bool) -> RunProgress:
     if as_json:
         return JsonLines()
     return Live() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else Lines()

@@ -1,7 +1,7 @@
 """Checkpoints: everything a run needs to go on exactly, in files that are always whole.
 
 One idea: ``step-00000150.pt`` is written beside its name, synced and renamed, so a kill or a full disk
-leaves the one before; the newest ``keep`` stay, and ``latest.pt`` points at the newest. Reading checks
+leaves the one before; the newest ``keep`` stay, and ``latest.pt`` points at the newest. MemoryNow checks
 every record's CRC and then loads with ``weights_only=True``: a checkpoint can hold numbers and text, never
 code.
 

@@ -25,7 +25,7 @@ MOST_POINTS = 1024
 
 
 @dataclass(frozen=True)
-class Reading:
+class MemoryNow:
     """Bytes held by this process, and the page cache of its corpus."""
 
     anon: int
@@ -38,12 +38,12 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BudgetVerdict:
     """Readings after settling, at the highest anon + mapped, and last; ``ok`` is None where none can be had."""
 
-    settled: Reading
-    peak: Reading
-    last: Reading
+    settled: MemoryNow
+    peak: MemoryNow
+    last: MemoryNow
     budget: int
     ok: bool | None
 
@@ -53,14 +53,14 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One place on the picture."""
 
     seconds: float
     step: int
     loss: float
     val_loss: float  # nan where none was measured
-    reading: Reading
+    reading: MemoryNow
 
 
 class Gauge:
@@ -69,20 +69,20 @@ class Gauge:
     def __init__(self, files: Sequence[str], budget: int) -> None:
         self._files = files
         self._budget = budget
-        self._settled: Reading | None = None
-        self._peak: Reading | None = None
+        self._settled: MemoryNow | None = None
+        self._peak: MemoryNow | None = None
         self._cache = 0
         self._next_cache = 0.0
-        self.last = Reading(0, 0, 0)
+        self.last = MemoryNow(0, 0, 0)
         self.measurable = True
 
-    def read(self) -> Reading:
+    def read(self) -> MemoryNow:
         try:
             memory = process_memory()
         except OSError:  # no /proc: macOS
             self.measurable = False
             return self.last
-        self.last = Reading(memory.anon, memory.mapped, self._cached())
+        self.last = MemoryNow(memory.anon, memory.mapped, self._cached())
         if self._settled is not None and (self._peak is None or self.last.held > self._peak.held):
             self._peak = self.last
         return self.last
@@ -91,11 +91,11 @@ class Gauge:
         """From here on growth counts."""
         self._settled = self._peak = self.read()
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> BudgetVerdict:
         last = self.read()
         settled, peak = self._settled or last, self._peak or last
         kept = peak.held - settled.held <= self._budget
-        return Verdict(settled, peak, last, self._budget, kept if self.measurable else None)
+        return BudgetVerdict(settled, peak, last, self._budget, kept if self.measurable else None)
 
     def _cached(self) -> int:
         started = time.monotonic()
@@ -109,7 +109,7 @@ class Gauge:
         return self._cache
 
 
-def thinned(points: list[Point]) -> list[Point]:
+def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
     """The same curve in at most `MOST_POINTS` points: every other one goes, val losses and the last one stay."""
     if len(points) <= MOST_POINTS:
         return points

@@ -1,6 +1,6 @@
 """What a run says while it works: a live bar for a terminal, plain lines for a log, JSON lines for machines.
 
-One idea: the loop tells one `Progress` what happened, as plain values, and never prints; three small
+One idea: the loop tells one `RunProgress` what happened, as plain values, and never prints; three small
 classes turn that into text. For people everything but the last report goes to stderr. With ``--json``
 stdout holds one JSON object a line and nothing else; the last one, ``"event": "end"``, has the final
 figures.
@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TextIO
 
-from lowtide.train.gauge import Reading, Verdict
+from lowtide.train.gauge import BudgetVerdict, MemoryNow
 from lowtide.units import MIB, format_size
 
 
@@ -49,11 +49,11 @@ class Stepped:
     tokens_per_s: float
     data_wait: float  # share of the training time spent waiting for batches
     seconds_left: float
-    reading: Reading
+    reading: MemoryNow
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended."""
 
     steps: int
@@ -62,7 +62,7 @@ class Outcome:
     tokens_per_s: float
     data_wait: float
     seconds: float
-    verdict: Verdict
+    verdict: BudgetVerdict
     sample: str
     picture: str
     stopped_by: int  # 0, or the signal's number
@@ -81,14 +81,14 @@ class Outcome:
         )
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     """The five things worth telling; ``close`` comes last, also after an error."""
 
     def started(self, facts: Facts) -> None: ...
     def stepped(self, now: Stepped) -> None: ...
     def evaluated(self, step: int, val_loss: float) -> None: ...
     def note(self, text: str) -> None: ...
-    def ended(self, outcome: Outcome) -> None: ...
+    def ended(self, outcome: RunOutcome) -> None: ...
     def close(self) -> None: ...
 
 
@@ -99,7 +99,7 @@ class Silent:
     def stepped(self, now: Stepped) -> None: ...
     def evaluated(self, step: int, val_loss: float) -> None: ...
     def note(self, text: str) -> None: ...
-    def ended(self, outcome: Outcome) -> None: ...
+    def ended(self, outcome: RunOutcome) -> None: ...
     def close(self) -> None: ...
 
 
@@ -121,7 +121,7 @@ class JsonLines:
     def note(self, text: str) -> None:
         self._write("note", {"text": text})
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         figures = asdict(outcome)
         figures["verdict"]["word"] = outcome.verdict.word
         self._write("end", {**figures, "last_line": outcome.last_line})
@@ -155,7 +155,7 @@ class Lines:
     def note(self, text: str) -> None:
         print(text, file=self._err, flush=True)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         print("\n".join([*report(outcome), outcome.last_line]), file=self._out, flush=True)
 
     def close(self) -> None: ...
@@ -188,7 +188,7 @@ def held(now: Stepped) -> str:
     )
 
 
-def report(outcome: Outcome) -> list[str]:
+def report(outcome: RunOutcome) -> list[str]:
     """Everything worth reading at the end, but for the last line."""
     verdict, lines = outcome.verdict, []
     if outcome.sample:

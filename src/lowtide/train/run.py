@@ -19,19 +19,19 @@ from pathlib import Path
 
 from lowtide.train import checkpoint
 from lowtide.train.compute import Compute, choose
-from lowtide.train.data import Data, open_data, unigram_entropy
-from lowtide.train.gauge import SETTLE_STEPS, Gauge, Point, Reading, Verdict, thinned
+from lowtide.train.curves import draw
+from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, thinned
+from lowtide.train.halves import Halves, open_data, unigram_entropy
 from lowtide.train.ledger import Ledger
 from lowtide.train.optimize import learning_rate
-from lowtide.train.picture import draw
-from lowtide.train.progress import Facts, Outcome, Progress, Silent, Stepped
+from lowtide.train.progress import Facts, RunOutcome, RunProgress, Silent, Stepped
 from lowtide.train.ranks import World, joined
 from lowtide.train.settings import Settings
 from lowtide.train.signals import StopRequest
 from lowtide.train.trainer import Trainer
 
 
-def run(settings: Settings, progress: Progress, resume: Path | None = None) -> Outcome:
+def run(settings: Settings, progress: RunProgress, resume: Path | None = None) -> RunOutcome:
     """Train to ``max_iters`` or until asked to stop; ``resume`` is the checkpoint to go on from."""
     started = time.monotonic()
     compute = choose(settings.device, settings.dtype)
@@ -47,7 +47,13 @@ class _Run:
     """The state of one run beside the trainer's: clock, curve, memory."""
 
     def __init__(
-        self, settings: Settings, compute: Compute, world: World, progress: Progress, stop: StopRequest, started: float
+        self,
+        settings: Settings,
+        compute: Compute,
+        world: World,
+        progress: RunProgress,
+        stop: StopRequest,
+        started: float,
     ) -> None:
         self.settings, self.world, self.progress, self.stop = settings, world, progress, stop
         self.directory = Path(settings.out_dir)
@@ -61,18 +67,18 @@ class _Run:
         self.seconds_training = 0.0
         self.tokens = 0
         self.val_loss, self.val_step = math.nan, -1
-        self.points: list[Point] = []
+        self.points: list[CurvePoint] = []
         self.first_step = 0
         self.stopping = 0
 
-    def _open_data(self) -> Data:
+    def _open_data(self) -> Halves:
         """Rank 0 first: it may have to make the corpus that the others then find."""
         if self.world.is_first:
             data = open_data(self.settings)
         self.world.from_first(True)
         return data if self.world.is_first else open_data(self.settings)
 
-    def whole(self, resume: Path | None) -> Outcome:
+    def whole(self, resume: Path | None) -> RunOutcome:
         self._take_up(resume)
         self.progress.started(self._facts())
         for note in self.data.notes:
@@ -158,8 +164,8 @@ class _Run:
         rate = learning_rate(step - 1, self.settings)
         self.progress.stepped(Stepped(step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading))
 
-    def _remember(self, loss: float, val_loss: float, reading: Reading) -> None:
-        self.points = thinned([*self.points, Point(self._seconds(), self.trainer.step, loss, val_loss, reading)])
+    def _remember(self, loss: float, val_loss: float, reading: MemoryNow) -> None:
+        self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, reading)])
 
     def _save(self, *, must: bool = False) -> None:
         """Save on rank 0. A run goes on when a checkpoint on the way cannot be written; the last one must be."""
@@ -181,14 +187,14 @@ class _Run:
                 raise
             self.progress.note(f"not saved, training goes on: {problem}")
 
-    def _end(self) -> Outcome:
+    def _end(self) -> RunOutcome:
         verdict = self._verdict()
         finished = not self.stopping
         sample = picture = ""
         if self.world.is_first and finished:
             sample = self._sample()
             picture = self._draw(verdict)
-        outcome = Outcome(
+        outcome = RunOutcome(
             steps=self.trainer.step,
             val_loss=self.val_loss,
             unigram=self.unigram,
@@ -203,9 +209,9 @@ class _Run:
         self.progress.ended(outcome)
         return outcome
 
-    def _verdict(self) -> Verdict:
+    def _verdict(self) -> BudgetVerdict:
         """That of the rank that grew most."""
-        verdicts: list[Verdict] = self.world.gather(self.gauge.verdict())
+        verdicts: list[BudgetVerdict] = self.world.gather(self.gauge.verdict())
         return max(verdicts, key=lambda one: one.peak.held - one.settled.held)
 
     def _sample(self) -> str:
@@ -214,7 +220,7 @@ class _Run:
         tokens = self.trainer.sample(self.settings.sample_tokens)
         return bytes(tokens).decode(errors="replace") if self.data.is_bytes else " ".join(map(str, tokens))
 
-    def _draw(self, verdict: Verdict) -> str:
+    def _draw(self, verdict: BudgetVerdict) -> str:
         if not self.settings.picture:
             return ""
         path = self.directory / "train.png"
@@ -256,12 +262,12 @@ class _Run:
         return self.trainer.seconds_waiting / self.seconds_training if self.tokens else 0.0
 
 
-def _values(point: Point) -> list[float]:
+def _values(point: CurvePoint) -> list[float]:
     """A point as plain numbers, which is all a checkpoint may hold."""
     reading = point.reading
     return [point.seconds, point.step, point.loss, point.val_loss, reading.anon, reading.mapped, reading.cache]
 
 
-def _point(values: list[float]) -> Point:
+def _point(values: list[float]) -> CurvePoint:
     seconds, step, loss, val_loss, anon, mapped, cache = values
-    return Point(seconds, int(step), loss, val_loss, Reading(int(anon), int(mapped), int(cache)))
+    return CurvePoint(seconds, int(step), loss, val_loss, MemoryNow(int(anon), int(mapped), int(cache)))

@@ -26,7 +26,7 @@ from lowtide.errors import StateError
 from lowtide.torch import tensors
 from lowtide.train import checkpoint, ledger
 from lowtide.train.compute import Compute
-from lowtide.train.data import Data, in_flags
+from lowtide.train.halves import Halves, in_flags
 from lowtide.train.model import GPT
 from lowtide.train.optimize import build_optimizer, learning_rate
 from lowtide.train.ranks import World
@@ -36,7 +36,7 @@ from lowtide.train.settings import MODEL_FIELDS, Settings
 class Trainer:
     """The model, its optimiser and its feed, at some step."""
 
-    def __init__(self, settings: Settings, compute: Compute, world: World, data: Data) -> None:
+    def __init__(self, settings: Settings, compute: Compute, world: World, data: Halves) -> None:
         self.settings, self.compute, self.world, self.data = settings, compute, world, data
         self.step = 0
         self.rows_done = 0  # by all ranks; not step x rows_per_step when a resumed run changed its batch size
