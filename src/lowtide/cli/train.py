@@ -85,18 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = run_training(settings, progress, resume)
     finally:
         progress.close()
-    code = 128 + outcome.stopped_by if outcome.stopped_by else 0
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        _leave(code)
-    return code
-
-
-def _leave(code: int) -> None:
-    """End a rank at once. All is saved and said; a rank was once seen to abort in teardown ("terminate called
-    without an active exception"), and torchrun then calls a finished run failed. Never reproduced: a guard."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return 128 + outcome.stopped_by if outcome.stopped_by else 0
 
 
 def _asked_for(arguments: argparse.Namespace) -> tuple[Settings, Path | None]:
