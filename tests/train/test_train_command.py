@@ -18,7 +18,7 @@ from tests.train.test_train_progress import LAST_LINE
 from tests.train.test_train_run import assert_same_weights
 
 from lowtide.cli import main
-from lowtide.train import Settings, checkpoint
+from lowtide.train import Settings, branches, checkpoint
 from lowtide.units import MIB
 
 Make = Callable[..., Settings]
@@ -122,7 +122,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    saved = checkpoint.newest(tmp_path / "out")
+    saved = branches.newest(tmp_path / "out")
     steps = checkpoint.load(saved)["step"]
     assert 0 < steps < 2000
     assert err.splitlines()[-1] == (

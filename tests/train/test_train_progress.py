@@ -19,7 +19,7 @@ from lowtide.units import MIB
 
 LAST_LINE = re.compile(
     r"lowtide train: steps=\d+ val_loss=\d+\.\d+ tokens_per_s=\d+ anon_mib=\d+\.\d mapped_mib=\d+\.\d "
-    r"cache_mib=\d+\.\d budget=(ok|broken)"
+    r"cache_mib=\d+\.\d budget=(ok|broken|unknown)"
 )
 STEPPED = Stepped(10, 3.25, 1e-3, 20_000.0, 0.001, 61.0, MemoryNow(300 * MIB, 200 * MIB, 10 * MIB))
 

@@ -17,7 +17,7 @@ import torch
 from tests.train.running import flags, losses, start, start_ranks, train, wait_for
 from tests.train.test_train_run import weights
 
-from lowtide.train import Settings, checkpoint, ledger
+from lowtide.train import Settings, branches, checkpoint, ledger
 
 Make = Callable[..., Settings]
 
@@ -102,10 +102,10 @@ def test_kills_at_any_moment_and_other_world_sizes_leave_the_same_rows_behind_th
     out = tmp_path / "out"
     for world in (1, 2, 1, 2):
         # Two saves further than before, then a kill at a random moment, which may be in the middle of the next save.
-        before = checkpoint.saved(out)[-1].name if checkpoint.saved(out) else ""
+        before = branches.saved(out)[-1].name if branches.saved(out) else ""
         words = ["--resume", "--out-dir", str(out)] if before else flags(settings)
         ranks = start_ranks(world, *words) if world > 1 else [start(*words)]
-        wait_for(lambda: bool(found := checkpoint.saved(out)) and found[-1].name > before, ranks[0])  # noqa: B023
+        wait_for(lambda: bool(found := branches.saved(out)) and found[-1].name > before, ranks[0])  # noqa: B023
         time.sleep(chooses.uniform(0, 0.03))
         for process in ranks:
             process.kill()

@@ -25,6 +25,14 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _main(words)
+    except KeyboardInterrupt:  # also while a command's own imports are on their way
+        print(f"{' '.join(['lowtide', *words[:1]])}: interrupted.", file=sys.stderr)
+        return 130  # 128 + SIGINT, as a shell says it
+
+
+def _main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="lowtide", description="Read arrays and tokens far bigger than RAM inside a budget, and prove it."
     )

@@ -3,9 +3,10 @@
 One idea: the reader cannot be weighed apart from torch, so we weigh the whole process and take growth.
 After `SETTLE_STEPS` steps the model, the optimiser's state and torch's own caches exist; whatever anon +
 mapped gain from there on is at most what reading added. ``budget=ok`` says this growth never passed the
-reader's budget. It is an upper bound: growth of torch's own counts against the reader, never for it.
+reader's budget; a run that ended before it settled says ``unknown``. It is an upper bound: growth of torch's own
+counts against the reader, never for it.
 
-Cost: 30 microseconds a reading, and a question about the corpus' page cache (about 3 ms a cached GiB) asked
+Cost: 30 microseconds per reading, and a question about the corpus' page cache (about 3 ms per cached GiB) asked
 so rarely that it stays under half a percent. Readings are kept for the picture, thinned so that a week
 holds as many as a minute.
 """
@@ -39,7 +40,7 @@ class MemoryNow:
 
 @dataclass(frozen=True)
 class BudgetVerdict:
-    """Readings after settling, at the highest anon + mapped, and last; ``ok`` is None where none can be had."""
+    """Readings after settling, at the highest anon + mapped, and last; ``ok`` is None for a run that never settled."""
 
     settled: MemoryNow
     peak: MemoryNow
@@ -61,6 +62,16 @@ class CurvePoint:
     loss: float
     val_loss: float  # nan where none was measured
     reading: MemoryNow
+
+    def numbers(self) -> list[float]:
+        """Plain numbers, which is all a checkpoint may hold."""
+        reading = self.reading
+        return [self.seconds, self.step, self.loss, self.val_loss, reading.anon, reading.mapped, reading.cache]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[float]) -> CurvePoint:
+        seconds, step, loss, val_loss, anon, mapped, cache = numbers
+        return cls(seconds, int(step), loss, val_loss, MemoryNow(int(anon), int(mapped), int(cache)))
 
 
 class Gauge:
@@ -94,8 +105,9 @@ class Gauge:
     def verdict(self) -> BudgetVerdict:
         last = self.read()
         settled, peak = self._settled or last, self._peak or last
+        known = self.measurable and self._settled is not None
         kept = peak.held - settled.held <= self._budget
-        return BudgetVerdict(settled, peak, last, self._budget, kept if self.measurable else None)
+        return BudgetVerdict(settled, peak, last, self._budget, kept if known else None)
 
     def _cached(self) -> int:
         started = time.monotonic()

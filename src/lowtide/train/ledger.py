@@ -2,15 +2,19 @@
 
 One idea: a step's line holds the span of rows it used and one number made from their tokens. The number is
 a sum over rows of (checksum of the row) x (odd weight of its place), so ranks can each sum their own share
-and the total is the same for every world size. A resumed run writes ``resume`` first; `chain` then knows
-which lines were overtaken.
+and the total is the same for every world size. Every run first writes where it begins, ``resume``; `chain` then
+knows which lines were overtaken, also those of a run that was killed before its first checkpoint.
 
-Cost: a crc32 of each batch (about 1 GB/s) and one write of 80 bytes a step. It proves which data was used,
+A line is there whole or not at all: what a full disk or a power failure left of one is taken back, at once where
+that is possible and else by the next run.
+
+Cost: a crc32 of each batch (about 1 GB/s) and one write of 80 bytes per step. It proves which data was used,
 not what the optimiser did with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -22,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import StateError
+from lowtide.train.run_lock import SaveError, reason
 
 _WRAP = 1 << 62  # sums stay inside a signed 64-bit integer, which is what ranks can add up
 
@@ -39,22 +44,35 @@ def add(checksums: list[int]) -> int:
 
 
 class Ledger:
-    """Appends lines; each is one write to a file opened for appending, so a kill never leaves half a line.
-
-    Every rank has one, and only the first writes.
-    """
+    """Appends whole lines. Every rank has one, and only the first writes."""
 
     def __init__(self, path: str | Path, *, write: bool = True) -> None:
-        self._descriptor = os.open(path if write else os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._path = path if write else os.devnull
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._end = _whole_lines(self._descriptor) if write else 0
 
-    def resumed(self, step: int) -> None:
+    def began(self, step: int) -> None:
+        """A run begins here: whatever the ledger says of this step and later ones is overtaken."""
         self._append({"resume": step})
 
     def stepped(self, step: int, first: int, last: int, sum_: int) -> None:
         self._append({"step": step, "first": first, "last": last, "sum": sum_})
 
     def _append(self, entry: dict[str, int]) -> None:
-        os.write(self._descriptor, json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        try:
+            done = 0
+            while done < len(line):  # a write may take only part of it
+                done += os.pwrite(self._descriptor, line[done:], self._end + done)
+        except OSError as problem:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+            raise SaveError(
+                f"{self._path}: expected to add a line of {len(line)} bytes to the ledger, got {reason(problem)}. "
+                "Free some space and start again with --resume.",
+                problem.errno,
+            ) from problem
+        self._end += len(line)
 
     def __enter__(self) -> Ledger:
         return self
@@ -65,11 +83,22 @@ class Ledger:
         os.close(self._descriptor)
 
 
+def _whole_lines(descriptor: int) -> int:
+    """Bytes up to the end of the last whole line; the torn rest, if any, is cut off."""
+    size = end = os.fstat(descriptor).st_size
+    while end and os.pread(descriptor, 1, end - 1) != b"\n":
+        end -= 1
+    if end < size:
+        os.ftruncate(descriptor, end)
+    return end
+
+
 def chain(path: str | Path) -> list[dict[str, int]]:
-    """The steps behind the newest weights, in order; StateError when a step is missing."""
+    """The steps behind the newest weights, in order; StateError when a step is missing or a line cannot be read."""
     steps: list[dict[str, int]] = []
-    for line in Path(path).read_text().splitlines():
-        entry = json.loads(line)
+    *lines, _torn = Path(path).read_bytes().split(b"\n")  # what follows the last line's end was never finished
+    for number, line in enumerate(lines, 1):
+        entry = _parsed(path, number, line)
         if "resume" in entry:
             del steps[entry["resume"] :]
             continue
@@ -80,3 +109,14 @@ def chain(path: str | Path) -> list[dict[str, int]]:
             )
         steps.append(entry)
     return steps
+
+
+def _parsed(path: str | Path, number: int, line: bytes) -> dict[str, int]:
+    with contextlib.suppress(ValueError):
+        entry = json.loads(line)
+        if isinstance(entry, dict) and {"resume", "step"} & entry.keys():
+            return entry
+    raise StateError(
+        f"{path}: expected a step in line {number}, got {line[:60].decode(errors='replace')!r}. "
+        "Keep nothing else in a ledger."
+    )

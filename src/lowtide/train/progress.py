@@ -2,7 +2,7 @@
 
 One idea: the loop tells one `RunProgress` what happened, as plain values, and never prints; three small
 classes turn that into text. For people everything but the last report goes to stderr. With ``--json``
-stdout holds one JSON object a line and nothing else; the last one, ``"event": "end"``, has the final
+stdout holds one JSON object per line and nothing else; the last one, ``"event": "end"``, has the final
 figures.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TextIO
 
 from lowtide.train.gauge import BudgetVerdict, MemoryNow
-from lowtide.units import MIB, format_size
+from lowtide.units import MIB, format_duration, format_size
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ class JsonLines:
 
     def _write(self, event: str, values: dict[str, Any]) -> None:
         safe = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
-        print(json.dumps({"event": event, **safe}), file=self._out, flush=True)
+        self._out.write(json.dumps({"event": event, **safe}) + "\n")  # at once: notes may come from another thread
+        self._out.flush()
 
 
 class Lines:
@@ -202,7 +203,8 @@ def report(outcome: RunOutcome) -> list[str]:
         f"  anon + mapped grew {format_size(grown)} of the {format_size(verdict.budget)} budget: {verdict.word}",
         f"  cache  {verdict.last.cache / MIB:.1f} MiB of the corpus in the page cache; the kernel's to take back",
         f"val loss {outcome.val_loss:.4f}; {outcome.unigram:.4f} is the loss of knowing only token counts",
-        f"time     {clock(outcome.seconds)} in all; waiting for data {100 * outcome.data_wait:.2f} % of training",
+        f"time     {format_duration(outcome.seconds)} in all; {100 * outcome.data_wait:.2f} % of training was waiting "
+        "for data",
     ]
     if outcome.picture:
         lines.append(f"picture  {outcome.picture}")

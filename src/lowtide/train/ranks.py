@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # noqa: F401  # before any group exists: see the top of this file
+import torch.distributed.nn.functional  # before any group exists: see the top of this file
 
 from lowtide.errors import LowtideError
 
@@ -100,13 +100,16 @@ class World:
             ) from problem
 
 
-@contextmanager
-def joined(device: torch.device, timeout: int) -> Iterator[World]:
+def described() -> World:
     """The world that torchrun's environment describes, or a world of one."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        yield World()
-        return
-    world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
+        return World()
+    return World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
+
+
+@contextmanager
+def joined(world: World, device: torch.device, timeout: int) -> Iterator[World]:
+    """The same world once its ranks can talk to each other."""
     if world.world == 1:
         yield world
         return
