@@ -108,6 +108,14 @@ def test_growth_after_settling_is_held_against_the_budget_even_when_given_back(g
     assert int(measured) == pytest.approx(grown, abs=2)
 
 
+def test_a_run_that_never_settled_says_unknown() -> None:
+    gauge = Gauge([], 0)
+    gauge.read()
+    assert gauge.verdict().word == "unknown"
+    gauge.settle()
+    assert gauge.verdict().word != "unknown"
+
+
 def test_the_gauge_sees_the_corpus_in_the_page_cache(tmp_path: Path) -> None:
     file = tmp_path / "corpus.bin"
     file.write_bytes(bytes(3 * MIB))

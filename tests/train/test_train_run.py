@@ -163,6 +163,11 @@ def test_a_new_run_sets_an_earlier_ones_checkpoints_aside(tiny: Make, tmp_path: 
     assert [path.name for path in branches.saved(tmp_path / "out" / "earlier-1")][-1] == "step-00000006.pt"
 
 
+def test_a_run_of_one_step_cannot_say_whether_the_budget_was_kept(tiny: Make) -> None:
+    assert train(tiny(max_iters=1))[-1]["verdict"]["word"] == "unknown"
+    assert train(tiny(max_iters=4))[-1]["verdict"]["word"] == "ok"
+
+
 def test_the_val_loss_is_over_the_same_rows_each_time(tiny: Make) -> None:
     events = train(tiny(learning_rate=0.0, weight_decay=0.0, min_lr=0.0))
     assert len({event["val_loss"] for event in events if event["event"] == "eval"}) == 1
