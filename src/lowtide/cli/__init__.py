@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": "measure every way to read a file, on this machine and disk",
     "doctor": "run a command or watch a process, and say which kind of memory grew",
     "train": "train a small GPT on tokens from disk",
+    "sample": "let a trained model write text",
 }
 
 

@@ -5,8 +5,7 @@ a sum over rows of (checksum of the row) x (odd weight of its place), so ranks c
 and the total is the same for every world size. Every run first writes where it begins, ``resume``; `chain` then
 knows which lines were overtaken, also those of a run that was killed before its first checkpoint.
 
-A line is there whole or not at all: what a full disk or a power failure left of one is taken back, at once where
-that is possible and else by the next run.
+A line is there whole or not at all (``whole_lines.py``), after a full disk or a power failure too.
 
 Cost: a crc32 of each batch (about 1 GB/s) and one write of 80 bytes per step. It proves which data was used,
 not what the optimiser did with it.
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +25,7 @@ from numpy.typing import NDArray
 
 from lowtide.errors import StateError
 from lowtide.train.run_lock import SaveError, reason
+from lowtide.train.whole_lines import WholeLines
 
 _WRAP = 1 << 62  # sums stay inside a signed 64-bit integer, which is what ranks can add up
 
@@ -47,9 +46,8 @@ class Ledger:
     """Appends whole lines. Every rank has one, and only the first writes."""
 
     def __init__(self, path: str | Path, *, write: bool = True) -> None:
-        self._path = path if write else os.devnull
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        self._end = _whole_lines(self._descriptor) if write else 0
+        self._path = path
+        self._lines = WholeLines(path) if write else None
 
     def began(self, step: int) -> None:
         """A run begins here: whatever the ledger says of this step and later ones is overtaken."""
@@ -60,19 +58,16 @@ class Ledger:
 
     def _append(self, entry: dict[str, int]) -> None:
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        if self._lines is None:
+            return
         try:
-            done = 0
-            while done < len(line):  # a write may take only part of it
-                done += os.pwrite(self._descriptor, line[done:], self._end + done)
+            self._lines.append(line)
         except OSError as problem:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)
             raise SaveError(
                 f"{self._path}: expected to add a line of {len(line)} bytes to the ledger, got {reason(problem)}. "
                 "Free some space and start again with --resume.",
                 problem.errno,
             ) from problem
-        self._end += len(line)
 
     def __enter__(self) -> Ledger:
         return self
@@ -80,17 +75,8 @@ class Ledger:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
-
-
-def _whole_lines(descriptor: int) -> int:
-    """Bytes up to the end of the last whole line; the torn rest, if any, is cut off."""
-    size = end = os.fstat(descriptor).st_size
-    while end and os.pread(descriptor, 1, end - 1) != b"\n":
-        end -= 1
-    if end < size:
-        os.ftruncate(descriptor, end)
-    return end
+        if self._lines is not None:
+            self._lines.close()
 
 
 def chain(path: str | Path) -> list[dict[str, int]]:

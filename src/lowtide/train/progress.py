@@ -103,6 +103,37 @@ class Silent:
     def close(self) -> None: ...
 
 
+class Several:
+    """Tells each of several."""
+
+    def __init__(self, *listeners: RunProgress) -> None:
+        self._listeners = listeners
+
+    def started(self, facts: Facts) -> None:
+        for one in self._listeners:
+            one.started(facts)
+
+    def stepped(self, now: Stepped) -> None:
+        for one in self._listeners:
+            one.stepped(now)
+
+    def evaluated(self, step: int, val_loss: float) -> None:
+        for one in self._listeners:
+            one.evaluated(step, val_loss)
+
+    def note(self, text: str) -> None:
+        for one in self._listeners:
+            one.note(text)
+
+    def ended(self, outcome: RunOutcome) -> None:
+        for one in self._listeners:
+            one.ended(outcome)
+
+    def close(self) -> None:
+        for one in self._listeners:
+            one.close()
+
+
 class JsonLines:
     """One object a line on stdout."""
 

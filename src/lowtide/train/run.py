@@ -19,22 +19,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lowtide.errors import LowtideError
 from lowtide.train import branches, checkpoint
+from lowtide.train.board import Board, check_installed
 from lowtide.train.branches import Branch
 from lowtide.train.compute import Compute, choose
 from lowtide.train.curves import draw
 from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, thinned
+from lowtide.train.generate import WEIGHTS, write_weights
 from lowtide.train.halves import Halves, open_data, unigram_entropy
 from lowtide.train.ledger import Ledger
 from lowtide.train.optimize import learning_rate
-from lowtide.train.progress import Facts, RunOutcome, RunProgress, Silent, Stepped
+from lowtide.train.progress import Facts, RunOutcome, RunProgress, Several, Silent, Stepped
 from lowtide.train.ranks import World, described, joined
-from lowtide.train.run_lock import SaveError, only_run
+from lowtide.train.run_lock import SaveError, only_run, reason
+from lowtide.train.run_metrics import METRICS, MetricsFile
 from lowtide.train.settings import Settings
 from lowtide.train.signals import StopRequest
 from lowtide.train.trainer import Trainer
-
-METRICS = "metrics.jsonl"
+from lowtide.train.words import NumberWords, words_of
 
 
 def run(settings: Settings, progress: RunProgress, resume: Path | None = None) -> RunOutcome:
@@ -42,15 +45,26 @@ def run(settings: Settings, progress: RunProgress, resume: Path | None = None) -
     started = time.monotonic()
     compute = choose(settings.device, settings.dtype)
     here = described()
-    if not here.is_first:
-        progress = Silent()
-    with ExitStack() as held, StopRequest(progress.note, alone=here.world == 1) as stop:
+    with ExitStack() as held:
+        progress = _told(settings, progress, held) if here.is_first else Silent()
+        stop = held.enter_context(StopRequest(progress.note, alone=here.world == 1))
         with joined(here, compute.device, settings.rank_timeout) as world:
             if world.is_first:  # inside: when it is refused, the other ranks end with this one
                 held.enter_context(only_run(Path(settings.out_dir)))
             compute = choose(settings.device, settings.dtype, world.local_rank)
             one, verdict = _trained(_Run(settings, compute, world, progress, stop, started), resume)
         return one.end(verdict)
+
+
+def _told(settings: Settings, progress: RunProgress, held: ExitStack) -> RunProgress:
+    """Everyone who is told how the run goes."""
+    others: list[RunProgress] = [MetricsFile(Path(settings.out_dir), progress.note)]
+    if settings.tensorboard:
+        check_installed()
+        others.append(Board(Path(settings.out_dir)))
+    for one in others:
+        held.callback(one.close)
+    return Several(progress, *others)
 
 
 def _trained(one: _Run, resume: Path | None) -> tuple[_Run, BudgetVerdict]:
@@ -238,6 +252,7 @@ class _Run:
         if self.world.is_first and not self.stopping:
             sample = self._sample()
             picture = self._draw(verdict)
+            self._write_weights()
         outcome = RunOutcome(
             steps=self.trainer.step,
             val_loss=self.val_loss,
@@ -257,7 +272,20 @@ class _Run:
         if not self.settings.sample_tokens:
             return ""
         tokens = self.trainer.sample(self.settings.sample_tokens)
-        return bytes(tokens).decode(errors="replace") if self.data.is_bytes else " ".join(map(str, tokens))
+        try:
+            return words_of(self.settings.data, self.data.vocab_size).text(tokens)
+        except (LowtideError, OSError) as problem:  # a tokenizer that cannot be read does not spoil a run
+            self.progress.note(f"the sample is in ids: {problem}")
+            return NumberWords().text(tokens)
+
+    def _write_weights(self) -> None:
+        if not self.settings.weights:
+            return
+        try:
+            if not write_weights(self.directory / WEIGHTS, self.trainer.model, self.trainer.step):
+                self.progress.note("no weights.safetensors: `pip install safetensors` brings what writes it")
+        except OSError as problem:
+            self.progress.note(f"no weights.safetensors: {reason(problem)}; the checkpoint has the weights")
 
     def _draw(self, verdict: BudgetVerdict) -> str:
         if not self.settings.picture:

@@ -70,6 +70,8 @@ class Settings:
     rank_timeout: int = _setting(600, "seconds to wait for the other ranks before giving up")
     sample_tokens: int = _setting(240, "tokens sampled at the end; 0: none")
     picture: bool = _setting(True, "draw loss and memory over time into --out-dir")
+    weights: bool = _setting(True, "write the weights as weights.safetensors into --out-dir at the end")
+    tensorboard: bool = _setting(False, "write the figures for TensorBoard too, into --out-dir/tensorboard")
 
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
