@@ -96,7 +96,7 @@ def start_ranks(world: int, *words: str, command: Sequence[str] = TRAIN) -> list
     return [start(*words, command=command, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(world)]
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 240) -> None:
     """Until something is true of a running process; fails, with what it said, when it ends or takes too long."""
     ends = time.monotonic() + seconds
     while not condition():

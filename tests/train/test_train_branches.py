@@ -135,7 +135,7 @@ def test_a_second_run_in_the_directory_is_refused_and_a_dead_one_does_not_block(
     first = start(*flags(settings))
     wait_for(lambda: len(branches.saved(tmp_path / "out")) > 1, first)
     second = start(*flags(settings))
-    out, err = second.communicate(timeout=120)
+    out, err = second.communicate(timeout=280)
     assert (second.returncode, out) == (1, "")
     assert f"expected a directory that no other run is using, got one in use by process {first.pid} on " in err
     assert first.poll() is None
@@ -157,7 +157,7 @@ with only_run(Path({str(tmp_path)!r})):
     print("locked", flush=True)
     os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=280, stdout=subprocess.DEVNULL)
     with only_run(tmp_path):
         pass
 

@@ -22,7 +22,7 @@ from lowtide.train import Settings, branches, checkpoint, ledger
 Make = Callable[..., Settings]
 
 
-def ended(processes: list[subprocess.Popen[str]], seconds: float = 90) -> list[tuple[int, str, str]]:
+def ended(processes: list[subprocess.Popen[str]], seconds: float = 240) -> list[tuple[int, str, str]]:
     results = []
     for process in processes:
         out, err = process.communicate(timeout=seconds)
@@ -43,7 +43,7 @@ def test_two_ranks_under_torchrun_read_the_rows_of_one_and_learn_the_same(tiny: 
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert found.returncode == 0, found.stderr
@@ -115,7 +115,7 @@ def test_a_rank_that_falls_silent_ends_the_other_after_the_time_limit(tiny: Make
     wait_for(lambda: lines.exists() and lines.stat().st_size > 500, first)
     second.send_signal(signal.SIGSTOP)
     try:
-        _, err = first.communicate(timeout=40)
+        _, err = first.communicate(timeout=240)
     finally:
         second.kill()
         second.communicate()
