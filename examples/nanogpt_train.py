@@ -30,8 +30,8 @@ worth of tokens more than a third has not been seen, and a resumed run draws oth
     before   X, Y = get_batch('train')      twice: before the loop, and after the forward pass
     after    state = batches.state_dict(); X, Y = next(batches)
 
-    before   checkpoint = {'model': ..., ...}
-    after    checkpoint = {'model': ..., ..., 'feed': state}
+    before   torch.save(checkpoint, ...)
+    after    checkpoint['feed'] = state; torch.save(checkpoint, ...)
 
 nanoGPT fetches a batch ahead of training on it. `state` is from before that fetch, so that a resumed run begins with
 the batch that was fetched and not yet learned from.

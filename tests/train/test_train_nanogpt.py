@@ -30,7 +30,7 @@ def with_feed(script: str) -> str:
     script = script.replace("import torch\n", f"import torch\n{imports}", 1)
     script = re.sub(r"^checkpoint = None.*\n", lambda found: feed + found[0], script, flags=re.M)
     script, fetches = re.subn(r"X, Y = get_batch\('train'\).*\n", lambda _: fetch, script)
-    script, entries = re.subn(r"^( +)'config': .*\n", lambda found: found[0] + found[1] + entry, script, flags=re.M)
+    script, entries = re.subn(r"^( +)(?=torch\.save\()", lambda found: found[1] + entry + found[1], script, flags=re.M)
     assert (fetches, entries) == (2, 1)
     return script
 
