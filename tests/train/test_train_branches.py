@@ -37,7 +37,8 @@ def test_a_branch_from_an_older_checkpoint_keeps_everything_it_must(tiny: Make, 
     train(tiny())
     (out / "step-00000003.pt").unlink()
     train(tiny(max_iters=10, keep=1), out / "step-00000006.pt")
-    assert names(out) == ["step-00000006.pt", "step-00000009.pt", "step-00000012.pt", "step-00000010-2.pt"]
+    assert names(out)[:3] == ["step-00000006.pt", "step-00000009.pt", "step-00000012.pt"]
+    assert {*names(out)[3:]} <= {"step-00000010-2.pt", branches.best(out).name}
     assert latest(out) == "step-00000010-2.pt"
     assert branches.newest(out).name == "step-00000010-2.pt"
     assert checkpoint.load_run(out / "step-00000010-2.pt")["lineage"] == ["step-00000006.pt"]
