@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.train.corpus import SKIPPED, cache_directory, source_files, stdlib_corpus
+from lowtide.train.stdlib import SKIPPED, cache_directory, source_files, stdlib_corpus
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.atomic import atomic_write
-from lowtide.train.gauge import Point, Verdict
+from lowtide.train.gauge import BudgetVerdict, CurvePoint
 from lowtide.units import MIB, format_size
 
 BLUE, ORANGE, GREEN, GREY = "#1f5fa8", "#d9722b", "#3a8f5c", "#6b7280"
 
 
-def draw(path: Path, points: Sequence[Point], unigram: float, verdict: Verdict) -> bool:
+def draw(path: Path, points: Sequence[CurvePoint], unigram: float, verdict: BudgetVerdict) -> bool:
     """Write the picture; False when matplotlib is not installed."""
     try:
         import matplotlib
@@ -36,7 +36,7 @@ def draw(path: Path, points: Sequence[Point], unigram: float, verdict: Verdict) 
     return True
 
 
-def _draw_loss(axes: Any, points: Sequence[Point], unigram: float) -> None:
+def _draw_loss(axes: Any, points: Sequence[CurvePoint], unigram: float) -> None:
     trained = [point for point in points if not math.isnan(point.loss)]
     checked = [point for point in points if not math.isnan(point.val_loss)]
     axes.plot([p.seconds / 60 for p in trained], [p.loss for p in trained], color=BLUE, linewidth=1.2, label="train")
@@ -58,7 +58,7 @@ def _draw_loss(axes: Any, points: Sequence[Point], unigram: float) -> None:
     axes.set_title("Loss", loc="left", fontweight="bold")
 
 
-def _draw_memory(axes: Any, points: Sequence[Point], verdict: Verdict) -> None:
+def _draw_memory(axes: Any, points: Sequence[CurvePoint], verdict: BudgetVerdict) -> None:
     minutes = [point.seconds / 60 for point in points]
     anon = [point.reading.anon / MIB for point in points]
     mapped = [point.reading.mapped / MIB for point in points]

@@ -30,7 +30,7 @@ SMALLEST = 100_000  # bytes; some systems ship the library as bytecode or in a z
 
 
 @dataclass(frozen=True)
-class MadeCorpus:
+class StdlibCorpus:
     """Where the two parts lie, and what was in them."""
 
     train: Path
@@ -47,17 +47,17 @@ def cache_directory() -> Path:
     return Path.home() / ".cache" / "lowtide"
 
 
-def stdlib_corpus(directory: Path | None = None, library: Path | None = None) -> MadeCorpus:
+def stdlib_corpus(directory: Path | None = None, library: Path | None = None) -> StdlibCorpus:
     """The corpus of this Python's own library, made now unless both parts are whole."""
     library = Path(sysconfig.get_path("stdlib")) if library is None else library
     root = (cache_directory() if directory is None else directory) / f"corpus-stdlib-{platform.python_version()}"
     train, val = root / "train", root / "val"
     if _is_whole(train, "train.bin") and _is_whole(val, "val.bin"):
-        return MadeCorpus(train, val, made=False)
+        return StdlibCorpus(train, val, made=False)
     files = source_files(library)
     _write(val, "val.bin", files[::VAL_EVERY])
     _write(train, "train.bin", [file for place, file in enumerate(files) if place % VAL_EVERY])
-    return MadeCorpus(train, val, made=True)
+    return StdlibCorpus(train, val, made=True)
 
 
 def source_files(library: Path) -> list[Path]:

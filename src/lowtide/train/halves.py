@@ -18,8 +18,8 @@ import numpy as np
 
 from lowtide.errors import BudgetError, FormatError
 from lowtide.tokens import Tokens, open_tokens
-from lowtide.train.corpus import stdlib_corpus
 from lowtide.train.settings import Settings
+from lowtide.train.stdlib import stdlib_corpus
 
 GPT2_VOCAB = 50_304  # GPT-2's 50,257 ids, rounded up to a multiple of 64 as nanoGPT does for faster matrix products
 UNIGRAM_TOKENS = 1 << 20
@@ -27,7 +27,7 @@ _PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Data:
+class Halves:
     """Both halves of a corpus, opened."""
 
     train: Tokens
@@ -55,13 +55,13 @@ def in_flags() -> Iterator[None]:
         raise type(problem)(f"{problem} Here {', '.join(flags)}.") from problem
 
 
-def open_data(settings: Settings) -> Data:
+def open_data(settings: Settings) -> Halves:
     """Open what the settings name, or the corpus of this Python's own library."""
     with in_flags():
         return _open_data(settings)
 
 
-def _open_data(settings: Settings) -> Data:
+def _open_data(settings: Settings) -> Halves:
     if not settings.data:
         made = stdlib_corpus()
         train, val = _open(made.train, settings), _open(made.val, settings)
@@ -106,11 +106,11 @@ def _open(path: Path, settings: Settings) -> Tokens:
     )
 
 
-def _described(train: Tokens, val: Tokens, name: str, settings: Settings, notes: tuple[str, ...] = ()) -> Data:
+def _described(train: Tokens, val: Tokens, name: str, settings: Settings, notes: tuple[str, ...] = ()) -> Halves:
     is_bytes = train.dtype == np.uint8
     known = settings.vocab_size or train.vocab or (256 if is_bytes else 0)
     if not known:
         notes += (f"the data does not say its vocabulary: taking {GPT2_VOCAB:,} ids; --vocab-size sets it",)
     vocab = train.vocab = val.vocab = known or GPT2_VOCAB  # an id beyond it is refused at the batch that has it
     files = {extent.path: None for tokens in (train, val) for extent in tokens.layout.extents}
-    return Data(train, val, vocab, name, tuple(files), is_bytes, notes)
+    return Halves(train, val, vocab, name, tuple(files), is_bytes, notes)
