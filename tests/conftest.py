@@ -90,3 +90,11 @@ def no_lost_descriptors() -> Iterator[None]:
     gc.collect()  # an error that crossed a thread holds its frames, and they hold it
     lost = open_descriptors() - before
     assert not lost, f"descriptors still open: {sorted(str(Path(f'/proc/self/fd/{n}').readlink()) for n in lost)}"
+
+
+@pytest.fixture(autouse=True)
+def python_engine_for_spoiled_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that stand between Lowtide and ``os.preadv`` test the engine that calls it; tests/native has its own."""
+    module = request.module
+    if any(getattr(value, "__module__", None) == "tests.faults" for value in vars(module).values()):
+        monkeypatch.setenv("LOWTIDE_ENGINE", "python")

@@ -24,9 +24,9 @@ ROOMS = {
     "lowtide._native": "_core bijection later runs twin",
     "lowtide.machine": "cgroups files limits pages",
     "lowtide.order": "feistel local orders words",
-    "lowtide.reading": "cuts fingerprint indexing iterators passes plan row_filler state streams token_range upcoming"
+    "lowtide.reading": "cuts fingerprint indexing iterators passes plan prefetch row_filler state streams token_range upcoming"
     " window_filler",
-    "lowtide.storage": "budget buffers descriptors direct forks mapped read release spans store",
+    "lowtide.storage": "budget buffers descriptors direct forks mapped native_read read release spans store",
 }
 OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in names.split())}
 

@@ -47,8 +47,8 @@ LAYERS: list[set[str]] = [
 # Inside the rooms of the reading path, files from the bottom up: each may import only files before it.
 INSIDE: dict[str, str] = {
     "order": "words feistel orders local",
-    "storage": "forks budget buffers descriptors spans read direct mapped store release",
-    "reading": "upcoming fingerprint passes indexing state plan row_filler token_range window_filler streams cuts"
+    "storage": "forks budget buffers descriptors spans read native_read direct mapped store release",
+    "reading": "upcoming prefetch fingerprint passes indexing state plan row_filler token_range window_filler streams cuts"
     " iterators",
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -35,7 +35,7 @@ Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDA
 LARGEST_CHUNK = 8 * MIB  # enough to keep a disk busy; more only costs memory
 
 
-def open(
+def open(  # noqa: PLR0913 - keyword-only options of the public surface
     source: Source,
     *,
     dtype: DTypeLike | None = None,
@@ -45,6 +45,7 @@ def open(
     strategy: str = "auto",
     cache: str = "auto",
     budget: int | str = "auto",
+    engine: str = "auto",
 ) -> Array:
     """Open a ``.npy`` file, raw numbers, one tensor of a ``.safetensors``, a memmap, or a list or glob of them.
 
@@ -54,7 +55,7 @@ def open(
     >>> for rows in a.shuffled(4096, seed=0): ...
     """
     layout = layout_of(source, dtype=dtype, shape=shape, offset=offset, tensor=tensor)
-    return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
+    return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
 
 
 class Array:

@@ -39,6 +39,7 @@ def open_tokens(
     strategy: str = "auto",
     cache: str = "auto",
     budget: int | str = "auto",
+    engine: str = "auto",
 ) -> Tokens:
     """Open a corpus: a token file of any known format, a glob, a list or a directory of them. Reads headers only.
 
@@ -47,7 +48,7 @@ def open_tokens(
     >>> tokens = lowtide.open_tokens("train.bin", dtype="uint16", vocab=50257, budget="256MiB")
     """
     layout = token_layout(source, dtype=dtype)
-    tokens = Tokens(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
+    tokens = Tokens(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
     tokens.vocab = layout.vocab if vocab is None else at_least("vocab", vocab, 1)
     tokens.eot = layout.eot if eot is None else at_least("eot", eot, 0)
     return tokens
