@@ -25,10 +25,11 @@ FINGERPRINT_BYTES = 4096
 
 
 class Corpus:
-    """Tokens ``[first, last)`` of a layout; ``vocab`` is the number of ids, ``eot`` the one that ends a document."""
+    """Tokens ``[first, last)`` of a layout; ``vocab``: the number of ids; ``eot`` ends a document, ``bos`` begins one."""
 
     vocab: int | None = None
     eot: int | None = None
+    bos: int | None = None
 
     def __init__(self, layout: Layout, store: Store, *, first: int = 0, last: int | None = None) -> None:
         self.layout = layout
@@ -97,13 +98,14 @@ class Corpus:
     def _hash_of_blocks(self) -> str:
         """Of blocks sampled at fixed shares of the range, its first and last among them."""
         item = self.dtype.itemsize
-        count = max(1, min(FINGERPRINT_BYTES // item, len(self)))
+        count = min(FINGERPRINT_BYTES // item, len(self))  # 0 of an empty corpus: nothing is read
         # Integer arithmetic: a float would round differently from 2**53 tokens on.
         span = len(self) - count
         starts = [self.first + span * block // (FINGERPRINT_BLOCKS - 1) for block in range(FINGERPRINT_BLOCKS)]
         # Not from the pool: a state must be had also while the user's batches fill the budget.
         blocks = wrap(np.empty(FINGERPRINT_BLOCKS * count * item, np.uint8))
-        self.store.gather(np.array(starts, np.int64), item, count * item, blocks, sparse=True)
+        if count:
+            self.store.gather(np.array(starts, np.int64), item, count * item, blocks, sparse=True)
         import hashlib  # here: it brings OpenSSL, 3 ms at every import
 
         return hashlib.blake2b(blocks.view, digest_size=16).hexdigest()

@@ -33,7 +33,9 @@ def open_tokens(
     *,
     dtype: DTypeLike | None = None,
     eot: int | None = None,
+    bos: int | None = None,
     vocab: int | None = None,
+    tensor: str | None = None,
     strategy: str = "auto",
     cache: str = "auto",
     budget: int | str = "auto",
@@ -41,13 +43,16 @@ def open_tokens(
     """Open a corpus: a token file of any known format, a glob, a list or a directory of them. Reads headers only.
 
     Headerless files need ``dtype``. ``vocab`` is the number of ids; one beyond it is an error at the batch that has it.
+    ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
+    ``.safetensors``, ``.npz`` or HDF5 file that holds several.
 
     >>> tokens = lowtide.open_tokens("train.bin", dtype="uint16", vocab=50257, budget="256MiB")
     """
-    layout = token_layout(source, dtype=dtype)
+    layout = token_layout(source, dtype=dtype, tensor=tensor)
     tokens = Tokens(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
     tokens.vocab = layout.vocab if vocab is None else at_least("vocab", vocab, 1)
     tokens.eot = layout.eot if eot is None else at_least("eot", eot, 0)
+    tokens.bos = layout.bos if bos is None else at_least("bos", bos, 0)
     return tokens
 
 
@@ -118,7 +123,9 @@ class Tokens(Corpus):
         blocks = document_ends(self.layout)
         if blocks is None:
             return None
-        return (block[(block > self.first) & (block <= self.last)] - self.first for block in blocks)
+        # An end at the first token of a split closes a document of the part before it; at 0 it is an empty document.
+        least = self.first + 1 if self.first else 0
+        return (block[(block >= least) & (block <= self.last)] - self.first for block in blocks)
 
     def plan(self) -> Plan:
         """Projected bytes by kind and how reading happens, at most; a feed's own ``plan()`` knows its batches."""
@@ -137,10 +144,10 @@ class Tokens(Corpus):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.layout, self.store, self.first, self.last, self.vocab, self.eot)
+        return _rebuild, (self.layout, self.store, self.first, self.last, self.vocab, self.eot, self.bos)
 
     def _part(self, first: int, last: int) -> Tokens:
-        return _rebuild(self.layout, self.store, first, last, self.vocab, self.eot)
+        return _rebuild(self.layout, self.store, first, last, self.vocab, self.eot, self.bos)
 
     def _long_enough(self, length: int, order: str) -> None:
         needed = {"sequential": 2, "random": length + 1}.get(order, 2 * length)
@@ -152,9 +159,11 @@ class Tokens(Corpus):
             )
 
 
-def _rebuild(layout: Layout, store: Store, first: int, last: int, vocab: int | None, eot: int | None) -> Tokens:
+def _rebuild(
+    layout: Layout, store: Store, first: int, last: int, vocab: int | None, eot: int | None, bos: int | None = None
+) -> Tokens:
     tokens = Tokens(layout, store, first=first, last=last)
-    tokens.vocab, tokens.eot = vocab, eot
+    tokens.vocab, tokens.eot, tokens.bos = vocab, eot, bos
     return tokens
 
 
