@@ -25,7 +25,7 @@ FINGERPRINT_BYTES = 4096
 
 
 class Corpus:
-    """Tokens ``[first, last)`` of a layout; ``vocab``: the number of ids; ``eot`` ends a document, ``bos`` begins one."""
+    """Tokens ``[first, last)`` of a layout; of ``vocab`` ids, ``eot`` ends a document and ``bos`` begins one."""
 
     vocab: int | None = None
     eot: int | None = None

@@ -28,7 +28,7 @@ from lowtide.windows import Windows
 ITERATED = 65_536  # tokens read at a time when somebody loops over them one by one
 
 
-def open_tokens(
+def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     source: Source,
     *,
     dtype: DTypeLike | None = None,

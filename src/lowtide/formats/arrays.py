@@ -34,7 +34,8 @@ def layout_of(
     """Where the array behind ``source`` lies: a path, an ``np.memmap``, a list of them or a glob.
 
     ``dtype``, ``shape`` (one axis may be -1) and ``offset`` describe headerless files; ``tensor`` names one array
-    of a ``.safetensors``, ``.npz`` or HDF5 file. With several files, the first axis of ``shape`` is -1 or the sum of their rows.
+    of a ``.safetensors``, ``.npz`` or HDF5 file. With several files, the first axis of ``shape`` is -1 or the sum of
+    their rows.
     """
     stated = None if dtype is None else stated_dtype(dtype)
     wanted = None if shape is None else _stated_shape(shape)

@@ -159,12 +159,12 @@ def may_be(head: bytes) -> str | None:
 
 def refuse_foreign_directory(path: str, names: Collection[str], *, tokens: bool) -> None:
     """FormatError where a directory is another format's whole; ``names`` are its entries."""
-    found = _directory_kind(names, tokens=tokens)
+    found = _directory_kind(names)
     if found is not None:
         raise found.refusal(path, tokens=tokens)
 
 
-def _directory_kind(names: Collection[str], *, tokens: bool) -> Foreign | None:
+def _directory_kind(names: Collection[str]) -> Foreign | None:
     if {"zarr.json", ".zarray", ".zgroup"} & set(names):
         save = (
             "np.save('{stem}.npy', zarr.open('{file}')[:])"
@@ -175,7 +175,8 @@ def _directory_kind(names: Collection[str], *, tokens: bool) -> Foreign | None:
     if "data.ninja" in names:
         return Foreign(
             "an mmap_ninja directory",
-            "Open its data: lowtide.open('{file}/data.ninja', dtype=..., shape=...) as dtype.ninja and shape.ninja say.",
+            "Open its data with the dtype and shape that dtype.ninja and shape.ninja beside it state: "
+            "lowtide.open('{file}/data.ninja', dtype=..., shape=...).",
         )
     for ending, name in ((".arrow", "Arrow files"), (".parquet", "Parquet files"), (".feather", "Feather files")):
         if any(entry.endswith(ending) for entry in names):

@@ -8,7 +8,8 @@ between are checked, and none is loaded. Costs a few small reads. A .bin whose s
 without a gap is no run of tokens and is refused.
 
 DeepSpeed writes the same files with other codes from 6 on (6 uint16, 7 uint32, 8 uint64; Megatron: float64, float32,
-uint16). The byte pointers tell which item size is meant; of code 7, which both write with 4 bytes, tokens are uint32.
+uint16). The byte pointers tell which item size is meant; of code 7, which both write with 4 bytes, small integers are
+tokens.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def _dtype_and_count(
     dtypes = [np.dtype(_CODES[code])]
     if code in _DEEPSPEED:
         dtypes.append(np.dtype(_DEEPSPEED[code]))
-    if tokens and code == 7:
-        dtypes.reverse()  # both have 4 bytes, and tokens are no floats
+    if tokens and code == 7 and _like_ids(data):
+        dtypes.reverse()
     problem: FormatError | None = None
     for dtype in dtypes:
         try:
@@ -92,6 +93,12 @@ def _dtype_and_count(
             problem = problem or error
     assert problem is not None
     raise problem
+
+
+def _like_ids(data: HeaderFile) -> bool:
+    """Whether the first 4-byte items are ids: floats other than 0 are numbers of a thousand million when read so."""
+    block = data.read(0, _BLOCK * 4)
+    return bool(np.max(np.frombuffer(block[: len(block) // 4 * 4], "<u4"), initial=0) < 2**24)
 
 
 def _checked_tables(index: HeaderFile, data: HeaderFile, tables: DocumentIndex, itemsize: int) -> int:

@@ -104,7 +104,7 @@ def _why_not(file: HeaderFile, info: ZipInfo) -> str:
 
 def _data_start(file: HeaderFile, info: ZipInfo) -> int:
     """Behind the local header, whose name and extra field have lengths of their own."""
-    head = file.read(info.header_offset, _LOCAL_HEADER)
+    head = file.read(info.header_offset, _LOCAL_HEADER) if info.header_offset >= 0 else b""
     if len(head) < _LOCAL_HEADER or not head.startswith(MAGICS[0]):
         raise FormatError(
             f"{file.path}: expected member {clip(info.filename)} at byte {info.header_offset}, got no zip header "

@@ -20,7 +20,7 @@ One: TypeAlias = "str | os.PathLike[str] | npt.NDArray[Any]"  # of arrays only a
 Source: TypeAlias = "One | Sequence[One]"
 
 _DIGITS = re.compile(r"([0-9]+)")
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}[^/]")  # pathlib makes s3://x into s3:/x
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}[^/]")  # pathlib makes s3://x into s3:/x
 _COPY = {
     "s3": "aws s3 cp --recursive {source} data/",
     "gs": "gcloud storage cp -r {source} data/",
