@@ -89,7 +89,7 @@ def test_a_deflated_member_is_refused_with_the_line_that_stores_it(
 
 def test_an_archive_cut_at_any_place_is_a_format_error(archive: Path) -> None:
     whole = archive.read_bytes()
-    for length in [*range(0, len(whole), 97), *range(len(whole) - 40, len(whole))]:
+    for length in [*range(0, len(whole), 397), *range(len(whole) - 40, len(whole))]:
         archive.write_bytes(whole[:length])
         with pytest.raises(FormatError, match=r"cut short|empty|no header|zip|file of one array"):
             layout_of(archive, tensor="X")
@@ -99,7 +99,7 @@ def test_a_damaged_archive_gives_a_layout_inside_the_file_or_a_format_error(arch
     whole = archive.read_bytes()
     rng = np.random.default_rng(11)
     directory = whole.index(b"PK\x01\x02")
-    for _ in range(600):
+    for _ in range(250):
         data = bytearray(whole)
         at = int(rng.integers(directory, len(data)) if rng.random() < 0.7 else rng.integers(0, 200))
         data[at] = int(rng.integers(0, 256))

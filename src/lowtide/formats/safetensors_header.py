@@ -9,6 +9,7 @@ given twice. Costs at most 1 MiB and 60 bytes per tensor, whatever the header ho
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import numpy as np
 
 from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile
-from lowtide.formats.layout import checked_nbytes, clip
+from lowtide.formats.layout import MOST_AXES, checked_nbytes, clip
 
 MOST_BYTES = 100_000_000  # the format's own bound on a header
 _MOST_ENTRY = 65_536  # a name, a dtype, at most 64 axes and two offsets
@@ -40,11 +41,17 @@ DTYPES = {
     "C64": "<c8",
 }
 BITS = {"BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E4M3FNUZ": "u1", "F8_E5M2FNUZ": "u1", "F8_E8M0": "u1"}
+_ITEMSIZES = {name: np.dtype(dtype).itemsize for name, dtype in {**DTYPES, **BITS}.items()}
 SMALLER_THAN_A_BYTE = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # bits
 
 _NAME = re.compile(rb'[ \t\r\n]*+"((?:[^"\\\x00-\x1f]++|\\.)*+)"[ \t\r\n]*+:[ \t\r\n]*+')
 # One object without objects in it: what an entry is. Its text goes to the JSON parser, 64 KiB at most.
 _OBJECT = re.compile(rb'\{(?:[^{}"]++|"(?:[^"\\]++|\\.)*+")*+\}')
+# As the format's own library writes it; anything else takes the longer way through the JSON parser.
+_NUMBER = rb"(?:0|[1-9][0-9]{0,17})"  # below 10**18: such numbers and their sums fit in 64 bits
+_USUAL = re.compile(
+    rb'\{"dtype":"([A-Z0-9_]+)","shape":\[((?:N(?:,N)*)?)\],"data_offsets":\[(N),(N)\]\}'.replace(b"N", _NUMBER)
+)
 _SIGN = re.compile(rb"[ \t\r\n]*+([{},:])")
 _QUOTE = re.compile(rb'[ \t\r\n]*+"')
 _TEXT = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\.)*+')
@@ -79,7 +86,7 @@ def tensors(file: HeaderFile) -> Iterator[tuple[str, Tensor]]:
         if name == "__metadata__":
             _skip_metadata(text)
             continue
-        tensor = _tensor(name, _entry(text, name), file.path)
+        tensor = _entry(text, name, file.path)
         begins.append(tensor.begin)
         ends.append(tensor.end)
         yield name, tensor
@@ -103,16 +110,21 @@ def _names(text: _Stream) -> Iterator[str]:
     text.finish()
 
 
-def _entry(text: _Stream, name: str) -> dict[str, Any]:
+def _entry(text: _Stream, name: str, path: str) -> Tensor:
+    found = text.take(_OBJECT, "dtype, shape and data_offsets")[0]
+    usual = _USUAL.fullmatch(found)
+    if usual is not None:
+        dtype, begin, end = usual[1].decode(), int(usual[3]), int(usual[4])
+        shape = tuple(map(int, usual[2].split(b","))) if usual[2] else ()
+        if dtype in _ITEMSIZES and 0 < math.prod(shape) * _ITEMSIZES[dtype] == end - begin and len(shape) <= MOST_AXES:
+            return Tensor(dtype, shape, begin, end)
     import json  # here: most files are not safetensors, and it takes 1.5 ms
 
     try:
-        entry = json.loads(
-            text.take(_OBJECT, f"dtype, shape and data_offsets of {clip(name)}")[0], object_pairs_hook=_once
-        )
+        entry = dict(json.loads(found, object_pairs_hook=_once))
     except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, a number of too many digits, a key twice
         raise text.error(f"{clip(str(error))}") from error
-    return dict(entry)
+    return _tensor(name, entry, path)
 
 
 def _skip_metadata(text: _Stream) -> None:
