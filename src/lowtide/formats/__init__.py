@@ -2,6 +2,7 @@
 
 from lowtide.formats.arrays import layout_of
 from lowtide.formats.containers import members_of
+from lowtide.formats.decoded import column_layout
 from lowtide.formats.documents import document_ends
 from lowtide.formats.layout import DocumentIndex, Documents, Layout
 from lowtide.formats.members import Member
@@ -17,6 +18,7 @@ __all__ = [
     "Layout",
     "Member",
     "MissingDtypeError",
+    "column_layout",
     "document_ends",
     "dtype_smell",
     "layout_of",
