@@ -130,7 +130,7 @@ def test_a_chunk_beside_its_loader_s_index_is_named(tmp_path: Path, index: str, 
     for source in (tmp_path / name, str(tmp_path / f"{name[:5]}*.bin")):
         with pytest.raises(FormatError, match=writer) as caught:
             token_layout(source, dtype="uint16")
-        assert ".tofile('train.bin')" in str(caught.value)
+        assert ".tofile(" in str(caught.value)
     assert token_layout(tmp_path / "ours.bin", dtype="uint16").shape == (3000,)
     assert layout_of(tmp_path / name, dtype="u2").shape == (3000,)  # an array is what its user says
 

@@ -15,13 +15,14 @@ from lowtide.formats.manifest import Manifest, read_manifest
 _INDEX = "index.json"
 _MOST_INDEX = 16 * 1024 * 1024
 
+# A litData chunk: u32 items n, u32[n + 1] offsets, then the ids of every item one after the other.
 LITDATA = Foreign(
-    "a chunk as litData writes it (index.json beside it lists its chunks)",
-    "Save its ids: np.concatenate([np.asarray(ids) for ids in litdata.StreamingDataset('DIRECTORY', "
-    "item_loader=litdata.TokensLoader(block_size=1024))]).astype('uint16').tofile('train.bin').",
+    "what litData writes (index.json lists its chunks)",
+    "Its ids follow a table of offsets. Save those of each chunk, with the dtype that index.json names: "
+    "np.fromfile(chunk, 'int32', offset=4 * (2 + int(np.fromfile(chunk, '<u4', 1)[0]))).tofile('ids.bin').",
 )
 MDS = Foreign(
-    "a shard as MosaicML's streaming writes it (index.json beside it lists its shards)",
+    "what MosaicML's streaming writes (index.json lists its shards)",
     "Save its ids: np.concatenate([sample['tokens'] for sample in streaming.StreamingDataset(local='DIRECTORY')])"
     ".astype('uint16').tofile('train.bin').",
 )
