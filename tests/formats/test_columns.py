@@ -91,7 +91,7 @@ def test_open_tokens_gives_batches_and_documents(tmp_path: Path) -> None:
     write(tmp_path / "t.parquet", table([[k] * 10 for k in range(20)]))
     source, cache = str(tmp_path / "*.parquet"), tmp_path / "cache"
     with lowtide.open_tokens(source, column="input_ids", dtype="uint16", eot=3, cache_dir=cache) as tokens:
-        assert (len(tokens), tokens.dtype, tokens.eot) == (200, np.uint16, 3)
+        assert (len(tokens), tokens.dtype, tokens.eot) == (200, np.dtype("u2"), 3)
         blocks = tokens.documents()
         assert blocks is not None
         assert np.concatenate(list(blocks)).tolist() == list(range(10, 201, 10))
@@ -234,7 +234,7 @@ def test_the_cache_is_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", NAMES)
 def test_a_column_that_does_not_exist_is_told_with_those_that_do(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, table(DOCUMENTS))
-    with pytest.raises(FormatError, match=r"expected a column 'ids', got 2 columns: 'text', 'input_ids'\. State"):
+    with pytest.raises(FormatError, match=r"expected a column 'ids', got 'text', 'input_ids'\. State"):
         column_layout(path, "ids", cache_dir=tmp_path)
     with pytest.raises(FormatError, match="expected a list of integers in each row, got string"):
         column_layout(path, "text", cache_dir=tmp_path)

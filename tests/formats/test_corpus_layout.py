@@ -259,9 +259,12 @@ def test_the_manifest_beside_a_glob_of_shards_is_read_once(
     token_files.manifest([(name, 1) for name in names])
     opened: list[str] = []
     real = os.open
-    monkeypatch.setattr(
-        os, "open", lambda path, *rest, **more: (opened.append(str(path)), real(path, *rest, **more))[1]
-    )
+
+    def noting(path: str, *rest: Any, **more: Any) -> int:
+        opened.append(str(path))
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", noting)
     assert token_layout(str(token_files.directory / "*.bin")).shape == (50,)
     assert sum(path.endswith("manifest.json") for path in opened) == 1
     assert sum(path.endswith(".bin") for path in opened) == 50

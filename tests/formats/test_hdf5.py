@@ -69,7 +69,7 @@ def test_a_user_block_before_the_data_is_counted(tmp_path: Path, read_back: Read
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("chunked", r"a chunked one\. Rewrite it: h5repack -f NONE -l CONTI 'x\.h5'"),
+        ("chunked", r"a chunked one\. Rewrite it: h5repack -l CONTI 'x\.h5'"),
         ("packed", r"a chunked and gzip-compressed one\. Rewrite it: h5repack -f NONE -l CONTI"),
         ("scalar", "a single value"),
         ("text", "items of variable length"),

@@ -60,7 +60,7 @@ def find_column(path: str, column: str) -> IdColumn:
         names = [clip(name, 40) for name in schema.names[:_MOST_LISTED]]
         more = f" and {len(schema.names) - _MOST_LISTED} more" if len(schema.names) > _MOST_LISTED else ""
         raise FormatError(
-            f"{path}: expected a column {clip(column)}, got {len(schema.names)} columns: {', '.join(names)}{more}. "
+            f"{path}: expected a column {clip(column)}, got {', '.join(names) or 'none'}{more}. "
             "State column= with one of these."
         )
     item = _item_type(pyarrow, schema.field(column).type)

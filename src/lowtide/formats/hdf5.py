@@ -96,7 +96,8 @@ def _is_dataset(item: Any) -> bool:
 def _why_not(file: HeaderFile, dataset: Any) -> str:
     """Why a dataset cannot be read in place, and what to do; empty where it can."""
     name = Path(file.path).name
-    repack = f"Rewrite it: h5repack -f NONE -l CONTI {name!r} 'contiguous.h5'"
+    filters = "-f NONE " if dataset.compression or dataset.shuffle or dataset.fletcher32 or dataset.scaleoffset else ""
+    repack = f"Rewrite it: h5repack {filters}-l CONTI {name!r} 'contiguous.h5'"
     if dataset.shape is None or dataset.shape == ():
         return "a single value. Read it with h5py"
     if dataset.dtype.hasobject:

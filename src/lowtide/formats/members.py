@@ -50,7 +50,7 @@ def only_member(where: str, what: str, members: Iterable[Member], *, tokens: boo
             f"{fitting if fitting.count else everything}. {_advice(fitting)}"
         )
     raise FormatError(
-        f"{where}: expected the name of one {what}, got {everything.count} {what}s: {everything}. {_advice(everything)}"
+        f"{where}: expected the name of one {what}, got {everything.of(what)}: {everything}. {_advice(everything)}"
     )
 
 
@@ -59,9 +59,7 @@ def missing_member(where: str, what: str, tensor: str, members: Iterable[Member]
     names = _Names()
     for member in members:
         names.add(member.name)
-    return FormatError(
-        f"{where}: expected a {what} {clip(tensor)}, got {names.count} {what}s: {names}. {_advice(names)}"
-    )
+    return FormatError(f"{where}: expected a {what} {clip(tensor)}, got {names.of(what)}: {names}. {_advice(names)}")
 
 
 class _Names:
@@ -76,6 +74,9 @@ class _Names:
         if len(self.first) < _MOST_LISTED:
             self.first.append(name)
 
+    def of(self, what: str) -> str:
+        return f"{self.count} {what}{'' if self.count == 1 else 's'}"
+
     def __str__(self) -> str:
         more = self.count - len(self.first)
         return (", ".join(clip(name, 40) for name in self.first) or "none") + (f" and {more} more" if more else "")
@@ -84,4 +85,4 @@ class _Names:
 def _advice(names: _Names) -> str:
     if not names.count:
         return "Save the array in a file of its own with np.save."
-    return f"State tensor={clip(names.first[0], 40)} or another of these."
+    return f"State tensor={clip(names.first[0], 40)}{' or another of these' if names.count > 1 else ''}."

@@ -22,9 +22,9 @@ Source: TypeAlias = "One | Sequence[One]"
 _DIGITS = re.compile(r"([0-9]+)")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}[^/]")  # pathlib makes s3://x into s3:/x
 _COPY = {
-    "s3": "aws s3 cp --recursive {source} data/",
-    "gs": "gcloud storage cp -r {source} data/",
-    "az": "az storage copy -s {source} -d data/ --recursive",
+    "s3": "aws s3 cp {source} .",
+    "gs": "gcloud storage cp {source} .",
+    "az": "az storage copy -s {source} -d .",
     "hf": "hf download, then open the local copy",
     "http": "curl -LO {source}",
     "https": "curl -LO {source}",
@@ -77,9 +77,9 @@ def _refuse_address(path: str) -> None:
         return
     scheme = address[1].lower()
     if scheme == "file":
-        raise ValueError(f"{path}: expected a path, got a file: address. Leave out 'file://'.")
+        raise ValueError(f"{path}: expected a path, got an address, file://. Leave out 'file://'.")
     copy = _COPY.get(scheme, "the tool of that store").format(source=path)
     raise ValueError(
-        f"{path}: expected a path on this machine, got a {scheme}:// address. Remote paths are not read yet: copy it "
+        f"{path}: expected a path on this machine, got an address, {scheme}://. Remote paths are not read yet: copy it "
         f"first ({copy}), or mount the store as a directory."
     )
