@@ -31,10 +31,10 @@ class Windows:
         self.tokens = tokens
         self.length = length
         self.dtype = np.dtype(dtype)
-        if self.dtype.kind not in "iu" or not self.dtype.isnative:
-            raise ValueError(
-                f"dtype: expected integers in this machine's byte order, got {self.dtype.str}. Use dtype='int64'."
-            )
+        if self.dtype.kind not in "iu":
+            raise ValueError(f"dtype: expected an integer type for tokens, got {self.dtype}. Use dtype='int64'.")
+        if not self.dtype.isnative:
+            raise ValueError(f"dtype: expected this machine's byte order, got {self.dtype.str}. Use dtype='int64'.")
         # Ids that might not fit are looked at, batch by batch, instead of being wrapped.
         self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
 

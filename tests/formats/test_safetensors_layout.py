@@ -101,8 +101,8 @@ def peak_of(opened: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_a_hostile_header_of_6_mb_is_refused_in_less_than_2(tmp_path: Path) -> None:
-    lists = b"[" + b"[]," * 2_000_000 + b"[]]"
+def test_a_hostile_header_of_3_mb_is_refused_in_less_than_2_mib(tmp_path: Path) -> None:
+    lists = b"[" + b"[]," * 1_000_000 + b"[]]"
     texts = b'"' + b"x" * len(lists) + b'"'
     nested = b'{"w":{"dtype":"F32","shape":%s,"data_offsets":[0,24]}}'
     spaces = b"{" + b" " * len(lists) + b"}"
@@ -115,18 +115,20 @@ def test_a_hostile_header_of_6_mb_is_refused_in_less_than_2(tmp_path: Path) -> N
 
         assert peak_of(refused) < 2 * 2**20
     # The same reader with the header loaded whole would break this bound.
-    assert peak_of(lambda: json.loads(lists)) > 50 * 2**20
+    assert peak_of(lambda: json.loads(lists)) > 30 * 2**20
 
 
-def test_a_header_costs_1_mib_and_60_bytes_per_tensor(tmp_path: Path) -> None:
-    count = 60_000
+def test_a_header_costs_2_mib_and_60_bytes_per_tensor(tmp_path: Path) -> None:
+    count = 20_000
     entries = (f'"layer.{k}":{{"dtype":"U8","shape":[1],"data_offsets":[{k},{k + 1}]}}' for k in range(count))
     header = ("{" + ",".join(entries) + "}").encode()
     path = write(tmp_path / "m.safetensors", header, bytes(count))
     layouts: list[Layout] = []
-    assert peak_of(lambda: layouts.append(layout_of(path, tensor="layer.59999"))) < 2**20 + 60 * count
+    assert peak_of(lambda: layouts.append(layout_of(path, tensor="layer.19999"))) < 2 * 2**20 + 60 * count
     assert layouts[0].extents[0].offset == path.stat().st_size - 1
-    assert peak_of(lambda: json.loads(header)) > 5 * (2**20 + 60 * count)  # what loading the header whole would take
+    assert peak_of(lambda: json.loads(header)) > 3 * (
+        2 * 2**20 + 60 * count
+    )  # what loading the header whole would take
 
 
 def test_metadata_of_any_size_is_stepped_over(tmp_path: Path, read_back: ReadBack) -> None:

@@ -16,7 +16,7 @@ from lowtide.errors import FormatError
 from lowtide.formats import hdf5, npz, safetensors
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout
-from lowtide.formats.members import Member, missing_member, only_member
+from lowtide.formats.members import ArrayMember, missing_member, only_member
 
 
 class Container(Protocol):
@@ -25,7 +25,7 @@ class Container(Protocol):
     WHAT: str
 
     def read(self, file: HeaderFile, name: str) -> Layout | None: ...
-    def members(self, file: HeaderFile) -> Iterator[Member]: ...
+    def members(self, file: HeaderFile) -> Iterator[ArrayMember]: ...
 
 
 def container_of(file: HeaderFile, head: bytes, *, stated: np.dtype[Any] | None) -> Container | None:
@@ -60,7 +60,7 @@ def no_members(where: str, tensor: str) -> FormatError:
     )
 
 
-def members_of(path: str) -> tuple[Member, ...]:
+def members_of(path: str) -> tuple[ArrayMember, ...]:
     """Every array of a .safetensors, .npz or HDF5 file; none for a file of another kind."""
     with HeaderFile(path) as file:
         head = file.read(0, 16)

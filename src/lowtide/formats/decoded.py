@@ -25,9 +25,9 @@ import numpy.typing as npt
 from lowtide.atomic import atomic_write
 from lowtide.errors import FormatError
 from lowtide.formats.arrays import stated_dtype
-from lowtide.formats.columns import IdBlock, IdColumn, blocks, find_column
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.held_out import refuse_train_with_val
+from lowtide.formats.id_columns import IdBlock, IdColumn, blocks, find_column
 from lowtide.formats.layout import DocumentIndex, Documents, Layout, join, one_extent
 from lowtide.formats.sources import Source, named, natural_key
 

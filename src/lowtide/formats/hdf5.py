@@ -15,7 +15,7 @@ from typing import Any
 from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, one_extent
-from lowtide.formats.members import Member
+from lowtide.formats.members import ArrayMember
 
 WHAT = "dataset"
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -54,15 +54,15 @@ def read(file: HeaderFile, name: str) -> Layout | None:
         return one_extent("hdf5", dtype, tuple(dataset.shape), file.extent(offset, length))
 
 
-def members(file: HeaderFile) -> Iterator[Member]:
+def members(file: HeaderFile) -> Iterator[ArrayMember]:
     """Every dataset of the file, by its path from the root."""
-    found: list[Member] = []
+    found: list[ArrayMember] = []
 
     def look(name: str, item: Any) -> None:
         if _is_dataset(item):
             dtype = item.dtype
             shape = tuple(item.shape or ())
-            found.append(Member(f"/{name}", str(dtype), shape, _why_not(file, item), dtype.kind in "iu"))
+            found.append(ArrayMember(f"/{name}", str(dtype), shape, _why_not(file, item), dtype.kind in "iu"))
 
     with _opened(file) as root:
         root.visititems(look)

@@ -16,7 +16,7 @@ _MOST_LISTED = 20
 
 
 @dataclass(frozen=True)
-class Member:
+class ArrayMember:
     """One array of a file that holds several; ``tensor=`` takes its name."""
 
     name: str
@@ -34,7 +34,7 @@ class Member:
         return self.integers and len(self.shape) == 1
 
 
-def only_member(where: str, what: str, members: Iterable[Member], *, tokens: bool) -> str:
+def only_member(where: str, what: str, members: Iterable[ArrayMember], *, tokens: bool) -> str:
     """The name of the only member - of those that may be tokens - or FormatError with the names there are."""
     everything, fitting = _Names(), _Names()
     for member in members:
@@ -54,7 +54,7 @@ def only_member(where: str, what: str, members: Iterable[Member], *, tokens: boo
     )
 
 
-def missing_member(where: str, what: str, tensor: str, members: Iterable[Member]) -> FormatError:
+def missing_member(where: str, what: str, tensor: str, members: Iterable[ArrayMember]) -> FormatError:
     """The error for a name that is not there: it names those that are."""
     names = _Names()
     for member in members:

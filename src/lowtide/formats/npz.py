@@ -20,7 +20,7 @@ from lowtide.formats import npy
 from lowtide.formats.foreign import TORCH_ZIP, ZIP
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, clip
-from lowtide.formats.members import Member
+from lowtide.formats.members import ArrayMember
 
 if TYPE_CHECKING:
     from zipfile import ZipInfo
@@ -39,20 +39,20 @@ def read(file: HeaderFile, name: str) -> Layout | None:
     return None
 
 
-def members(file: HeaderFile) -> Iterator[Member]:
+def members(file: HeaderFile) -> Iterator[ArrayMember]:
     """Every array of the archive."""
     for info in _arrays(file):
         name = _short(info.filename)
         why_not = _why_not(file, info)
         if why_not:
-            yield Member(name, "?", (), why_not)
+            yield ArrayMember(name, "?", (), why_not)
             continue
         try:
             layout = _layout(file, info)
         except FormatError as problem:
-            yield Member(name, "?", (), str(problem))
+            yield ArrayMember(name, "?", (), str(problem))
             continue
-        yield Member(name, str(layout.dtype), layout.shape, integers=layout.dtype.kind in "iu")
+        yield ArrayMember(name, str(layout.dtype), layout.shape, integers=layout.dtype.kind in "iu")
 
 
 def _arrays(file: HeaderFile) -> list[ZipInfo]:

@@ -16,7 +16,7 @@ import numpy as np
 from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, clip, one_extent
-from lowtide.formats.members import Member
+from lowtide.formats.members import ArrayMember
 from lowtide.formats.safetensors_header import (
     BITS,
     DTYPES,
@@ -45,7 +45,7 @@ def read(file: HeaderFile, name: str) -> Layout | None:
     return None if found is None else _layout(file, name, found)
 
 
-def members(file: HeaderFile) -> Iterator[Member]:
+def members(file: HeaderFile) -> Iterator[ArrayMember]:
     """Every tensor of the file."""
     for name, tensor in tensors(file):
         bits = SMALLER_THAN_A_BYTE.get(tensor.dtype)
@@ -55,7 +55,7 @@ def members(file: HeaderFile) -> Iterator[Member]:
         known = DTYPES.get(tensor.dtype)
         dtype = np.dtype(known) if known else None
         integers = dtype is not None and dtype.kind in "iu"
-        yield Member(name, str(dtype) if dtype is not None else tensor.dtype, tensor.shape, why_not, integers)
+        yield ArrayMember(name, str(dtype) if dtype is not None else tensor.dtype, tensor.shape, why_not, integers)
 
 
 def _layout(file: HeaderFile, name: str, tensor: Tensor) -> Layout:
