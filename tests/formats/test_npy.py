@@ -211,6 +211,7 @@ def test_what_contradicts_the_header_is_refused_with_both(tmp_path: Path, stated
         layout_of(tmp_path / "a.npy", **stated)
 
 
+@pytest.mark.filterwarnings("ignore:Stored array in format 2.0")
 def test_the_advice_for_a_header_above_64_kib_opens_the_file(tmp_path: Path, read_back: ReadBack) -> None:
     array = np.zeros(2, [(f"a column with a long name, number {k:05d}", "<f4") for k in range(2000)])
     np.save(tmp_path / "wide.npy", array)
