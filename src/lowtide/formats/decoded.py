@@ -4,8 +4,8 @@
 
 One idea: a column is compressed and cannot be read in place, so it is decoded into a raw file that can, under a key
 made of the file's own bytes (its size and a hash of sampled blocks), the column and the dtype. A copied file has the
-same key; a changed one another. Costs the disk space of the ids, and about 20 MiB of memory while decoding. A decode that
-was killed goes on at the last whole row group; of several processes one decodes and the others wait.
+same key; a changed one another. Costs the disk space of the ids, and about 20 MiB of memory while decoding. A decode
+that was killed goes on at the last whole row group; of several processes one decodes and the others wait.
 """
 
 from __future__ import annotations
