@@ -70,7 +70,7 @@ def test_an_empty_corpus_has_a_fingerprint(tmp_path: Path) -> None:
 def test_batches_in_another_byte_order_are_refused(token_files: TokenFiles, dtype: str) -> None:
     with (
         lowtide.open_tokens(token_files.raw("a.bin", list(range(100))), dtype="uint16") as tokens,
-        pytest.raises(ValueError, match=rf"byte order, got {dtype}\. Use dtype='int64'"),
+        pytest.raises(ValueError, match=rf"native integer type for tokens, got {dtype}\. Use dtype='int64'"),
     ):
         tokens.batches(2, length=4, dtype=dtype)
 
