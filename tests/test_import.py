@@ -19,8 +19,8 @@ SOURCE = Path(lowtide.__file__).parent
 # The modules of ours that opening and reading need. What measures, reports, trains or prints is loaded when it is used.
 ROOMS = {
     "lowtide": "arguments array atomic errors feed tokens units",
-    "lowtide.formats": "arrays containers datatrove decoded documents foreign guess hdf5 header held_out id_columns layout"
-    " literal litgpt llmc manifest megatron members memmap neighbours npy npz raw recognise safetensors"
+    "lowtide.formats": "arrays containers datatrove decoded documents foreign guess hdf5 header held_out id_columns"
+    " layout literal litgpt llmc manifest megatron members memmap neighbours npy npz raw recognise safetensors"
     " safetensors_header smell sources token_files",
     "lowtide.machine": "cgroups files limits pages",
     "lowtide.order": "feistel local orders words",
