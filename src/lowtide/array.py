@@ -47,7 +47,8 @@ def open(  # noqa: PLR0913 - keyword-only options of the public surface
     budget: int | str = "auto",
     engine: str = "auto",
 ) -> Array:
-    """Open a ``.npy`` file, raw numbers, one tensor of a ``.safetensors``, a memmap, or a list or glob of them.
+    """Open a ``.npy`` file, raw numbers, a memmap, or a list or glob of them; also one array - ``tensor`` - of a
+    ``.safetensors``, ``.npz`` or HDF5 file.
 
     Reads headers only. ``budget`` is the most bytes the array may hold at once, such as ``"64MiB"``.
 
