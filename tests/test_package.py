@@ -28,6 +28,7 @@ PUBLIC = {
     "ReadError",
     "StateError",
     "Tokens",
+    "create",
     "open",
     "open_tokens",
     "release",
@@ -40,10 +41,10 @@ LAYERS: list[set[str]] = [
     {"machine", "_native"},
     {"storage", "order", "memory"},
     {"formats"},
-    {"rows", "batches", "indexing", "plan", "projection", "array", "corpus", "windows", "streams", "state"},
+    {"rows", "batches", "indexing", "plan", "projection", "array", "create", "corpus", "windows", "streams", "state"},
     {"feed"},
     {"tokens"},  # what a user opens; its batches() makes feeds
-    {"torch", "bench", "report", "pytest_plugin"},
+    {"torch", "dask", "ray", "bench", "report", "pytest_plugin"},
     {"train"},
     {"cli"},
 ]
