@@ -74,7 +74,6 @@ class ArrayWriter:
         self._empty = 0  # rows appended, where they have no bytes to be counted by
         self._manner = ""  # "append" or "out[i:j] =", whichever came first
         self._turn = threading.RLock()
-        self._process = os.getpid()
 
     def __len__(self) -> int:
         """The stated number of rows; without one, the rows appended so far."""
@@ -163,15 +162,16 @@ class ArrayWriter:
             self.discard()
 
     def __del__(self) -> None:
-        if not self.closed:
-            if self._process == os.getpid():
+        output = getattr(self, "_output", None)
+        if output is not None and not output.closed:
+            if output.process == os.getpid():
                 warnings.warn(
-                    f"{self.path}: expected close() or a with block, got neither. Nothing was written under that name.",
+                    f"{output.where}: expected close() or a with block, got neither. Nothing has that name.",
                     ResourceWarning,
                     source=self,
                     stacklevel=2,
                 )
-            self.discard()
+            output.discard()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
@@ -262,7 +262,7 @@ def _checked_type(dtype: DTypeLike, shape: int | tuple[int, ...]) -> tuple[np.dt
         raise TypeError("dtype: expected the dtype of the rows, got None. Use dtype='float32'.")
     try:
         one = np.dtype(dtype)
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, SyntaxError) as problem:
         raise TypeError(f"dtype: expected a dtype, got {dtype!r} ({problem}). Use dtype='float32'.") from None
     axes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     axes = tuple(whole_number("shape", axis, example="shape=(-1, 162)") for axis in axes)

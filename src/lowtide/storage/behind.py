@@ -62,7 +62,9 @@ class WriteBehind:
         self._waiting: dict[int, _Stretch] = {}
         self._open: dict[int, _Stretch] = {}  # written, the disk not yet asked
         self._asked: deque[_Stretch] = deque()
-        self._change = threading.Condition()
+        # Taken as a lock, not through its condition: only then no interrupt falls between taking and entering.
+        self._lock = threading.RLock()
+        self._change = threading.Condition(self._lock)
 
     def write(self, parts: list[memoryview], offset: int) -> None:
         """``parts`` one after the other at ``offset``, at most a piece together; returns once others may follow."""
@@ -77,15 +79,14 @@ class WriteBehind:
                 if full is not None:
                     self._sync(full, _WRITE)  # the disk may start; returns before it is done
             finally:
-                with self._change:
-                    self._writing.pop(me, None)
-                    self._change.notify_all()
+                with self._lock:
+                    self._forget(me)
 
     def finish(self) -> None:
         """No write begins any more, and none is under way: the descriptor may be closed."""
-        with self._change:
+        with self._lock:
             self._over = True
-            self._writing.pop(threading.get_ident(), None)
+            self._forget(threading.get_ident())
             self._change.wait_for(lambda: not self._writing and not self._waiting)
 
     def leave_cache(self) -> None:
@@ -97,9 +98,10 @@ class WriteBehind:
 
     def _make_room(self, me: int, size: int) -> None:
         while True:
-            with self._change:
+            with self._lock:
                 if self._over:
                     raise ValueError("expected a file that is being written, got a finished one. Create it again.")
+                self._forget(me)
                 self._writing[me] = 0
                 held = self._held()
                 if held + size <= self._most or not held:
@@ -110,12 +112,13 @@ class WriteBehind:
                     self._change.wait(1.0)
                     continue
                 self._waiting[me] = oldest
-            try:
-                self._settle(oldest)
-            finally:
-                with self._change:
-                    self._waiting.pop(me, None)
-                    self._change.notify_all()
+            self._settle(oldest)
+
+    def _forget(self, me: int) -> None:
+        """This thread neither writes nor waits any more."""
+        self._writing.pop(me, None)
+        self._waiting.pop(me, None)
+        self._change.notify_all()
 
     def _held(self) -> int:
         """Bytes dirty or on their way."""
@@ -136,7 +139,7 @@ class WriteBehind:
 
     def _note(self, me: int, offset: int, length: int) -> _Stretch | None:
         """Remember what was written; a stretch for the disk to start on, once it is a piece."""
-        with self._change:
+        with self._lock:
             size = self._writing.get(me, 0)
             if me in self._writing:
                 self._writing[me] = 0

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import stat
 from pathlib import Path
@@ -29,8 +30,9 @@ class Unfinished:
     """The open, locked file ``.NAME.unfinished`` beside ``target``."""
 
     def __init__(self, target: str | os.PathLike[str], *, overwrite: bool) -> None:
+        # A file object, not a number: an interrupt before it is stored loses the object, and that closes it.
+        self._file: io.FileIO | None = None
         self.where = os.fspath(target)
-        self.number = -1
         # Through a link to the file itself: the disk behind the link is the one with the room.
         self._target = Path(os.path.realpath(self.where))
         self._overwrite = overwrite
@@ -41,11 +43,16 @@ class Unfinished:
             name = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
         self.path = self._target.with_name(f".{name}.unfinished")
         try:
-            self.number = self._claim()
+            self._claim()
         except OSError as problem:
             if problem.errno is None:
                 raise
             raise self.said(problem, "expected to begin a file there", "Choose a directory you may write to") from None
+
+    @property
+    def number(self) -> int:
+        """Its descriptor; -1 once it is closed."""
+        return -1 if self._file is None else self._file.fileno()
 
     def finish(self) -> None:
         """Make it durable and give it its name; on any failure it is gone instead."""
@@ -66,6 +73,9 @@ class Unfinished:
                     self.path.unlink()
         self._close()
 
+    def __del__(self) -> None:
+        self.discard()
+
     def said(self, problem: OSError, expected: str, advice: str) -> OSError:
         """The same kind of error in our words; ``errno`` stays for programs that look at it."""
         got = problem.strerror or str(problem)
@@ -77,31 +87,36 @@ class Unfinished:
         told.errno = problem.errno
         return told
 
-    def _claim(self) -> int:
+    def _claim(self) -> None:
         """Create and lock it, taking away what a dead writer left."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         while True:
             fresh = not os.path.lexists(self.path)
+            if not fresh and not stat.S_ISREG(self.path.lstat().st_mode):
+                raise OSError(errno.EEXIST, f"something else of the name {self.path.name}")
             try:
-                number = os.open(self.path, flags | (os.O_EXCL if fresh else 0), 0o666)
-            except FileExistsError:
+                file = io.FileIO(self.path, "x+" if fresh else "r+")
+            except (FileExistsError, FileNotFoundError):
+                if not self._target.parent.is_dir():
+                    raise
                 continue  # another writer was quicker: its lock decides
-            try:
-                locks = self._lock(number)
-                if not _same_file(self.path, number):
-                    os.close(number)
+            with contextlib.ExitStack() as unless_kept:
+                unless_kept.callback(file.close)
+                locks = self._lock(file.fileno())
+                if not _same_file(self.path, file.fileno()):
                     continue
-                if locks and fresh:
-                    return number
+                if fresh:
+                    self._file = file
+                    unless_kept.pop_all()
+                    if not locks:  # two writers cannot know of each other: then each has a name of its own
+                        self._rename()
+                    return
                 # Never truncated: after a crash in mid-rename it may be another name of the finished file.
                 self.path.unlink()
-            except BaseException:
-                os.close(number)
-                raise
-            os.close(number)
-            if not locks:  # two writers cannot know of each other: then each has a name of its own
-                self.path = self.path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}")
-                return os.open(self.path, flags | os.O_EXCL, 0o666)
+
+    def _rename(self) -> None:
+        own = self.path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}")
+        self.path.rename(own)
+        self.path = own
 
     def _lock(self, number: int) -> bool:
         """False where the filesystem knows no locks."""
@@ -139,9 +154,9 @@ class Unfinished:
         self.path.unlink()
 
     def _close(self) -> None:
-        number, self.number = self.number, -1
-        if number >= 0:
-            os.close(number)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _refuse_place(target: Path, where: str, overwrite: bool) -> None:

@@ -45,7 +45,7 @@ class Output:
     ) -> None:
         self._file: Unfinished | None = None
         self.where = path
-        self._process = os.getpid()
+        self.process = os.getpid()
         limit = _limit(budget, path)
         self.piece = min(max(1 << ((limit // SHARES).bit_length() - 1), LEAST_PIECE), MOST_PIECE)
         self._head = head
@@ -103,17 +103,17 @@ class Output:
     def discard(self) -> None:
         """Give up: the unfinished file is removed and the name stays as it was."""
         with self._turn:
-            file, self._file = self._file, None
-            if file is not None:
-                if self._process == os.getpid():
+            if self._file is not None:
+                if self.process == os.getpid():
                     self._behind.finish()
-                file.discard()
+                self._file.discard()
+                self._file = None  # last: interrupted before, it can be done again
 
     def require(self) -> None:
         """ValueError unless it is open, in the process that opened it."""
         if self._file is None:
             raise ValueError(f"{self.where}: expected an open file, got a closed one. Create it again.")
-        if self._process != os.getpid():
+        if self.process != os.getpid():
             raise ValueError(
                 f"{self.where}: expected to be written by the process that created it, got its child. "
                 "Write one file per process; lowtide.open takes a list of them as one array."
