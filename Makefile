@@ -14,11 +14,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) --editable '.[all]'
+	$(INSTALL) --editable '.[torch,report]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) --editable '.[all,dev]'
+	$(INSTALL) --editable '.[all,ray,dask,dev]'
 	@touch $@ $(VENV)/.run
 
 train: $(VENV)/.run ## the main job, end to end, no download
