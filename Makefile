@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick check format picture bench browser clean
+.PHONY: help train test quick check format picture picture-writing bench browser clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +49,9 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 
 picture: $(VENV)/.dev ## RSS over time of the known cures, drawn by memory-profiler's counter
 	$(BIN)/python -m benchmarks.picture
+
+picture-writing: $(VENV)/.dev ## dirty pages over an 8 GiB write: np.memmap, tofile, Lowtide
+	$(BIN)/python -m benchmarks.writing --picture
 
 bench: $(VENV)/.dev ## every benchmark, each figure beside its baseline
 	@command -v fio >/dev/null \
