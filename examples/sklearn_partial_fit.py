@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +61,9 @@ def main(features: Path, labels: Path) -> None:
     model = SGDClassifier(loss="log_loss", random_state=0)
     for rows, wanted in pairs(x, y, seed=0):  # shuffled: in order it would see one class after the other
         model.partial_fit(rows, wanted, classes=classes)
-    right = sum(int((model.predict(rows) == wanted).sum()) for rows, wanted in pairs(x, y, seed=1))
-    print(f"SGDClassifier: accuracy {right / len(x):.3f} after one shuffled pass")
+    some = islice(pairs(x, y, seed=1), 16)
+    right = np.concatenate([model.predict(rows) == wanted for rows, wanted in some])
+    print(f"SGDClassifier: accuracy {right.mean():.3f} on {len(right)} rows, after one shuffled pass")
 
 
 if __name__ == "__main__":
