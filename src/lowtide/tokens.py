@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lowtide.corpus import Corpus
+from lowtide.arguments import at_least
 from lowtide.errors import FormatError
 from lowtide.feed import Feed, Ranks, Skips
 from lowtide.formats import Layout, document_ends, token_layout
 from lowtide.formats.sources import Source
-from lowtide.indexing import select, whole
-from lowtide.plan import Plan, project
+from lowtide.reading.cuts import StrideCut
+from lowtide.reading.indexing import select, whole
+from lowtide.reading.plan import Plan, project
+from lowtide.reading.streams import make_stream
+from lowtide.reading.token_range import TokenRange
+from lowtide.reading.window_filler import WindowFiller
 from lowtide.storage import Store
-from lowtide.streams import make_stream
 from lowtide.units import format_size
-from lowtide.windows import Windows
 
 ITERATED = 65_536  # tokens read at a time when somebody loops over them one by one
 
@@ -51,7 +53,7 @@ def open_tokens(
     return tokens
 
 
-class Tokens(Corpus):
+class Tokens(TokenRange):
     """Token ids on disk."""
 
     def __repr__(self) -> str:
@@ -97,9 +99,9 @@ class Tokens(Corpus):
         dtype: DTypeLike = "int64",
         skip: Skips = (),
     ) -> Feed:
-        """A feed of ``(x, y)`` with ``length`` tokens a row; ``batch`` is the global batch of all ranks together.
+        """A feed of ``(x, y)`` with ``length`` tokens per row; ``batch`` is the global batch of all ranks together.
 
-        ``order``: ``shuffled`` (every window once an epoch), ``random`` (with replacement) or ``sequential`` (every
+        ``order``: ``shuffled`` (every window once per epoch), ``random`` (with replacement) or ``sequential`` (every
         token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``skip``: steps of this batch
         size to leave out around a loss spike, as (first, last), both included.
         """
@@ -108,8 +110,8 @@ class Tokens(Corpus):
         self._long_enough(length, order)
         ranks = _ranks(batch, rank, world)
         self.store.keep_for_ranks(ranks.world)
-        windows = Windows(self, length, dtype)
-        feed = Feed(windows, stream, batch, ranks, skip)
+        windows = WindowFiller(self, length, dtype, consecutive=stream.consecutive)
+        feed = Feed(StrideCut(windows, stream), batch, ranks, skip)
         windows.admit(batch // ranks.world)
         return feed
 
@@ -175,13 +177,3 @@ def _ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
             f"batch: expected a global batch that divides among world={size} ranks, got {batch}. Use {nearest}."
         )
     return Ranks(mine, size, stated=rank is not None)
-
-
-def at_least(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(
-            f"{name}: expected a whole number, got {type(value).__name__}. Use an int such as {max(least, 64)}."
-        )
-    if value < least:
-        raise ValueError(f"{name}: expected {least} or more, got {value}. Use a larger {name}.")
-    return int(value)

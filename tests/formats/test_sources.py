@@ -135,7 +135,6 @@ def test_a_directory_is_no_array(tmp_path: Path) -> None:
         layout_of(tmp_path)
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("opener", [layout_of, token_layout])
 def test_a_fifo_a_socket_and_a_device_are_refused_without_waiting(
     tmp_path: Path, opener: Callable[..., Layout]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,10 @@ def read(array: npt.NDArray[Any]) -> Layout:
         _same_file(file, mapping, offset + length)
         notes = (_UNSAVED[whole.mode],) if whole.mode in _UNSAVED else ()
         fortran = not array.flags.c_contiguous
-        return one_extent("memmap", array.dtype, array.shape, file.extent(offset, length), fortran=fortran, notes=notes)
+        extent = file.extent(offset, length)
+        if whole.mode in ("r+", "w+"):
+            extent = replace(extent, may_change=True)  # its owner may write while we read
+        return one_extent("memmap", array.dtype, array.shape, extent, fortran=fortran, notes=notes)
 
 
 def _owner(array: npt.NDArray[Any]) -> np.memmap[Any, Any] | None:
