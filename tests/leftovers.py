@@ -43,7 +43,9 @@ def processes() -> dict[int, str]:
 
 
 def threads() -> dict[int, str]:
-    return {thread.ident or 0: thread.name for thread in threading.enumerate()}
+    """Python's own; distributed keeps its `Dask-Offload` threads for the life of a process."""
+    everyone = threading.enumerate()
+    return {thread.ident or 0: thread.name for thread in everyone if not thread.name.startswith("Dask-Offload")}
 
 
 def big_files(directory: Path) -> dict[Path, int]:
