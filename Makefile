@@ -6,23 +6,23 @@ BESIDE = -n auto --maxprocesses 4 --dist worksteal # as many tests at once as th
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick check format picture bench browser sanitize wheel clean
+.PHONY: help train test quick check format picture picture-writing bench browser sanitize wheel clean
 
 NATIVE := src/lowtide/_native
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
-	$(INSTALL) --editable '.[all]'
+	$(INSTALL) --editable '.[torch,report]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
-	$(INSTALL) --editable '.[all,dev]'
+	$(INSTALL) --editable '.[all,ray,dask,dev]'
 	@touch $@ $(VENV)/.run
 
 train: $(VENV)/.run ## the main job, end to end, no download
@@ -53,6 +53,9 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 
 picture: $(VENV)/.dev ## RSS over time of the known cures, drawn by memory-profiler's counter
 	$(BIN)/python -m benchmarks.picture
+
+picture-writing: $(VENV)/.dev ## dirty pages over an 8 GiB write: np.memmap, tofile, Lowtide
+	$(BIN)/python -m benchmarks.writing --picture
 
 bench: $(VENV)/.dev ## every benchmark, each figure beside its baseline
 	@command -v fio >/dev/null \
