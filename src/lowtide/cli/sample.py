@@ -16,7 +16,7 @@ from lowtide.arguments import at_least
 try:
     from lowtide.train.compute import choose
     from lowtide.train.generate import TrainedModel, load_trained, sampled
-    from lowtide.train.words import NumberWords, Words, words_of
+    from lowtide.train.spelling import NumberWords, Words, words_of
 except ModuleNotFoundError as problem:
     if problem.name != "torch":
         raise

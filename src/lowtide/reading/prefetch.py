@@ -44,7 +44,7 @@ class NativeThread:
 
 
 @dataclass
-class Job:
+class Underway:
     """One batch under way. ``held``: descriptors and numbers that must live until it is done."""
 
     numbers: Numbers
@@ -76,7 +76,7 @@ class Prefetch:
 
     def renew_after_fork(self) -> None:
         """The parent's threads do not exist in a child, and their buffers are the parent's."""
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[Underway] = deque()
         self._idle: list[NativeThread] = []
         self._pools: list[Any] = []
 
@@ -117,7 +117,7 @@ class Prefetch:
                 thread = self._idle.pop() if self._idle else _thread_of(store)
             if filling is None or thread is None:
                 return False
-            self._jobs.append(Job(numbers, filling, thread, begin(thread, filling)))
+            self._jobs.append(Underway(numbers, filling, thread, begin(thread, filling)))
             return True
 
     def shrink(self) -> bool:

@@ -225,7 +225,7 @@ class _Channel:
 
     __slots__ = ("_cached", "_holding", "queue")
 
-    def __init__(self, queue: _native.Filler, holding: Holding | None) -> None:
+    def __init__(self, queue: _native.ReadQueue, holding: Holding | None) -> None:
         self.queue = queue
         self._holding = holding
         self._cached = 0

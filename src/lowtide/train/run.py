@@ -36,8 +36,8 @@ from lowtide.train.run_lock import SaveError, only_run, reason
 from lowtide.train.run_metrics import METRICS, MetricsFile
 from lowtide.train.settings import Settings
 from lowtide.train.signals import StopRequest
+from lowtide.train.spelling import NumberWords, words_of
 from lowtide.train.trainer import Trainer
-from lowtide.train.words import NumberWords, words_of
 
 
 def run(settings: Settings, progress: RunProgress, resume: Path | None = None) -> RunOutcome:
