@@ -43,7 +43,7 @@ LAYERS: list[set[str]] = [
     {"rows", "batches", "indexing", "plan", "projection", "array", "corpus", "windows", "streams", "state"},
     {"feed"},
     {"tokens"},  # what a user opens; its batches() makes feeds
-    {"torch", "bench", "report", "pytest_plugin"},
+    {"torch", "bench", "report", "pytest_plugin", "notebook"},
     {"train"},
     {"cli"},
 ]

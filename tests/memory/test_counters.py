@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from lowtide.memory import KINDS, Sample, process_memory
-from lowtide.memory.counters import Counters, Pace
+from lowtide.memory.counters import Counters
 from lowtide.memory.detail import parse_rollup, parse_smaps
+from lowtide.memory.paces import Pace
 
 HOLD = Path(__file__).with_name("hold.py")
 MIB = 1024**2

@@ -86,7 +86,8 @@ def test_the_kind_that_climbs_is_the_verdict_with_its_slope(kind: str) -> None:
     assert verdict.confidence == "high"
     growth = {each.kind: each for each in verdict.growth}[kind]
     assert growth.per_minute == pytest.approx(120 * MIB, rel=0.01)
-    assert growth.grew == pytest.approx(2 * 40 * MIB, rel=0.1)
+    judged = 57 if kind in ("cache", "dirty") else 40  # reading and writing is work from the first second on
+    assert growth.grew == pytest.approx(2 * judged * MIB, rel=0.1)
     assert verdict.fix
     assert not any(line.startswith(f"{kind}:") for line in verdict.not_it)
 
@@ -151,7 +152,7 @@ def test_heap_that_grows_in_forked_children_while_the_parent_is_flat_is_workers(
     trace = trace_of(members, anon=lambda number: sum(each.anon for each in members(number)) / MIB)
     verdict = judge(trace)
     assert verdict.grew == "workers"
-    assert [line.split()[1] for line in verdict.who] == ["11", "12"]
+    assert [each.name.split()[1] for each in verdict.who] == ["11", "12"]
 
 
 def test_heap_that_forked_children_allocate_themselves_is_anon_and_theirs() -> None:
@@ -163,7 +164,7 @@ def test_heap_that_forked_children_allocate_themselves_is_anon_and_theirs() -> N
 
     verdict = judge(trace_of(members, anon=lambda number: 300 + 5 * number))
     assert verdict.grew == "anon"
-    assert verdict.who[0].startswith("process 11")
+    assert verdict.who[0].name.startswith("process 11")
 
 
 def test_children_forked_one_after_the_other_that_each_allocate_are_anon() -> None:
@@ -184,7 +185,7 @@ def test_a_parent_that_grows_is_anon_even_with_forked_children() -> None:
 
     verdict = judge(trace_of(members, anon=lambda number: 150 + 5 * number))
     assert verdict.grew == "anon"
-    assert verdict.who[0].startswith("process 10")
+    assert verdict.who[0].name.startswith("process 10")
 
 
 def test_a_program_started_by_a_shell_that_grows_is_anon_not_workers() -> None:
@@ -193,7 +194,7 @@ def test_a_program_started_by_a_shell_that_grows_is_anon_not_workers() -> None:
 
     verdict = judge(trace_of(members, anon=lambda number: 102 + 5 * number))
     assert verdict.grew == "anon"
-    assert verdict.who[0].startswith("process 11")
+    assert verdict.who[0].name.startswith("process 11")
 
 
 def test_the_file_that_grew_is_named_and_put_into_the_fix() -> None:
@@ -202,9 +203,9 @@ def test_the_file_that_grew_is_named_and_put_into_the_fix() -> None:
         return [big, FileSample("/lib/x.so", 50 * MIB, 50 * MIB, 0, 0, 50 * MIB, "ext4", False)]
 
     verdict = judge(trace_of(files=files, cache=up(5)))
-    assert verdict.who[0].startswith("/data/train.bin: +295 MiB")
+    assert (verdict.who[0].name, verdict.who[0].grew) == ("/data/train.bin", 295 * MIB)
     assert len(verdict.who) == 1
-    assert 'lowtide.open("/data/train.bin", cache="drop")' in verdict.fix[0]
+    assert "os.open('/data/train.bin', os.O_RDONLY)" in verdict.fix[1]
 
 
 def cgroup(number: int, *, limit: int | None = 1000 * MIB, kills: int = 0, refaults: int = 0) -> CgroupSample:
@@ -217,21 +218,23 @@ def cgroup(number: int, *, limit: int | None = 1000 * MIB, kills: int = 0, refau
 def test_the_time_until_the_limit_is_computed_from_the_slope() -> None:
     verdict = judge(trace_of(cgroup=cgroup, anon=up(2)))
     minutes = (1000 - 218) / 120
-    assert f"in about {minutes * 60 / 60:.0f} min" in verdict.risk[0]
-    assert "1,000 MiB (cgroup v2 /pod)" in verdict.risk[0]
-    assert any("working set 518 MiB of 1,000 MiB, of it 300 MiB" in line for line in verdict.risk)
+    oom = verdict.risk[0]
+    assert (oom.what, oom.level, oom.limit) == ("oom", "high", 1000 * MIB)
+    assert oom.seconds == pytest.approx(minutes * 60, rel=0.01)
+    assert "1,000 MiB (cgroup v2 /pod) in about 6 min" in oom.sentence
+    assert any("working set 518 MiB of 1,000 MiB (52%), of it 300 MiB" in risk.sentence for risk in verdict.risk)
 
 
 def test_without_a_cgroup_limit_the_machine_is_the_limit() -> None:
     verdict = judge(trace_of(cgroup=lambda number: cgroup(number, limit=None), anon=up(2)))
-    assert "16.0 GiB (the machine)" in verdict.risk[0]
+    assert "16.0 GiB (the machine)" in verdict.risk[0].sentence
 
 
 def test_kills_and_refaults_seen_while_watching_are_said() -> None:
     def bad(number: int) -> CgroupSample:
         return cgroup(number, kills=number // 30, refaults=1000 * number)
 
-    risk = " ".join(judge(trace_of(cgroup=bad)).risk)
+    risk = " ".join(each.sentence for each in judge(trace_of(cgroup=bad)).risk)
     assert "killed 1 process" in risk
     assert "evicted and read again" in risk
 

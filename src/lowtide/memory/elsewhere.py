@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from lowtide.memory.model import ProcessSample, Sample
+from lowtide.memory.samples import ProcessSample, Sample
 
 _MISSING = {
     "mapped": "this system does not tell mapped file pages apart",
@@ -54,6 +54,10 @@ class PlainCounters:
             return None
         anon = sum(each.anon for each in found)
         return Sample(time.monotonic() - self._begin, anon, 0, 0, 0, 0, 0, processes=tuple(found))
+
+    def finish(self) -> Sample | None:
+        """Nothing is known here of files that outlive their process."""
+        return None
 
     def _process(self, process: Any) -> ProcessSample:
         rss = int(process.memory_info().rss)

@@ -26,7 +26,7 @@ def plot(drawn: Series, label: str) -> str:
         f'<div class="box" id="plot" tabindex="0" role="slider" aria-label="{label}" '
         f'aria-valuemin="0" aria-valuemax="{len(drawn.seconds) - 1}" aria-valuenow="0" aria-valuetext="">'
         f'<svg viewBox="0 0 {_SIDE} {_SIDE}" preserveAspectRatio="none" aria-hidden="true">'
-        f"{_grid(drawn)}{shapes}{held}{rss}</svg>{_lines(drawn)}"
+        f"{_grid(drawn)}{shapes}{held}{rss}</svg>{_lines(drawn)}{_stale(drawn)}"
         '<div class="cursor" id="cursor" hidden><span id="when"></span></div></div>'
         f'<div class="xlabels" aria-hidden="true">{_x_labels(drawn)}</div>'
     )
@@ -91,6 +91,15 @@ def _lines(drawn: Series) -> str:
         else:
             parts.append(f'<div class="line {kind} above"><span>{words}, {_times(line.size, drawn)}</span></div>')
     return "".join(parts)
+
+
+def _stale(drawn: Series) -> str:
+    """A strip along the bottom where sharing and owners are those of an older look."""
+    return "".join(
+        f'<div class="stale" title="the last close look was older than 2 s here" '
+        f'style="left:{100 * begin / drawn.last:.2f}%;width:{100 * (end - begin) / drawn.last:.2f}%"></div>'
+        for begin, end in drawn.stale
+    )
 
 
 def _times(size: int, drawn: Series) -> str:

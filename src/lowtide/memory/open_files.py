@@ -1,10 +1,11 @@
 """The files a process tree has or had open, and how much of each the page cache holds.
 
-One idea: a file once seen (in /proc/PID/fd, or mapped) stays in the set until it is gone from the disk,
-because its cached pages stay too. Bytes that were cached before the tree opened the file are ``found``, not
-grown. Files are opened for the moment of one question only: holding a descriptor would keep a deleted
-file's space. Cost: 20 microseconds a file, plus cachestat's walk over cached pages. A file opened, used and
-closed between two looks is missed; the cgroup's totals still show it.
+One idea: a file once seen (in /proc/PID/fd, or mapped) stays in the set until it is gone from the disk, because its
+cached pages stay too. Bytes that were cached before the tree opened the file are ``found``, not grown. Each cached
+page is given to one kind: not yet written is dirty, else mapped by the tree is mapped, else it is cache. Files are
+opened for the moment of one question only: holding a descriptor would keep a deleted file's space. Cost: 20
+microseconds per file, plus cachestat's walk over cached pages. A file opened, used and closed between two looks is
+missed; the cgroup's totals still show it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from lowtide.machine import file_kind, kind_named, page_cache
 from lowtide.memory.detail import MappedFile
-from lowtide.memory.model import FileSample
+from lowtide.memory.file_formats import format_of
+from lowtide.memory.samples import FileGroup, FileSample
 
-Key = tuple[int, int]  # (device, inode)
+FileKey = tuple[int, int]  # (device, inode)
 
-_KEPT = 24  # files a sample names; the rest are in its sums
+CODE, SMALLER = "library code", "smaller files"
+_KEPT = 24  # files a sample names; the rest are in its groups
 _WORTH_NAMING = 256 * 1024
 _SMALL = 256 * 1024
 
@@ -33,6 +37,8 @@ class _Known:
     links: list[str] = field(default_factory=list)  # where to open it now, best first
     found: int | None = None
     last: _Answer | None = None
+    format: str | None = None
+    code: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,24 +51,28 @@ class _Answer:
 
 @dataclass(frozen=True)
 class FileTotals:
-    """Sums over all files of the set, in bytes, and the largest of them by name."""
+    """Sums over all files of the set, in bytes, the largest of them by name and the others in groups."""
 
     clean: int = 0  # cached on disk filesystems, dirty pages left out
     dirty: int = 0
+    mapped: int = 0  # clean and mapped by the tree, of all files that were asked or mapped
+    placed: int = 0  # bytes mapped by the tree that belong to a file here, dirty ones included
     shmem: int = 0  # cached on tmpfs
     found_cache: int = 0
     found_shmem: int = 0
-    measured: frozenset[Key] = frozenset()
+    measured: frozenset[FileKey] = frozenset()
     files: tuple[FileSample, ...] = ()
+    groups: tuple[FileGroup, ...] = ()
 
 
 class FileSet:
-    """Remembers files; ``look`` at each process, then ``measure``."""
+    """Remembers files; ``look`` at each process, then ``measure``. ``started`` is when watching began, as the clock
+    that stamps files has it."""
 
     def __init__(self, filesystems: dict[int, str], started: float) -> None:
         self._filesystems = filesystems
-        self._started = started
-        self._known: dict[Key, _Known] = {}
+        self.started = started
+        self._known: dict[FileKey, _Known] = {}
         self._round = 0
         self.how = ""
         self.refused: dict[str, str] = {}  # path -> why its page cache is unknown
@@ -79,47 +89,42 @@ class FileSet:
             if stat.S_ISREG(facts.st_mode):
                 self._take((facts.st_dev, facts.st_ino), link, None)
 
-    def look_at_mapped(self, pid: int, mapped: dict[Key, MappedFile]) -> None:
-        """Take in the files a process maps; those that were deleted can be asked only through a
-        descriptor."""
+    def look_at_mapped(self, pid: int, mapped: dict[FileKey, MappedFile]) -> None:
+        """Take in the files a process maps; those that were deleted can be asked only through a descriptor."""
         for key, file in mapped.items():
             if not file.path.endswith(" (deleted)") and not file.path.startswith("/memfd:"):
                 self._take(key, f"/proc/{pid}/root{file.path}", file.path)
+            if file.code and key in self._known:
+                self._known[key].code = True
 
-    def measure(self, mapped: dict[Key, int], unplaced: int, fresh: int) -> FileTotals:
+    def measure(self, mapped: Mapping[FileKey, MappedFile], unplaced: int, fresh: int) -> FileTotals:
         """Ask the page cache about every file.
 
-        ``mapped`` are the tree's mapped bytes by file at the last detailed look and ``unplaced`` those
-        mapped since (negative: unmapped). ``fresh`` are the bytes the tree moved from or to storage since
+        ``mapped`` are the tree's mapped files at the last close look, added up over its processes, and ``unplaced``
+        the bytes mapped since (negative: unmapped). ``fresh`` are the bytes the tree moved from or to storage since
         the last time: the most that can be its own doing in a file first seen now.
         """
         self._round += 1
         answers = {key: self._answer(key, known) for key, known in list(self._known.items())}
         asked = {key: answer for key, answer in answers.items() if answer is not None}
-        mapped = _place(mapped, unplaced, asked)
-        samples = []
+        placed = _place({key: file.mapped for key, file in mapped.items() if not file.memory}, unplaced, asked)
+        named: list[FileSample] = []
+        code: list[FileSample] = []
         for key, answer in asked.items():
             known = self._known[key]
             if known.found is None:
                 # Changed since we began to watch: written by the tree, or at least not there before.
-                found = 0 if answer.changed >= self._started else max(0, answer.cached - fresh)
-                fresh -= answer.cached - found
+                found = 0 if answer.changed >= self.started else max(0, answer.cached - fresh)
+                fresh = max(0, fresh - (answer.cached - found))
                 known.found = found
-            samples.append(_sample(known, answer, min(mapped.get(key, 0), answer.cached)))
-        disk = [sample for sample in samples if not sample.memory]
-        memory = [sample for sample in samples if sample.memory]
-        large = sorted(samples, key=lambda sample: sample.cached, reverse=True)[:_KEPT]
-        return FileTotals(
-            clean=sum(sample.cached - sample.dirty for sample in disk),
-            dirty=sum(sample.dirty for sample in disk),
-            shmem=sum(sample.cached for sample in memory),
-            found_cache=sum(sample.found for sample in disk),
-            found_shmem=sum(sample.found for sample in memory),
-            measured=frozenset(asked),
-            files=tuple(sample for sample in large if sample.cached >= _WORTH_NAMING),
-        )
+            dirty_in_map = mapped[key].dirty if key in mapped else 0
+            (code if known.code else named).append(_sample(known, answer, placed.get(key, 0) - dirty_in_map))
+        for key, size in placed.items():
+            if key not in asked:  # deleted, or not ours to open: what is mapped of it is all that is known
+                (code if mapped[key].code else named).append(_unasked(mapped[key].path, size))
+        return replace(_totals(named, code, frozenset(asked)), placed=sum(placed.values()))
 
-    def _take(self, key: Key, link: str, path: str | None) -> None:
+    def _take(self, key: FileKey, link: str, path: str | None) -> None:
         known = self._known.get(key)
         if known is not None:
             known.links.insert(0, link)
@@ -135,9 +140,9 @@ class FileSet:
         memory = kind_named(filesystem).memory or path.startswith("/memfd:")
         self._known[key] = _Known(path, filesystem, memory, [link])
 
-    def _answer(self, key: Key, known: _Known) -> _Answer | None:
-        """Small files are asked in every eighth round only, each in its turn: there can be thousands, and
-        they weigh nothing."""
+    def _answer(self, key: FileKey, known: _Known) -> _Answer | None:
+        """Small files are asked in every eighth round only, each in its turn: there can be thousands, and they weigh
+        nothing."""
         last = known.last
         if last is not None and last.size < _SMALL and (key[1] + self._round) % 8:
             known.links = []
@@ -145,7 +150,7 @@ class FileSet:
         known.last = self._ask(key, known)
         return known.last
 
-    def _ask(self, key: Key, known: _Known) -> _Answer | None:
+    def _ask(self, key: FileKey, known: _Known) -> _Answer | None:
         links, known.links = [*known.links, known.path], []  # descriptors are looked up anew each time
         gone = True
         for link in links:
@@ -161,6 +166,8 @@ class FileSet:
                 if (facts.st_dev, facts.st_ino) != key:
                     continue  # another file has taken its name
                 cache = page_cache(fd)
+                if known.format is None and facts.st_size >= _SMALL and not known.code:
+                    known.format = format_of(fd, known.path)
             except OSError as problem:
                 gone = False
                 self.refused[known.path] = os.strerror(problem.errno or 0)
@@ -176,24 +183,53 @@ class FileSet:
         return None
 
 
-def _sample(known: _Known, answer: _Answer, mapped: int) -> FileSample:
+def _sample(known: _Known, answer: _Answer, mapped_clean: int) -> FileSample:
     dirty = 0 if known.memory else answer.dirty
-    unmapped = answer.cached if known.memory else max(0, answer.cached - dirty - mapped)
+    mapped = max(0, min(mapped_clean, answer.cached - dirty))
+    unmapped = answer.cached if known.memory else answer.cached - dirty - mapped
     return FileSample(
         path=known.path,
         size=answer.size,
         cached=answer.cached,
         dirty=dirty,
-        mapped=mapped,
+        mapped=0 if known.memory else mapped,
         found=min(known.found or 0, unmapped),
         filesystem=known.filesystem,
         memory=known.memory,
+        format=known.format or "",
     )
 
 
-def _place(mapped: dict[Key, int], unplaced: int, answers: dict[Key, _Answer]) -> dict[Key, int]:
-    """Mapped bytes by file now: what came since the detailed look goes where cached pages are not mapped
-    yet."""
+def _unasked(path: str, size: int) -> FileSample:
+    return FileSample(path, 0, size, 0, size, 0, "unknown", False)
+
+
+def _totals(named: list[FileSample], code: list[FileSample], measured: frozenset[FileKey]) -> FileTotals:
+    disk = [sample for sample in (*named, *code) if not sample.memory]
+    memory = [sample for sample in named if sample.memory]
+    order = sorted(named, key=lambda sample: sample.cached, reverse=True)
+    large = [sample for sample in order[:_KEPT] if sample.cached >= _WORTH_NAMING]
+    groups = (_group(CODE, code), _group(SMALLER, order[len(large) :]))
+    return FileTotals(
+        clean=sum(sample.cached - sample.dirty for sample in disk),
+        dirty=sum(sample.dirty for sample in disk),
+        mapped=sum(sample.mapped for sample in disk),
+        shmem=sum(sample.cached for sample in memory),
+        found_cache=sum(sample.found for sample in disk),
+        found_shmem=sum(sample.found for sample in memory),
+        measured=measured,
+        files=tuple(large),
+        groups=tuple(group for group in groups if group.files),
+    )
+
+
+def _group(name: str, files: list[FileSample]) -> FileGroup:
+    kinds = {kind: sum(file.of(kind) for file in files) for kind in ("mapped", "cache", "dirty", "shmem")}
+    return FileGroup(name, len(files), **kinds)
+
+
+def _place(mapped: dict[FileKey, int], unplaced: int, answers: dict[FileKey, _Answer]) -> dict[FileKey, int]:
+    """Mapped bytes by file now: what came since the close look goes where cached pages are not mapped yet."""
     total = sum(mapped.values())
     if unplaced < 0 and total > 0:
         return {key: max(0, size + unplaced * size // total) for key, size in mapped.items()}

@@ -19,9 +19,9 @@ from typing import Any
 from lowtide.atomic import atomic_write
 from lowtide.errors import LowtideError
 from lowtide.memory import Trace, Verdict
-from lowtide.report.content import seconds_text, started_text, visible
+from lowtide.report.content import started_text, visible
 from lowtide.report.series import COLOURS, STACK, Series, series, size_ticks, time_ticks
-from lowtide.units import format_size
+from lowtide.units import format_duration, format_size
 
 _INK, _SOFT, _GRID, _BROKEN = "#1d2329", "#5b6670", "#e9e7e2", "#b3261e"
 _NAMED = 0.055  # an area thinner than this share of the plot is named in the legend only
@@ -113,7 +113,7 @@ def _letter(figure: Any, trace: Trace, verdict: Verdict, drawn: Series) -> None:
     shown = command if len(command) <= _CLIP else command[: _CLIP - 3] + "..."
     figure.text(0.02, 0.862 if len(title) == 2 else 0.905, shown, family="monospace", fontsize=9, color=_SOFT, va="top")
     _legend(figure, drawn)
-    facts = [started_text(trace), f"{len(trace.samples):,} samples over {seconds_text(trace.seconds)}"]
+    facts = [started_text(trace), f"{len(trace.samples):,} samples over {format_duration(trace.seconds)}"]
     facts += [visible(trace.machine[name]) for name in ("system",) if name in trace.machine]
     facts += [f"{line.name} {format_size(line.size)}, above the plot" for line in drawn.lines if not line.drawn]
     figure.text(0.02, 0.02, " · ".join(facts), fontsize=8, color=_SOFT)
