@@ -187,7 +187,15 @@ def test_a_command_given_without_the_dashes_is_told_where_they_go() -> None:
 
 
 def test_bytes_that_are_no_text_in_an_argument_cost_no_report(tmp_path: Path) -> None:
-    words = [*DOCTOR, "--mprof", tmp_path / "t.dat", "--save", tmp_path / "t.jsonl", "--html", tmp_path / "t.html"]
+    words: list[str | bytes | Path] = [
+        *DOCTOR,
+        "--mprof",
+        tmp_path / "t.dat",
+        "--save",
+        tmp_path / "t.jsonl",
+        "--html",
+        tmp_path / "t.html",
+    ]
     done = subprocess.run([*words, "--", sys.executable, "-c", "pass", b"\xff"], capture_output=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "t.dat").read_text().startswith("CMDLINE ")

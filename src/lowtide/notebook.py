@@ -1,8 +1,8 @@
 """``%load_ext lowtide.notebook``, then ``%%lowtide`` above a cell: what the cell held and what grew, by kind.
 
-One idea: the cell runs as it always does, inside ``lowtide.watch()``, and the verdict is shown below its output with the
-small chart. ``%lowtide EXPRESSION`` does the same for one line. The trace stays in ``_lowtide``. Options: ``--interval S``
-(0.05), ``--budget SIZE``, ``--save FILE``. Imports IPython only when it is loaded into it.
+One idea: the cell runs as it always does, inside ``lowtide.watch()``, and the verdict is shown below its output with
+the small chart. ``%lowtide EXPRESSION`` does the same for one line. The trace stays in ``_lowtide``. Options:
+``--interval S`` (0.05), ``--budget SIZE``, ``--save FILE``. Imports IPython only when it is loaded into it.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class Counters:
         self._totals = FileTotals()
         self._moved: int | None = 0 if launched else None  # bytes to and from storage when the files were last asked
         self._overlap = 0  # mapped pages that are dirty, and so not "mapped"
-        self._mapped_then = 0  # when the files were last asked
+        self._mapped_then = self._raw_then = 0  # when the files were last asked
+        self._asked_at = 0.0
         self.cgroup = cgroup if cgroup is not None else memory_cgroup(pid)
         self._membership = ""
         self._cgroup_now: CgroupSample | None = None
@@ -85,7 +86,7 @@ class Counters:
         moved = self.tree.read_bytes + self.tree.written_bytes
         if not self.tree.moved_known:
             self.missing["bytes read"] = "/proc/PID/io of another user's process cannot be read"
-        asked = last or looked or self._files_pace.due(now)
+        asked = last or looked or self._files_due(now, members, raw_mapped, moved)
         if asked:
             self._ask_files(now, members, raw_mapped, moved)
         if self._cgroup_changed() or last or self._cgroup_pace.due(now):
@@ -177,9 +178,16 @@ class Counters:
         self._overlap = max(0, raw_mapped - totals.mapped - max(0, raw_mapped - totals.placed))
         self._mapped_then = max(0, raw_mapped - self._overlap)
         self._note_refusals()
-        small = len(members) <= _FEW_PROCESSES and len(totals.measured) <= _FEW_FILES
-        moving = before is None or moved - before >= _CHANGED
-        self._files_pace.paid(now, self._pay(begin), most=_FRESH if small and moving else None)
+        self._raw_then, self._asked_at = raw_mapped, now
+        self._files_pace.paid(now, self._pay(begin))
+
+    def _files_due(self, now: float, members: list[Member], raw_mapped: int, moved: int) -> bool:
+        """By its pace; in a small tree also when bytes were read, written or mapped and the answer is getting old."""
+        if self._files_pace.due(now):
+            return True
+        small = len(members) <= _FEW_PROCESSES and len(self._totals.measured) <= _FEW_FILES
+        moving = moved - (self._moved or 0) >= _CHANGED or abs(raw_mapped - self._raw_then) >= _CHANGED
+        return small and moving and now - self._asked_at >= _FRESH
 
     def _cache_left(self, mapped: int, moved: int) -> int:
         """The unmapped cache since the files were asked: pages mapped since came out of it, unless they were read just

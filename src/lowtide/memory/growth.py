@@ -20,8 +20,8 @@ TimedBytes = tuple[float, int]  # seconds, bytes
 NOISE = 8 * MIB  # allocators, imports and the kernel's lagging counters move this much in healthy programs
 _LEVEL_NOISE = 0.01  # of the level itself, for programs that hold very much
 _START_SHARE, _START_SECONDS = 0.3, 300.0  # start-up is the first 30 %, and never more than five minutes
-_WORK_SHARE = 0.4  # of a trace must follow the first fork for it to mark the end of start-up
-_FROM_THE_START = ("cache", "dirty")  # what a program reads and writes is its work, also in its first second
+# What goes on being read or written after start-up was work from the first second on, and counts from there.
+_FROM_THE_START = ("cache", "dirty")
 _POINTS = 64
 _RISING = 0.2
 
@@ -51,16 +51,6 @@ def courses(samples: Sequence[Sample], about: str = "command") -> dict[str, Cour
     }
 
 
-def workers_began(samples: Sequence[Sample]) -> int:
-    """The number of the first sample with a forked worker, 0 where little of the trace follows it: what a parent builds
-    before it forks its workers is start-up."""
-    first = next((place for place, s in enumerate(samples) if any(p.forked for p in s.processes)), 0)
-    if not first:
-        return 0
-    left = samples[-1].seconds - samples[first].seconds
-    return first if left >= _WORK_SHARE * (samples[-1].seconds - samples[0].seconds) else 0
-
-
 def own_bytes(sample: Sample, kind: str) -> int:
     """Bytes of a kind that came while watching: what was in memory before the tree opened the file is not
     its growth."""
@@ -72,12 +62,14 @@ def course(name: str, points: Sequence[TimedBytes], about: str = "command") -> C
     """The course of any series of (seconds, bytes). ``about`` as in a ``Trace``."""
     if not points:
         return Course(Growth(name, 0, 0, 0, 0, 0), 0, NOISE, 0.0)
-    start = about == "command" and name not in _FROM_THE_START
-    judged = _thin(points if about == "block" else _judged(points, start=start))
+    judged = _thin(points if about == "block" else _judged(points, start=about == "command"))
     values = [value for _, value in judged]
     edge = 1 if about == "block" else max(1, min(3, len(values) // 3))
     first, last = int(median(values[:edge])), int(median(values[-edge:]))
     slope, rising = _slope(judged)
+    noise = max(NOISE, int(_LEVEL_NOISE * median(values)))
+    if name in _FROM_THE_START and last - first >= noise and rising >= _RISING:
+        first = min(first, points[0][1])
     growth = Growth(
         kind=name,
         first=points[0][1],
@@ -86,7 +78,7 @@ def course(name: str, points: Sequence[TimedBytes], about: str = "command") -> C
         grew=last - first,
         per_minute=int(slope * 60),
     )
-    return Course(growth, len(judged), max(NOISE, int(_LEVEL_NOISE * median(values))), rising, about)
+    return Course(growth, len(judged), noise, rising, about)
 
 
 def _judged(points: Sequence[TimedBytes], *, start: bool) -> Sequence[TimedBytes]:

@@ -22,6 +22,7 @@ from lowtide.memory.tree import Member
 
 # Shares of one core. With the 0.2 % each of the cheap counters and of the files the sum stays under 1 %.
 _SHARING_SHARE, _DETAIL_SHARE, _HEAP_SHARE = 0.0015, 0.002, 0.0005
+_WORKERS_SHARE = 0.03  # of one core, while up to 8 processes move: what is being copied must be seen
 _EVERY = 0.5  # seconds at the least between two close looks
 _FRESH = 1.5  # seconds at the most while something moves; a sample may come half a second later
 _FEW_PROCESSES, _FEW_MAPPINGS = 8, 1000
@@ -139,7 +140,10 @@ class CloseLooks:
         alone = len(members) == 1
         self._sharing = {} if alone else self._read_each(members, lambda member: read_sharing(member.pid))
         self._sharing_at = now
-        self._sharing_pace.paid(now, self._spent(begin), most=self._most(members))
+        cost = self._spent(begin)
+        # Copying on access shows in nothing else, so it is kept fresh beyond 1,000 mappings too.
+        few = len(members) <= _FEW_PROCESSES
+        self._sharing_pace.paid(now, cost, most=max(_FRESH, cost / _WORKERS_SHARE) if few else None)
 
     def _look_closely(self, now: float, members: list[Member]) -> None:
         begin = time.thread_time()
@@ -151,7 +155,9 @@ class CloseLooks:
         self._sharing = {} if alone else self._readings  # a close look tells the sharing as well
         if not all(reading.detail.by_file for reading in self._readings.values()):
             self._missing["files mapped"] = "a process has too many mappings to name each one's file"
-        self._detail_pace.paid(now, self._spent(begin), most=self._most(members))
+        cost = self._spent(begin)
+        self._detail_pace.paid(now, cost, most=self._most(members))
+        self._sharing_pace.paid(now, 0.0)
 
     def _look_at_heaps(self, now: float, members: list[Member]) -> None:
         """What each allocator keeps. Freeing moves no counter, so this goes by time alone."""

@@ -201,7 +201,7 @@ def _sample(known: _Known, answer: _Answer, mapped_clean: int) -> FileSample:
 
 
 def _unasked(path: str, size: int) -> FileSample:
-    return FileSample(path, 0, size, 0, size, 0, "unknown", False)
+    return FileSample(path.removesuffix(" (deleted)"), 0, size, 0, size, 0, "unknown", False)
 
 
 def _totals(named: list[FileSample], code: list[FileSample], measured: frozenset[FileKey]) -> FileTotals:

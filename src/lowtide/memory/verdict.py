@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from lowtide.memory.findings import BudgetOutcome, Grower, Verdict
 from lowtide.memory.fixes import fixes
-from lowtide.memory.growth import NOISE, Course, course, courses, workers_began
+from lowtide.memory.growth import NOISE, Course, course, courses
 from lowtide.memory.headline import headline
 from lowtide.memory.holding import holding, last_whole, process_name
 from lowtide.memory.risks import risks
@@ -22,7 +22,9 @@ from lowtide.units import format_duration, format_size
 
 _READ_AROUND = 0.1  # mapped is named before cache when it is at least this part of it: the rest is read-around
 _FROM_WORKERS, _PARENT_FLAT = 0.5, 0.2
-_FEW, _COPIED = 4, 4 * NOISE  # samples with workers, and bytes copied by them, from which on they are judged apart
+# Samples with workers and bytes copied by them from which on they are judged apart, and the share of the largest growth
+# (what their parent built before it forked them) that this must be.
+_FEW, _COPIED, _COPIED_SHARE = 4, 4 * NOISE, 0.25
 _UNSEEN = 4 * NOISE  # other processes of the cgroup read files too
 _RETAINED, _RETAINED_SHARE = 4 * NOISE, 0.25  # from here on what the allocator keeps is worth a verdict
 
@@ -37,15 +39,13 @@ def judge(trace: Trace) -> Verdict:
         return Verdict("nothing", "low", f"Nothing was measured: {why}{unchecked}.{ending}", ended=trace.ended)
     last = last_whole(trace)
     # What a process itself has is judged up to its teardown; what its files have, to the very end.
-    start = workers_began(samples) if trace.about == "command" else 0
-    samples = samples[start:]
     alive = tuple(sample for sample in samples if sample.seconds <= last.seconds)
     by_kind = courses(alive, trace.about) | {
         kind: each for kind, each in courses(samples, trace.about).items() if kind in OF_FILES
     }
     grew = _which(by_kind, alive, trace)
     copied = _copied(alive)
-    if copied is not None and grew in ("anon", "nothing") and 2 * copied.growth.grew >= _most(by_kind):
+    if copied is not None and grew in ("anon", "nothing") and copied.growth.grew >= _COPIED_SHARE * _most(by_kind):
         grew, by_kind["anon"] = "workers", copied
     about = None if grew in ("nothing", "retained") else by_kind["anon" if grew == "workers" else grew]
     processes = _grown_processes(grew, alive)

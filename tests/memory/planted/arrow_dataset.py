@@ -4,6 +4,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
@@ -16,7 +17,7 @@ with tempfile.TemporaryDirectory(dir=sys.argv[1] if sys.argv[1:] else None) as d
 
     datasets.disable_progress_bars()
 
-    def rows():
+    def rows() -> Iterator[dict[str, object]]:
         for number in range(ROWS):
             yield {"data": os.urandom(1024**2), "number": number}
 

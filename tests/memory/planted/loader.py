@@ -10,17 +10,19 @@ SECONDS = float(os.environ.get("SECONDS", "4"))
 ITEMS = 1_200_000
 
 
-class Tuples(Dataset):
-    def __init__(self):
+class Tuples(Dataset[torch.Tensor]):
+    """Two workers take batches of 4 in turn, so that each of them walks through all items."""
+
+    def __init__(self) -> None:
         self.items = [(number, f"sample {number}") for number in range(ITEMS)]
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 240
 
-    def __getitem__(self, index):
-        part = ITEMS // len(self)
-        touched = sum(len(name) for _, name in self.items[index * part : (index + 1) * part])
-        time.sleep(2 * SECONDS / len(self))
+    def __getitem__(self, index: int) -> torch.Tensor:
+        part, turn = ITEMS * 8 // len(self), index // 8
+        touched = sum(len(name) for _, name in self.items[turn * part : (turn + 1) * part])
+        time.sleep(4 * SECONDS / len(self))
         return torch.tensor(touched)
 
 
