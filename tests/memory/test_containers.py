@@ -1,4 +1,5 @@
-"""Whole cgroups: real ones with a limit where this machine lets us make them, recorded trees of both versions otherwise."""
+"""Whole cgroups: real ones with a limit where this machine lets us make them, recorded trees of both versions
+otherwise."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Programs that do one thing to memory on purpose, each judged by ``lowtide doctor`` from outside: the right verdict, the
-right owner, and owners that add up."""
+"""Programs that do one thing to memory on purpose, each judged by ``lowtide doctor`` from outside: the right verdict,
+the right owner, and owners that add up."""
 
 from __future__ import annotations
 

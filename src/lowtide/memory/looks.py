@@ -198,6 +198,7 @@ class CloseLooks:
                 detail = read(member)
             except PermissionError:
                 self._missing["sharing"] = "smaps of another user's process: shared pages count in every process"
+                self._missing["retained"] = "the allocator of another user's process cannot be asked what it keeps"
                 continue
             except OSError:
                 continue  # ended meanwhile
