@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.report.made import mapped_trace
+from tests.report.made import cgroup, mapped_trace
 
 from lowtide.memory import GREW, KINDS, judge
 from lowtide.report.endpoint import Endpoint, parse_address
@@ -146,3 +147,18 @@ def test_a_line_per_interval_goes_to_stderr_for_logs() -> None:
     for line in lines:
         assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ lowtide after=\S+ anon=\S+ mapped=", line), line
         assert " grew=" in line
+
+
+def test_the_shipped_dashboard_asks_for_series_that_are_served() -> None:
+    dashboard = json.loads((Path(__file__).parents[2] / "examples" / "grafana-doctor.json").read_text())
+    trace = mapped_trace(40)
+    sample = dataclasses.replace(trace.samples[-1], cgroup=cgroup(2**30))
+    served_names = set(parsed(prometheus_text(sample, judge(trace), names=False, errors=0, age=0.0)))
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"lowtide_\w+", target["expr"])
+    }
+    assert len(asked) >= 10
+    assert asked <= served_names

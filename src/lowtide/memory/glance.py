@@ -106,7 +106,8 @@ def held_sentence(held: Any, *, ended: bool) -> str:
     whose = f", most of that {_short(owner.name)} ({format_size(owner.bytes)})" if owner is not None else ""
     share = ""
     if held.share is not None and held.limit is not None:
-        share = f" That is {held.share:.0%} of {format_size(held.limit)} ({held.limit_set_by})."
+        limit = f"{format_size(held.limit)} ({held.limit_set_by})"
+        share = f" The limit is {limit}: {held.share:.0%} of it cannot be taken back."
     return (
         f"Held {format_size(held.peak)} at its highest and {format_size(held.end)} {at_end}. "
         f"Largest: {largest.kind} {format_size(largest.peak)}{whose}. "

@@ -122,11 +122,12 @@ def _chart(drawn: Series | None) -> str:
     thinned = (
         f"; {len(drawn.seconds):,} of {drawn.of:,} samples drawn, peaks kept" if drawn.of > len(drawn.seconds) else ""
     )
+    stale = " Where a dotted strip runs along the bottom, owners and sharing are over 2 s old." if drawn.stale else ""
     return (
         f'<div class="plot">{plot(drawn, "memory by kind over time; arrow keys move along it")}</div>'
         f'<table class="legend"><caption id="at">at the end, {format_duration(drawn.last)}</caption>{rows}</table>'
         f'<p class="note">From the bottom up: what nobody can take back (anon, shmem, tables), then mapped, '
-        f"then dirty and cache{thinned}.</p>"
+        f"then dirty and cache{thinned}.{stale}</p>"
     )
 
 
