@@ -13,6 +13,7 @@ from lowtide.memory import (
     GREW,
     KINDS,
     CgroupSample,
+    Ended,
     FileSample,
     ProcessSample,
     Sample,
@@ -317,3 +318,72 @@ def test_growth_is_judged_by_the_samples_that_really_read_it() -> None:
     trace = trace_of(dirty=seen_every_tenth)
     trace = replace(trace, samples=tuple(replace(s, files_asked=n % 10 == 0) for n, s in enumerate(trace.samples)))
     assert judge(trace).grew == "dirty"
+
+
+def test_what_is_held_comes_with_owners_that_add_up_whether_or_not_it_grew() -> None:
+    def files(_: int) -> list[FileSample]:
+        return [FileSample("/data/table.bin", 900 * MIB, 80 * MIB, 0, 80 * MIB, 0, "ext4", False)]
+
+    held = judge(trace_of(files=files)).held
+    assert held is not None
+    mapped = next(each for each in held.kinds if each.kind == "mapped")
+    assert (mapped.end, mapped.peak) == (100 * MIB, 100 * MIB)
+    assert [(each.name, each.bytes) for each in mapped.owners] == [
+        ("/data/table.bin", 80 * MIB),
+        ("not explained", 20 * MIB),
+    ]
+    assert (held.takeable, held.stays) == (200 * MIB, 400 * MIB)
+    assert held.share == pytest.approx(300 / (16 * 1024))
+
+
+def test_the_end_is_the_last_sample_before_teardown_and_not_what_an_exiting_program_has_left() -> None:
+    exiting = trace_of(mapped=lambda number: 2000 if number < COUNT - 1 else 10)
+    ended = replace(exiting, exit_code=0)
+    ends = [judge(each).held for each in (exiting, ended)]
+    assert ends[0] is not None and ends[1] is not None
+    assert [next(each.end for each in held.kinds if each.kind == "mapped") for held in ends if held] == [
+        10 * MIB,
+        2000 * MIB,
+    ]
+
+
+def test_heap_that_allocators_keep_is_retained_and_live_heap_is_not() -> None:
+    def kept(size: float) -> Trace:
+        trace = trace_of(anon=lambda number: 100 + min(10 * number, 400))
+        late = [replace(s, retained=int(size * MIB) if n > 40 else 0) for n, s in enumerate(trace.samples)]
+        return replace(trace, samples=tuple(late))
+
+    assert judge(kept(400)).grew == "retained"
+    assert judge(kept(20)).grew == "anon"  # the control: the same heap, in use
+
+
+def test_a_program_that_has_ended_is_given_no_time_to_live() -> None:
+    running = trace_of(cgroup=cgroup, anon=up(2))
+    ended = replace(running, exit_code=0, ended=Ended("exit", 0, "", "exit code 0"))
+    assert judge(running).risk[0].seconds is not None
+    risk = judge(ended).risk[0]
+    assert (risk.level, risk.seconds) == ("none", None)
+    assert "did not happen" in risk.sentence
+
+
+def test_refaults_are_judged_against_the_cgroups_own_limit() -> None:
+    def thrashing(limit: int | None) -> str:
+        trace = trace_of(cgroup=lambda number: cgroup(number, limit=limit, refaults=1000 * number))
+        return next(risk.sentence for risk in judge(trace).risk if risk.what == "thrash")
+
+    assert "640 MiB is below what the program uses" in thrashing(640 * MIB)
+    assert "its cgroup has no limit" in thrashing(None)
+    assert "far from its limit" in thrashing(4000 * MIB)
+
+
+def test_errors_of_the_sampler_stand_in_the_verdict() -> None:
+    trace = replace(trace_of(), missing={"sampling": "3 error(s) in the sampler, the last one ValueError: x"})
+    verdict = judge(trace)
+    assert verdict.confidence == "low"
+    assert "Sampling failed: 3 error(s)" in verdict.headline
+
+
+@pytest.mark.parametrize("about", ["command", "process", "block"])
+def test_what_happens_in_the_first_instant_counts_in_a_block_only(about: str) -> None:
+    trace = replace(trace_of(anon=lambda number: 100 if number == 0 else 400), about=about)
+    assert judge(trace).grew == ("anon" if about == "block" else "nothing")

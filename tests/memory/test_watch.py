@@ -16,7 +16,7 @@ import pytest
 
 from lowtide.memory import FileSample, Sample, judge, watch
 from lowtide.memory.elsewhere import PlainCounters
-from lowtide.memory.ring import MOST, Ring
+from lowtide.memory.sample_ring import MOST, Ring
 
 MIB = 1024**2
 

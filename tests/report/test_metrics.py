@@ -19,7 +19,7 @@ from tests.report.made import cgroup, mapped_trace
 
 from lowtide.memory import GREW, KINDS, judge
 from lowtide.report.endpoint import Endpoint, parse_address
-from lowtide.report.metrics import OWNERS, prometheus_text
+from lowtide.report.prometheus import OWNERS, prometheus_text
 
 parser = pytest.importorskip("prometheus_client.parser", reason="NOT TESTED: metrics need prometheus_client's parser")
 

@@ -31,8 +31,8 @@ from lowtide.memory import HELD, KINDS, Trace, Verdict, held_dict, judge, to_dic
 from lowtide.memory.watch import INTERVAL, check_interval
 from lowtide.report import html, png, terminal
 from lowtide.report.endpoint import Endpoint, parse_address
-from lowtide.report.metrics import prometheus_text
-from lowtide.report.status import StatusLine, log_line
+from lowtide.report.prometheus import prometheus_text
+from lowtide.report.status_line import StatusLine, log_line
 from lowtide.units import parse_size
 
 _REDRAW = 0.5  # seconds

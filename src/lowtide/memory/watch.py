@@ -22,10 +22,10 @@ from lowtide.memory.cgroup import sample_cgroup
 from lowtide.memory.counters import Counters
 from lowtide.memory.elsewhere import PlainCounters
 from lowtide.memory.ending import KernelLog, how_it_ended
-from lowtide.memory.facts import command_line, machine_facts, no_such_process
 from lowtide.memory.findings import Verdict
+from lowtide.memory.machine_facts import command_line, machine_facts, no_such_process
 from lowtide.memory.paces import Pace
-from lowtide.memory.ring import Ring
+from lowtide.memory.sample_ring import Ring
 from lowtide.memory.samples import Ended, Sample, Trace
 from lowtide.memory.verdict import judge
 from lowtide.units import parse_size

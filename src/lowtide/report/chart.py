@@ -19,6 +19,7 @@ _EDGE = 0.93  # a label above or right of this share of the plot would leave it
 def plot(drawn: Series, label: str) -> str:
     """The whole plot, for ``<div class="plot">``. ``label`` is already safe HTML."""
     shapes = "".join(_area(drawn, kind) for kind in reversed(STACK))
+    shapes += _retained(drawn)
     held = f'<path class="held" d="{_path(drawn, drawn.tops("mapped"))}"/>' if _has(drawn, "budget") else ""
     rss = f'<path class="rss" d="{_path(drawn, drawn.rss)}"/>' if any(drawn.rss) else ""
     return (
@@ -50,6 +51,16 @@ def _area(drawn: Series, kind: str) -> str:
         return ""
     points = _points(drawn.seconds, tops, drawn.top)
     return f'<path class="area {kind}" data-kind="{kind}" d="M0 {_SIDE}L{points}L{_SIDE} {_SIDE}Z"/>'
+
+
+def _retained(drawn: Series) -> str:
+    """A veil over the part of anon that was freed and is kept."""
+    if not any(drawn.retained):
+        return ""
+    live = tuple(anon - kept for anon, kept in zip(drawn.kinds["anon"], drawn.retained, strict=True))
+    upper = _points(drawn.seconds, drawn.kinds["anon"], drawn.top)
+    lower = "L".join(reversed(_points(drawn.seconds, live, drawn.top).split("L")))
+    return f'<path class="retained" d="M{upper}L{lower}Z"/>'
 
 
 def _path(drawn: Series, sizes: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from lowtide.report.metrics import CONTENT_TYPE
+from lowtide.report.prometheus import CONTENT_TYPE
 
 _PATIENCE = 5.0  # seconds
 _MOST = 8  # scrapers at once

@@ -40,6 +40,10 @@ from lowtide.units import format_duration, format_size
 
 _NAMES = ("name", "", "file", "filesystem")  # columns of words; the others are numbers
 
+_MUCH = 8 * 1024**2  # of retained heap, from which on the page speaks of it
+_STALE = " Where a dotted strip runs along the bottom, owners were last looked at over 2 s before: little had moved."
+_RETAINED = " The pale part of anon, {} at most, was freed by the program and is kept by its allocator."
+
 
 def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
     """Write the page; what was at ``path`` stays until the new page is whole."""
@@ -122,7 +126,8 @@ def _chart(drawn: Series | None) -> str:
     thinned = (
         f"; {len(drawn.seconds):,} of {drawn.of:,} samples drawn, peaks kept" if drawn.of > len(drawn.seconds) else ""
     )
-    stale = " Where a dotted strip runs along the bottom, owners and sharing are over 2 s old." if drawn.stale else ""
+    stale = _STALE if drawn.stale else ""
+    stale += _RETAINED.format(format_size(max(drawn.retained))) if max(drawn.retained, default=0) >= _MUCH else ""
     return (
         f'<div class="plot">{plot(drawn, "memory by kind over time; arrow keys move along it")}</div>'
         f'<table class="legend"><caption id="at">at the end, {format_duration(drawn.last)}</caption>{rows}</table>'

@@ -61,6 +61,7 @@ def _draw(axes: Any, drawn: Series) -> None:
     columns = [drawn.kinds[kind] for kind in STACK]
     colours = [COLOURS[kind] for kind in STACK]
     axes.stackplot(drawn.seconds, *columns, colors=colours, linewidth=0)
+    _draw_retained(axes, drawn)
     for line in drawn.lines:
         if line.drawn:
             colour = _BROKEN if line.name == "budget" else _INK
@@ -81,6 +82,17 @@ def _draw(axes: Any, drawn: Series) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_SOFT)
+
+
+def _draw_retained(axes: Any, drawn: Series) -> None:
+    """The part of anon that was freed and is kept, paler and hatched."""
+    if max(drawn.retained, default=0) < _NAMED * drawn.top:
+        return
+    live = [anon - kept for anon, kept in zip(drawn.kinds["anon"], drawn.retained, strict=True)]
+    style = {"facecolor": "white", "alpha": 0.4, "hatch": "//", "edgecolor": COLOURS["anon"], "linewidth": 0}
+    axes.fill_between(drawn.seconds, live, drawn.kinds["anon"], **style)
+    name = f"retained {format_size(max(drawn.retained))}"
+    axes.text(0.98 * drawn.last, live[-1] + 0.8 * drawn.retained[-1], name, ha="right", color=_INK, weight="bold")
 
 
 def _name_areas(axes: Any, drawn: Series) -> None:

@@ -44,6 +44,7 @@ class Series:
     lines: tuple[ReferenceLine, ...]
     top: int  # the height of the plot in bytes
     of: int  # samples there were
+    retained: tuple[int, ...] = ()  # the upper part of anon: freed, and kept by allocators
     stale: tuple[tuple[float, float], ...] = ()  # stretches in which the last close look was older than ``STALE``
 
     @property
@@ -77,7 +78,8 @@ def series(trace: Trace, most: int = MOST) -> Series | None:
         ReferenceLine(name, size, size <= _IN_VIEW * highest) for name, size in (_budget(trace), _limit(trace)) if size
     )
     top = ceil(1.08 * max([highest, *(line.size for line in lines if line.drawn)]))
-    return Series(seconds, kinds, rss, lines, top, len(trace.samples), _stale(seconds, samples))
+    retained = tuple(min(sample.retained, sample.anon) for sample in samples)
+    return Series(seconds, kinds, rss, lines, top, len(trace.samples), retained, _stale(seconds, samples))
 
 
 def _stale(seconds: Sequence[float], samples: Sequence[Sample]) -> tuple[tuple[float, float], ...]:
