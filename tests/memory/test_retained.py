@@ -38,8 +38,8 @@ if {free}:
 OUTSIDE = "print('ready', flush=True); input()"
 INSIDE = """
 import lowtide
-from lowtide.memory.counters import Counters
-counters = Counters(os.getpid())
+from lowtide.memory.counters import TreeCounters
+counters = TreeCounters(os.getpid())
 before = counters.sample(last=True).retained
 freed = lowtide.release()
 print(json.dumps([before, counters.sample(last=True).retained, freed.freed, str(freed)]))
@@ -47,12 +47,12 @@ print(json.dumps([before, counters.sample(last=True).retained, freed.freed, str(
 
 
 def kept_as_seen_from_outside(program: str) -> int:
-    from lowtide.memory.counters import Counters
+    from lowtide.memory.counters import TreeCounters
 
     with subprocess.Popen([sys.executable, "-c", program + OUTSIDE], stdin=-1, stdout=-1) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
-        sample = Counters(child.pid).sample(last=True)
+        sample = TreeCounters(child.pid).sample(last=True)
         child.communicate(b"\n")
     assert sample is not None
     return sample.retained
@@ -90,8 +90,8 @@ def test_the_memory_of_another_user_is_not_read_and_that_is_said() -> None:
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: becoming another user needs root")
     program = (
-        "import json, os, sys; from lowtide.memory.counters import Counters\n"
-        "os.setgid(65534); os.setuid(65534); c = Counters(int(sys.argv[1]))\n"
+        "import json, os, sys; from lowtide.memory.counters import TreeCounters\n"
+        "os.setgid(65534); os.setuid(65534); c = TreeCounters(int(sys.argv[1]))\n"
         "s = c.sample(last=True); print(json.dumps([s.retained, c.missing]))"
     )
     keeps = KEEPS.format(size=100_000, blocks=640, arenas=1, free=True)

@@ -28,7 +28,7 @@ _NAMED_PROCESSES = 64  # the smallest beyond these are added up
 WITHOUT_FILE = "shared memory without a file"
 
 
-class Counters:
+class TreeCounters:
     """Reads one process tree, or a cgroup. ``sample()`` gives None once all of it has ended; then ``finish()``."""
 
     def __init__(
@@ -149,7 +149,7 @@ class Counters:
             minor_faults=self.tree.minor_faults,
             read_bytes=self.tree.read_bytes,
             processes=_bounded(processes),
-            files=totals.files,
+            files=totals.placing(mapped - self._mapped_then),
             groups=groups,
             cgroup=self._cgroup_now,
             look_age=self._looks.age(now),

@@ -1,4 +1,4 @@
-"""Counters for systems without /proc (macOS): what psutil can tell, and the names of what it cannot.
+"""TreeCounters for systems without /proc (macOS): what psutil can tell, and the names of what it cannot.
 
 One idea: one honest number instead of six guessed ones. ``anon`` is what belongs to the process alone where
 the system says so (USS), else RSS; every other kind is 0 and named in ``missing``. Not run on macOS by its
@@ -23,7 +23,7 @@ _MISSING = {
 
 
 class PlainCounters:
-    """The same face as ``Counters``."""
+    """The same face as ``TreeCounters``."""
 
     def __init__(self, pid: int, *, children: bool = True) -> None:
         import psutil  # a dependency of the command line; the library's own import must not pay for it

@@ -47,7 +47,7 @@ class KindHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldMemory:
     """What the process tree had, whether or not it grew. ``takeable`` and ``stays`` share out ``end``."""
 
     end: int
@@ -113,7 +113,7 @@ class Verdict:
     grew: str
     confidence: str
     headline: str
-    held: Holding | None = None
+    held: HeldMemory | None = None
     ended: Ended | None = None
     growth: tuple[Growth, ...] = ()
     who: tuple[Grower, ...] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.memory.findings import Holding, KindHeld, Owner
+from lowtide.memory.findings import HeldMemory, KindHeld, Owner
 from lowtide.memory.samples import HELD, KINDS, TAKEABLE, ProcessSample, Sample, Trace
 
 UNEXPLAINED = "not explained"
@@ -19,14 +19,14 @@ _NEAR = 0.995  # of the peak: as good as it
 _NAMED = 12  # owners of a kind; the rest are added up
 
 
-def holding(trace: Trace) -> Holding:
+def holding(trace: Trace) -> HeldMemory:
     """What the trace's processes held at its end and at their highest."""
     samples = trace.samples
     end = last_whole(trace)
     peak = max(samples, key=lambda sample: sample.total)
     limit, set_by, used = limit_of(trace, end)
     takeable = sum(end.of(kind) for kind in TAKEABLE)
-    return Holding(
+    return HeldMemory(
         end=end.total,
         peak=peak.total,
         seconds=peak.seconds,

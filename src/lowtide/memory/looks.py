@@ -1,7 +1,7 @@
 """Close looks at the watched processes: what each one shares, which files it maps, what its allocator keeps.
 
 One idea: a close look is repeated when something moved since the last one - resident bytes, a fork, or page faults,
-which are all that copying on access shows - and never because time has passed alone, but for one every ten seconds.
+which are all that copying on access shows - and never because time has passed alone, but for one every half minute.
 For a tree of up to 8 processes and 1,000 mappings it is then never older than two seconds; beyond that its own
 measured cost decides. Between two looks a process's sharing is taken to stay as it was.
 """
@@ -26,7 +26,7 @@ _WORKERS_SHARE = 0.03  # of one core, while up to 8 processes move: what is bein
 _EVERY = 0.5  # seconds at the least between two close looks
 _FRESH = 1.5  # seconds at the most while something moves; a sample may come half a second later
 _FEW_PROCESSES, _FEW_MAPPINGS = 8, 1000
-_UNCHANGED = 10.0  # seconds after which even a process that did not move is looked at again
+_UNCHANGED = 30.0  # seconds after which even a process that did not move is looked at again
 _CHANGED = 1024**2
 _PAGE = 4096
 _WORTH_ASKING = 16 * 1024**2  # of resident heap: below it nobody asks what the allocator keeps

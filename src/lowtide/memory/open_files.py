@@ -64,6 +64,17 @@ class FileTotals:
     files: tuple[FileSample, ...] = ()
     groups: tuple[FileGroup, ...] = ()
 
+    def placing(self, more: int) -> tuple[FileSample, ...]:
+        """The files with ``more`` bytes mapped since they were asked: taken out of the cache of those that are mapped
+        already."""
+        room = sum(file.cache for file in self.files if file.mapped)
+        if more <= 0 or not room:
+            return self.files
+        share = min(1.0, more / room)
+        return tuple(
+            replace(file, mapped=file.mapped + int(share * file.cache)) if file.mapped else file for file in self.files
+        )
+
 
 class FileSet:
     """Remembers files; ``look`` at each process, then ``measure``. ``started`` is when watching began, as the clock

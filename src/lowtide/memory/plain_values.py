@@ -30,7 +30,7 @@ def to_dict(value: Any) -> dict[str, Any]:
     return data  # type: ignore[no-any-return]  # a dataclass becomes a dict
 
 
-def held_dict(held: findings.Holding) -> dict[str, Any]:
+def held_dict(held: findings.HeldMemory) -> dict[str, Any]:
     """What was held, by kind: ``end`` and ``peak`` in bytes and the ``owners`` at the peak; the sums under
     ``total``."""
     totals = {name: getattr(held, name) for name in _HELD_TOTALS} | {"share": held.share}
@@ -68,7 +68,7 @@ def from_dict(kind: type[_Value], data: object) -> _Value:
     """The value back from its dict; FormatError when a field is missing or of another type."""
     if not isinstance(data, dict):
         raise FormatError(f"trace: expected {kind.__name__} as an object, got {type(data).__name__}. Record it again.")
-    if kind is findings.Holding:
+    if kind is findings.HeldMemory:
         data = _holding_fields(data)
     known = {}
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]  # every kind passed in is one of our dataclasses

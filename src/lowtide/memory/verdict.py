@@ -45,7 +45,7 @@ def judge(trace: Trace) -> Verdict:
     }
     grew = _which(by_kind, alive, trace)
     copied = _copied(alive)
-    if copied is not None and grew in ("anon", "nothing") and copied.growth.grew >= _COPIED_SHARE * _most(by_kind):
+    if copied is not None and grew in ("anon", "nothing", "retained") and _is_most(copied, by_kind, last):
         grew, by_kind["anon"] = "workers", copied
     about = None if grew in ("nothing", "retained") else by_kind["anon" if grew == "workers" else grew]
     processes = _grown_processes(grew, alive)
@@ -121,8 +121,10 @@ def _retained_confidence(last: Sample) -> str:
     return "high" if said_by == {"allocator"} else "medium"
 
 
-def _most(by_kind: dict[str, Course]) -> int:
-    return max((each.growth.grew for each in by_kind.values() if each.grew), default=0)
+def _is_most(copied: Course, by_kind: dict[str, Course], last: Sample) -> bool:
+    """Whether what workers copied outweighs what their parent built before it forked them, and what it has freed."""
+    most = max((each.growth.grew for each in by_kind.values() if each.grew), default=0)
+    return copied.growth.grew >= max(_COPIED_SHARE * most, last.retained)
 
 
 def _copied(samples: tuple[Sample, ...]) -> Course | None:

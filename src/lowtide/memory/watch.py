@@ -1,6 +1,6 @@
 """``with lowtide.watch() as trace:`` - samples of this process, or of another, taken beside the work.
 
-One idea: one daemon thread asks ``Counters`` at a steady pace that slows down when asking becomes expensive, so that
+One idea: one daemon thread asks ``TreeCounters`` at a steady pace that slows down when asking becomes expensive, so that
 watching stays under 1 % of one core, and keeps a bounded number of samples however long that lasts. After the block
 ``trace.samples`` and ``trace.verdict`` are complete. An error inside the sampler is counted and told, and sampling
 goes on. Cost of the block: that thread, and its turns at the interpreter lock. It does not see peaks shorter than its
@@ -19,7 +19,7 @@ from typing import Any
 from lowtide.machine import Cgroup
 from lowtide.memory import glance, traces
 from lowtide.memory.cgroup import sample_cgroup
-from lowtide.memory.counters import Counters
+from lowtide.memory.counters import TreeCounters
 from lowtide.memory.elsewhere import PlainCounters
 from lowtide.memory.ending import KernelLog, how_it_ended
 from lowtide.memory.findings import Verdict
@@ -73,7 +73,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         self._missing: dict[str, str] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._counters: Counters | PlainCounters | None = None
+        self._counters: TreeCounters | PlainCounters | None = None
         self._log = KernelLog()
         self._started = 0.0
         self._kept_at = time.monotonic()
@@ -120,7 +120,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         self.ended = how_it_ended(
             returned,
             self._ring.last(),
-            pids=counters.tree.pids | {self.pid or 0} if isinstance(counters, Counters) else (),
+            pids=counters.tree.pids | {self.pid or 0} if isinstance(counters, TreeCounters) else (),
             kills=self._log.kills(),
             log_readable=self._log.readable,
             kills_counted=self._kills_counted(),
@@ -189,22 +189,24 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
     def _kills_counted(self) -> int:
         """How far the cgroup's count of kills has risen since the process was first seen in it."""
         counters = self._counters
-        if not isinstance(counters, Counters) or counters.cgroup is None:
+        if not isinstance(counters, TreeCounters) or counters.cgroup is None:
             return 0
         now = sample_cgroup(counters.cgroup, own=self._cgroup is not None)
         seen = (sample.cgroup for sample in self.samples if sample.cgroup is not None)
         first = next((cgroup for cgroup in seen if cgroup.path == now.path), now)
         return max(0, now.oom_kills - first.oom_kills)
 
-    def _new_counters(self) -> Counters | PlainCounters:
+    def _new_counters(self) -> TreeCounters | PlainCounters:
         if not Path("/proc/self/status").exists():
             return PlainCounters(self.pid or os.getpid(), children=self._children)
         if self.pid is not None and not Path(f"/proc/{self.pid}").exists():
             raise no_such_process(self.pid)
         launched = self._about == "command"
-        return Counters(self.pid, children=self._children, launched=launched, every=self.interval, cgroup=self._cgroup)
+        return TreeCounters(
+            self.pid, children=self._children, launched=launched, every=self.interval, cgroup=self._cgroup
+        )
 
-    def _run(self, counters: Counters | PlainCounters) -> None:
+    def _run(self, counters: TreeCounters | PlainCounters) -> None:
         # A shorter interval than the default is a wish to pay.
         pace = Pace(_SHARE * INTERVAL / min(INTERVAL, self.interval), self.interval)
         while not self._stop.wait(pace.rest):
@@ -216,7 +218,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         if not self._take(counters, last=True):
             self._take_last(counters)
 
-    def _take(self, counters: Counters | PlainCounters, *, last: bool = False) -> bool:
+    def _take(self, counters: TreeCounters | PlainCounters, *, last: bool = False) -> bool:
         """Whether there was something to sample, or may be again."""
         try:
             sample = counters.sample(last=last)
@@ -229,7 +231,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
             return self._note(problem)
         return True
 
-    def _take_last(self, counters: Counters | PlainCounters) -> None:
+    def _take_last(self, counters: TreeCounters | PlainCounters) -> None:
         try:
             sample = counters.finish()
             if sample is not None:
