@@ -3,8 +3,8 @@
     {"lowtide": 1, "dtype": "uint16", "shards": [{"file": "train.bin", "tokens": 1000}], "eot": 50256, "vocab": 50257}
 
 One idea: the manifest says what a headerless shard cannot - its dtype, its order, how many tokens it must have - and
-nothing that could be computed. ``eot`` and ``vocab`` may be missing; unknown keys are left for later versions. Costs
-one read of at most 16 MiB. A manifest of another program is not ours and is passed over.
+nothing that could be computed. ``eot``, ``bos`` and ``vocab`` may be missing; unknown keys are left for later
+versions. Costs one read of at most 16 MiB. A manifest of another program is not ours and is passed over.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Manifest:
     shards: tuple[tuple[str, int], ...]  # name, tokens
     eot: int | None
     vocab: int | None
+    bos: int | None = None
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -71,7 +72,8 @@ def _checked(content: dict[str, Any], path: str) -> Manifest:
     names = [name for name, _ in shards]
     if len(set(names)) != len(names):
         raise FormatError(f"{path}: expected each shard once, got one twice. Correct it.")
-    return Manifest(path, np.dtype(content["dtype"]), shards, _id(content, "eot", path), _id(content, "vocab", path))
+    eot, vocab, bos = (_id(content, key, path) for key in ("eot", "vocab", "bos"))
+    return Manifest(path, np.dtype(content["dtype"]), shards, eot, vocab, bos)
 
 
 def _shard(entry: object, path: str) -> tuple[str, int]:

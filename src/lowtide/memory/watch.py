@@ -1,10 +1,10 @@
 """``with lowtide.watch() as trace:`` - samples of this process, or of another, taken beside the work.
 
-One idea: one daemon thread asks ``TreeCounters`` at a steady pace that slows down when asking becomes expensive, so that
-watching stays under 1 % of one core, and keeps a bounded number of samples however long that lasts. After the block
-``trace.samples`` and ``trace.verdict`` are complete. An error inside the sampler is counted and told, and sampling
-goes on. Cost of the block: that thread, and its turns at the interpreter lock. It does not see peaks shorter than its
-interval.
+One idea: one daemon thread asks ``TreeCounters`` at a steady pace that slows down when asking becomes expensive, so
+that watching stays under 1 % of one core, and keeps a bounded number of samples however long that lasts. After the
+block ``trace.samples`` and ``trace.verdict`` are complete. An error inside the sampler is counted and told, and
+sampling goes on. Cost of the block: that thread, and its turns at the interpreter lock. It does not see peaks shorter
+than its interval.
 """
 
 from __future__ import annotations
