@@ -103,7 +103,8 @@ def run_program(campaign: Campaign, seed: int, rounds: int | None = None) -> Ran
 def _listen(child: subprocess.Popen[bytes], patience: float) -> tuple[str, bool]:
     """What the child prints until it ends or has been silent for too long."""
     assert child.stdout is not None
-    pieces, last = [], time.monotonic()
+    pieces: list[bytes] = []
+    last = time.monotonic()
     while time.monotonic() - last < patience:
         if not select.select([child.stdout], [], [], 1.0)[0]:
             continue
@@ -141,10 +142,9 @@ def torture(names: list[str], seed: int, minutes: float, programs: int | None, r
     running: dict[Future[Ran], str] = {}
     with ThreadPoolExecutor(2 if (os.cpu_count() or 1) > 1 else 1) as pool:
         while True:
-            busy = set(running.values())
-            waiting = [n for n in names if begun[n] < (programs or 1 << 60) and not rows[n].skipped and n not in busy]
-            # The campaign that has had least time comes next; with a number of programs asked for, time does not count.
-            waiting.sort(key=lambda name: (rows[name].seconds, begun[name]))
+            waiting = [name for name in names if begun[name] < (programs or 1 << 60) and not rows[name].skipped]
+            # The campaign that has had least time comes next, of those that are not under way if there are any.
+            waiting.sort(key=lambda name: (name in running.values(), rows[name].seconds, begun[name]))
             if waiting and len(running) < 2 and (programs or time.monotonic() < ends):
                 name = waiting[0]
                 job = pool.submit(run_program, CAMPAIGNS[name], seed + begun[name], rounds)
