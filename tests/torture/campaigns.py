@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.torture import interrupts
+from tests.torture import changes, descriptors, interrupts, programs, reads
 from tests.torture.tally import Tally
 
 
@@ -27,7 +27,11 @@ class Campaign:
     clean: Callable[[Path], None] = nothing
 
 
-CAMPAIGNS = {
-    campaign.name: campaign
-    for campaign in (Campaign("interrupts", "exceptions in the middle of next()", interrupts.program, rounds=150),)
-}
+_ALL = (
+    Campaign("interrupts", "exceptions in the middle of next()", interrupts.program, rounds=150),
+    Campaign("reads", "the n-th read fails", reads.program, rounds=60),
+    Campaign("changes", "files change under readers", changes.program, rounds=40),
+    Campaign("programs", "forks, spawns and threads", programs.program, rounds=12, patience=150),
+    Campaign("descriptors", "few descriptors", descriptors.program, rounds=3),
+)
+CAMPAIGNS = {campaign.name: campaign for campaign in _ALL}

@@ -69,7 +69,7 @@ class Row:
         self.fired += tally.fired
         self.wrong += tally.wrong
         self.lost += tally.lost
-        self.hung += ran.hung
+        self.hung += ran.hung + tally.hung
         self.danger += sum(tally.problems[kind] for kind in DANGERS)
         if tally.skipped:
             self.skipped.add(tally.skipped)

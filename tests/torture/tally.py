@@ -16,6 +16,7 @@ from typing import Any
 
 # Which column of the table a kind of problem is counted in.
 LOST = frozenset({"lost", "repeated"})
+HUNG = frozenset({"hung"})  # a child of the program; the runner sees for itself when the program hangs
 DANGERS = frozenset({"danger"})
 EXAMPLES = 3  # of each kind of problem that are told in full
 
@@ -75,7 +76,11 @@ class Tally:
 
     @property
     def wrong(self) -> int:
-        return sum(count for kind, count in self.problems.items() if kind not in LOST | DANGERS)
+        return sum(count for kind, count in self.problems.items() if kind not in LOST | HUNG | DANGERS)
+
+    @property
+    def hung(self) -> int:
+        return sum(count for kind, count in self.problems.items() if kind in HUNG)
 
     @property
     def lost(self) -> int:
