@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.torture import changes, descriptors, interrupts, programs, reads
+from tests.torture import changes, descriptors, headers, interrupts, limits, orders, programs, reads, training
 from tests.torture.tally import Tally
 
 
@@ -33,5 +33,9 @@ _ALL = (
     Campaign("changes", "files change under readers", changes.program, rounds=40),
     Campaign("programs", "forks, spawns and threads", programs.program, rounds=12, patience=150),
     Campaign("descriptors", "few descriptors", descriptors.program, rounds=3),
+    Campaign("limits", "tiny cgroups and stated budgets", limits.program, rounds=6, patience=330, clean=limits.clean),
+    Campaign("headers", "damaged headers", headers.program, rounds=400),
+    Campaign("orders", "shuffles of any size", orders.program, rounds=8, patience=120),
+    Campaign("training", "runs killed, branched and starved", training.program, 4, patience=400, clean=training.clean),
 )
 CAMPAIGNS = {campaign.name: campaign for campaign in _ALL}
