@@ -6,7 +6,7 @@ BESIDE = -n auto --maxprocesses 4 --dist worksteal # as many tests at once as th
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick check format picture bench browser clean
+.PHONY: help train test torture quick check format picture bench browser clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ train: $(VENV)/.run ## the main job, end to end, no download
 test: $(VENV)/.dev browser ## every test
 	$(BIN)/python -m pytest $(BESIDE) -m "not serial"
 	$(BIN)/python -m pytest -m serial || [ $$? = 5 ] # 5: there are none
+
+torture: $(VENV)/.dev ## seeded faults for TORTURE_MINUTES (10): kills, failing disks, changing files, interrupts
+	$(BIN)/python -m tests.torture
 
 browser: # the report's tests look at it in a real Chromium, which pip cannot install
 	@command -v chromium chromium-browser google-chrome >/dev/null \

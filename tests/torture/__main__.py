@@ -23,7 +23,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, default=None, help="program k of a campaign has seed N + k; default: the time"
     )
-    parser.add_argument("--only", action="append", choices=list(CAMPAIGNS), metavar="NAME", help=", ".join(CAMPAIGNS))
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(CAMPAIGNS),
+        metavar="NAME",
+        help=", ".join(f"{c.name}: {c.what}" for c in CAMPAIGNS.values()),
+    )
     parser.add_argument("--programs", type=int, default=None, help="this many of each campaign, instead of a time")
     parser.add_argument("--rounds", type=int, default=None, help="faults per program, instead of the campaign's own")
     parser.add_argument("--program", choices=list(CAMPAIGNS), help=argparse.SUPPRESS)  # what the runner starts
@@ -36,7 +42,7 @@ def one_program(name: str, seed: int, rounds: int, directory: Path) -> None:
     faulthandler.enable(all_threads=True)
     tally = Tally()
     tally.tell()
-    CAMPAIGNS[name].program(random.Random(f"{name} {seed}"), directory, tally, rounds)
+    CAMPAIGNS[name].module.program(random.Random(f"{name} {seed}"), directory, tally, rounds)
     tally.tell()
 
 

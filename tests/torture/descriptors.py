@@ -65,9 +65,9 @@ def program(rng: random.Random, directory: Path, tally: Tally, rounds: int) -> N
             problems.append(f"{type(problem).__name__}: {problem}")
         for array in arrays:
             array.close()
-        for problem in problems[:1]:
-            kind = "wrong rows" if "rows" in problem else "refused"
-            tally.found(kind, f"{where}{', all at once' if together else ''}: {problem}"[:700])
+        for words in problems[:1]:
+            kind = "wrong rows" if "rows" in words else "refused"
+            tally.found(kind, f"{where}{', all at once' if together else ''}: {words}"[:700])
         tally.tell_now_and_then()
 
 

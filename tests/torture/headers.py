@@ -29,14 +29,14 @@ FINE = (lowtide.LowtideError, OSError)
 
 def ways(kind: str, path: Path) -> dict[str, Callable[[], Any]]:
     source = path.parent if kind == "manifest" else path.with_name("d.ds") if kind == "datatrove" else path
-    tensor = {"tensor": "w"} if kind == "safetensors" else {}
+    tensor = "w" if kind == "safetensors" else None
     found: dict[str, Callable[[], Any]] = {
         "open_tokens": lambda: lowtide.open_tokens(source),
         "open_tokens as uint16": lambda: lowtide.open_tokens(source, dtype="uint16"),
     }
     if kind not in ("manifest", "datatrove"):
-        found["open"] = lambda: lowtide.open(source, **tensor)
-        found["open as uint16"] = lambda: lowtide.open(source, dtype="uint16", **tensor)
+        found["open"] = lambda: lowtide.open(source, tensor=tensor)
+        found["open as uint16"] = lambda: lowtide.open(source, dtype="uint16", tensor=tensor)
     return found
 
 

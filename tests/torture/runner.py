@@ -75,12 +75,12 @@ class Row:
             self.skipped.add(tally.skipped)
 
 
-def run_program(campaign: Campaign, seed: int, rounds: int | None = None) -> Ran:
-    """One program in a process group of its own; killed when it falls silent."""
+def run_program(campaign: Campaign, seed: int, rounds: int | None = None, words: list[str] | None = None) -> Ran:
+    """One program in a process group of its own; killed when it falls silent. ``words`` is another command to run."""
     began = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="torture-"))
-    words = [sys.executable, "-m", "tests.torture", "--program", campaign.name, "--seed", str(seed)]
-    words += ["--rounds", str(rounds or campaign.rounds), "--directory", str(directory)]
+    words = words or [sys.executable, "-m", "tests.torture", "--program", campaign.name, "--seed", str(seed)]
+    words = [*words, "--rounds", str(rounds or campaign.rounds), "--directory", str(directory)]
     with (directory / "stderr").open("w+b") as errors:
         child = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
         try:
@@ -89,6 +89,8 @@ def run_program(campaign: Campaign, seed: int, rounds: int | None = None) -> Ran
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             code = child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
         errors.seek(0)
         said = errors.read()[-TAIL:].decode(errors="replace")
     campaign.clean(directory)
@@ -96,7 +98,7 @@ def run_program(campaign: Campaign, seed: int, rounds: int | None = None) -> Ran
     tally = Tally.from_output(output)
     if code and not hung:
         died = signal.Signals(-code).name if code < 0 else f"exit {code}"
-        tally.found("died", f"the program ended with {died}: {said.strip()[-1500:]}")
+        tally.add("died", f"the program ended with {died}: {said.strip()[-1500:]}")
     return Ran(campaign, seed, tally, hung, time.monotonic() - began, said)
 
 

@@ -8,7 +8,6 @@ does not fail the run.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -34,11 +33,15 @@ class Tally:
 
     def found(self, kind: str, example: str) -> None:
         """A problem: its kind, and what was seen, both numbers included."""
+        self.add(kind, example)
+        self.tell_now_and_then()
+
+    def add(self, kind: str, example: str) -> None:
+        """The same without telling it."""
         self.problems[kind] += 1
         told = self.examples.setdefault(kind, [])
         if len(told) < EXAMPLES:
             told.append(example)
-            self.tell()
 
     def skip(self, why: str) -> None:
         self.skipped = why
@@ -85,8 +88,3 @@ class Tally:
     @property
     def lost(self) -> int:
         return sum(count for kind, count in self.problems.items() if kind in LOST)
-
-
-def say(words: str) -> None:
-    """A line for whoever runs one program by hand."""
-    print(words, file=sys.stderr, flush=True)

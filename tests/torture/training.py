@@ -1,10 +1,10 @@
 """``lowtide train`` killed, interrupted, branched and starved of disk, against the ledger it writes.
 
-A program is one run of a tiny model, in parts: each part resumes what the part before left (or the newest checkpoint but
-one: a branch), on one or two ranks, and is ended by SIGKILL, SIGTERM or SIGINT at a random moment, by a disk that is
-full, or not at all. The last part runs to the end. Then: it did end, with exit 0; `lowtide.train.ledger.chain` has every
-step once, in order, and the sums of its rows are those of a run that nobody disturbed; `latest.pt` leads to a
-checkpoint; a part that was branched from an older checkpoint has not lost its own saves.
+A program is one run of a tiny model, in parts: each part resumes what the part before left, or an older checkpoint (a
+branch), on one or two ranks, and is ended by SIGKILL, SIGTERM or SIGINT at a random moment, by a disk that is full, or
+not at all. The last part runs to the end. Then: it did end, with exit 0; `lowtide.train.ledger.chain` has every step
+once, in order, and the sums of its rows are those of a run that nobody disturbed; `latest.pt` leads to the last step;
+the checkpoint that a branch came from is still there. A part that was asked to end did so without a traceback.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from pathlib import Path
 
 import numpy as np
 from tests.torture.tally import Tally
-
-from lowtide.train.ledger import chain
 
 STEPS = 40
 PATIENCE = 150.0
@@ -87,6 +85,12 @@ class Run:
     def checkpoints(self) -> list[Path]:
         return sorted(self.out.glob("step-*.pt"))
 
+    def chain(self) -> list[dict[str, int]]:
+        """The steps behind the newest weights, as the ledger's own reader has them."""
+        from lowtide.train.ledger import chain  # here: it brings torch, which the runner does not need
+
+        return chain(self.ledger)
+
     def lines(self) -> int:
         return len(self.ledger.read_bytes().splitlines()) if self.ledger.exists() else 0
 
@@ -139,7 +143,7 @@ def check_part(codes: list[int | None], said: str, number: int, where: str, tall
 
 def check_end(run: Run, where: str, reference: list[int], tally: Tally) -> None:
     try:
-        steps = chain(run.ledger)
+        steps = run.chain()
     except Exception as problem:
         tally.found("broken ledger", f"{where}: {type(problem).__name__}: {problem}")
         return
@@ -167,7 +171,7 @@ def undisturbed(directory: Path, tally: Tally) -> list[int]:
         time.sleep(0.05)
     codes, said = finish(ranks)
     assert codes == [0], said[-500:]
-    return [entry["sum"] for entry in chain(run.ledger)]
+    return [entry["sum"] for entry in run.chain()]
 
 
 def program(rng: random.Random, directory: Path, tally: Tally, rounds: int) -> None:
