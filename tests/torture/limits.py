@@ -125,8 +125,9 @@ def asked(rng: random.Random, path: Path, width: int) -> tuple[dict[str, Any], i
     steps: list[tuple[str, int, int]] = []
     for _ in range(rng.randint(1, 4)):
         kind = rng.choice(("chunks", "chunks", "shuffled", "shuffled", "sample", "index", "column"))
-        size = rng.choice((16, 256, 1024, most))
-        steps.append((kind, min(size, most), min(400, max(4, 96 * MIB // (min(size, most) * row)))))
+        size = min(most, rng.choice((16, 256, 1024, most)))
+        through = min(400, max(4, 96 * MIB // (size * row)))
+        steps.append((kind, size, rng.choice((1, 24, through))))  # few batches teach a strategy other things than many
     ask = {
         "path": str(path),
         "width": width,

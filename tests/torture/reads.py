@@ -43,7 +43,7 @@ def program(rng: random.Random, directory: Path, tally: Tally, rounds: int) -> N
 
 
 def read_through(batches: Any, expected: list[int], disk: Disk, error: str, where: str, tally: Tally) -> None:
-    """A whole pass, asking again after each error; the disk is healed when it keeps failing. ``error`` "" means none."""
+    """A whole pass, asking again after each error; a disk that keeps failing is healed. ``error`` "": none may come."""
     failures = 0
     for step, wanted in enumerate(expected):
         while True:
