@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BESIDE = -n auto --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
+BESIDE = -n logical --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
