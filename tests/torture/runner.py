@@ -61,6 +61,10 @@ class Row:
     def failed(self) -> int:
         return self.wrong + self.lost + self.hung
 
+    def fits_into(self, seconds: float) -> bool:
+        """Whether one more program, as long as those before it, would end in time."""
+        return not self.skipped and seconds > 0 and self.seconds / max(1, self.programs) <= seconds
+
     def add(self, ran: Ran) -> None:
         tally = ran.tally
         self.programs += 1
@@ -144,10 +148,11 @@ def torture(names: list[str], seed: int, minutes: float, programs: int | None, r
     running: dict[Future[Ran], str] = {}
     with ThreadPoolExecutor(2 if (os.cpu_count() or 1) > 1 else 1) as pool:
         while True:
-            waiting = [name for name in names if begun[name] < (programs or 1 << 60) and not rows[name].skipped]
+            left = float("inf") if programs else ends - time.monotonic()
+            waiting = [name for name in names if begun[name] < (programs or 1 << 60) and rows[name].fits_into(left)]
             # The campaign that has had least time comes next, of those that are not under way if there are any.
             waiting.sort(key=lambda name: (name in running.values(), rows[name].seconds, begun[name]))
-            if waiting and len(running) < 2 and (programs or time.monotonic() < ends):
+            if waiting and len(running) < 2:
                 name = waiting[0]
                 job = pool.submit(run_program, CAMPAIGNS[name], seed + begun[name], rounds)
                 begun[name] += 1
