@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import faulthandler
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -40,6 +43,8 @@ def arguments() -> argparse.Namespace:
 def one_program(name: str, seed: int, rounds: int, directory: Path) -> None:
     """In this process; its counts go to stdout."""
     faulthandler.enable(all_threads=True)
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a runner that is killed leaves nothing running
     tally = Tally()
     tally.tell()
     CAMPAIGNS[name].module.program(random.Random(f"{name} {seed}"), directory, tally, rounds)

@@ -112,7 +112,9 @@ def _listen(child: subprocess.Popen[bytes], patience: float) -> tuple[str, bool]
     pieces: list[bytes] = []
     last = time.monotonic()
     while time.monotonic() - last < patience:
-        if not select.select([child.stdout], [], [], 1.0)[0]:
+        if not select.select([child.stdout], [], [], 0.2)[0]:
+            if child.poll() is not None:  # what it started and left hanging keeps the pipe open
+                return b"".join(pieces).decode(errors="replace"), False
             continue
         piece = os.read(child.stdout.fileno(), 1 << 16)
         if not piece:
