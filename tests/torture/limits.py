@@ -14,7 +14,6 @@ import random
 import signal
 import subprocess
 import sys
-import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -73,11 +72,12 @@ with lowtide.open(ask["path"], dtype="uint32", shape=(-1, ask["width"]), strateg
 """
 
 
-def small_cgroup(limit: int) -> Path | None:
+def small_cgroup(limit: int, name_of_program: str) -> Path | None:
+    """Named after the program's own directory, so that nobody else's is ever taken for it."""
     for root, name in CGROUPS:
         if not (root / name).exists() and not (root / "cgroup.subtree_control").exists():
             continue
-        directory = root / f"torture-{uuid.uuid4().hex[:8]}"
+        directory = root / name_of_program
         try:
             directory.mkdir()
             (directory / name).write_text(str(limit))
@@ -105,7 +105,7 @@ def program(rng: random.Random, directory: Path, tally: Tally, rounds: int) -> N
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 while file.read(MIB):
                     pass
-        cgroup = small_cgroup(limit) if rng.random() < 0.5 else None
+        cgroup = small_cgroup(limit, directory.name) if rng.random() < 0.5 else None
         tally.fired += 1
         try:
             measure({**ask, "cgroup": str(cgroup) if cgroup else ""}, limit, tally)
@@ -162,8 +162,7 @@ def measure(ask: dict[str, Any], limit: int, tally: Tally) -> None:
 
 
 def clean(directory: Path) -> None:
-    """Cgroups that a killed program left; they are empty, so that removing them harms nobody."""
+    """The cgroup that a killed program left: its own, by name, and no other."""
     for root, _ in CGROUPS:
-        for left in root.glob("torture-*"):
-            with suppress(OSError):
-                left.rmdir()
+        with suppress(OSError):
+            (root / directory.name).rmdir()
