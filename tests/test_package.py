@@ -44,6 +44,7 @@ LAYERS: list[set[str]] = [
     {"feed"},
     {"tokens"},  # what a user opens; its batches() makes feeds
     {"torch", "bench", "report", "pytest_plugin"},
+    {"prepare"},
     {"train"},
     {"cli"},
 ]

@@ -19,6 +19,9 @@ COMMANDS = {
     "plan": "what a run will hold, read and take, before it starts",
     "bench": "measure every way to read a file, on this machine and disk",
     "doctor": "run a command or watch a process, and say which kind of memory grew",
+    "prepare": "make a token corpus from text",
+    "verify": "read data once and name every fault",
+    "convert": "write tokens in another format",
     "train": "train a small GPT on tokens from disk",
 }
 

@@ -22,7 +22,7 @@ from lowtide.formats import memmap, raw, safetensors
 from lowtide.formats.arrays import stated_dtype
 from lowtide.formats.header import HeaderFile, is_file
 from lowtide.formats.layout import HEADERLESS, Layout, agree, join
-from lowtide.formats.manifest import NAME, Manifest, read_manifest
+from lowtide.formats.manifest import NAME, Manifest, read_manifest, shard_documents
 from lowtide.formats.recognise import by_header, is_safetensors
 from lowtide.formats.sources import Source, named, natural_key
 
@@ -73,7 +73,8 @@ def _headerless(file: HeaderFile, stated: np.dtype[Any] | None) -> Layout:
     if manifest is None or path.name not in listed:
         return replace(layout, notes=_notes(path))
     _check_count(layout, listed[path.name], manifest)
-    return replace(layout, eot=manifest.eot, vocab=manifest.vocab)
+    documents = shard_documents(manifest, path.parent, path.name)
+    return replace(layout, eot=manifest.eot, vocab=manifest.vocab, documents=documents)
 
 
 def _notes(path: Path) -> tuple[str, ...]:
@@ -116,7 +117,7 @@ def _by_manifest(path: Path, manifest: Manifest, stated: np.dtype[Any] | None) -
     for name, tokens in manifest.shards:
         layout = _file(str(path / name), manifest.dtype)
         _check_count(layout, tokens, manifest)
-        layouts.append(layout)
+        layouts.append(replace(layout, documents=shard_documents(manifest, path, name) or layout.documents))
     return replace(_one_format(layouts), eot=manifest.eot, vocab=manifest.vocab)
 
 
