@@ -24,7 +24,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory to write to")
     parser.add_argument("--to", required=True, choices=FORMATS, help="format of the output")
     parser.add_argument("--dtype", help="of a file without a header, such as uint16")
-    parser.add_argument("--eot", type=int, metavar="ID", help="the id that ends a document, where the data does not say")
+    parser.add_argument(
+        "--eot", type=int, metavar="ID", help="the id that ends a document, where the data does not say"
+    )
     parser.add_argument("--bos", type=int, metavar="ID", help="the id that begins a document, as in llm.c's files")
     parser.add_argument("--vocab", type=int, metavar="N", help="number of ids, where the data does not say it")
     parser.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="of a shard (%(default)s)")

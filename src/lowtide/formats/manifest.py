@@ -5,9 +5,10 @@
                  "ends": "shard-00000.ends", "ends_crc32": "..."}]}
 
 One idea: the manifest says what a headerless shard cannot - its dtype, its order, how many tokens it must have, where
-its documents end and what its bytes must add up to - and nothing that could be computed. All but ``lowtide``, ``dtype``
-and the shards' ``file`` and ``tokens`` may be missing; unknown keys are left for later versions. Costs one read of at
-most 16 MiB. A manifest of another program is not ours and is passed over. ``docs/corpus-format.md`` is the whole format.
+its documents end and what its bytes must add up to - and nothing that could be computed. All but ``lowtide``,
+``dtype`` and the shards' ``file`` and ``tokens`` may be missing; unknown keys are left for later versions. Costs one
+read of at most 16 MiB. A manifest of another program is not ours and is passed over. ``docs/corpus-format.md`` is the
+whole format.
 """
 
 from __future__ import annotations

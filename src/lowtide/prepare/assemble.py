@@ -9,6 +9,7 @@ documents.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ class Assembler:
         borders = np.concatenate([piece.ends, [len(piece.ids)]]) if piece.opens else piece.ends
         changes = [0, *(np.flatnonzero(np.diff(goals)) + 1).tolist(), len(goals)]
         first = 0
-        for begin, end in zip(changes, changes[1:], strict=False):
+        for begin, end in pairwise(changes):
             last, goal = int(borders[end - 1]), int(goals[begin])
             if goal != DROPPED:
                 yield goal, piece.ids[first:last], piece.ends[begin:end] - first

@@ -1,9 +1,10 @@
 """Train a byte-level BPE on a sample of the inputs.
 
 One idea: training runs in a process of its own, which takes its memory with it when it ends and whose chatter goes
-nowhere; the sample is a fixed choice of splits, so that equal input gives an equal tokenizer. gigatoken trains about ten
-times as fast as tokenizers where it is installed; the two break ties differently, so the manifest names which it was.
-Words are cut as GPT-2 cuts them. Costs a file of `SAMPLE` bytes for the sample and a few hundred MiB while it trains.
+nowhere; the sample is a fixed choice of splits, so that equal input gives an equal tokenizer. gigatoken trains about
+ten times as fast as tokenizers where it is installed; the two break ties differently, so the manifest names which it
+was. Words are cut as GPT-2 cuts them. Costs a file of `SAMPLE` bytes for the sample and a few hundred MiB while it
+trains.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _BETWEEN = b"\x00\x00lowtide\x00\x00"  # between documents of the sample: no mer
 
 def trained(texts: Iterable[bytes], size: int, directory: Path) -> tuple[str, str]:
     """(tokenizer.json, who trained it) for a vocabulary of ``size`` ids, the end of text among them."""
+    directory = directory.absolute()
     sample = directory / "sample"
     written = 0
     with sample.open("wb") as file:

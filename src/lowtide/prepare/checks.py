@@ -75,7 +75,6 @@ def verify(
     *,
     dtype: str | None = None,
     vocab: int | None = None,
-    eot: int | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Verified:
     """Check what ``paths`` name: corpora of ours (also a directory of ``train`` and ``val``) or any format we open."""
@@ -86,9 +85,9 @@ def verify(
         files, tokens = sum(part[0] for part in parts), sum(part[1] for part in parts)
         known = [part[2] for part in parts if part[2] is not None]
         documents = sum(known) if len(known) == len(parts) else None
-        checks = ("sizes", "checksums", "ids", "document ends", "tokenizer")
+        checks: tuple[str, ...] = ("sizes", "checksums", "ids", "document ends", "tokenizer")
     else:
-        files, tokens, documents, checks = _others(paths, dtype, (vocab, eot), findings)
+        files, tokens, documents, checks = _others(paths, dtype, vocab, findings)
     order = sorted(findings.faults, key=lambda fault: (fault.file, fault.offset or 0))
     return Verified(files, findings.bytes, tokens, documents, tuple(order), checks)
 
@@ -185,7 +184,8 @@ class _Shard:
             steps = np.diff(ends.astype(np.int64), prepend=np.int64(last))
             if (steps <= 0).any():
                 place = int(np.flatnonzero(steps <= 0)[0])
-                what = f"documents out of order: expected an end beyond {int(ends[place]) - int(steps[place])}, got {int(ends[place])}"
+                before, found = int(ends[place]) - int(steps[place]), int(ends[place])
+                what = f"documents out of order: expected an end beyond {before}, got {found}"
                 self._findings.fault(self._ends, at + 8 * place, what)
                 sound = False
             last = int(ends[-1])
@@ -222,7 +222,7 @@ def _check_tokenizer(directory: Path, findings: _Findings) -> None:
 
 
 def _others(
-    paths: Sequence[str | Path], dtype: str | None, known: tuple[int | None, int | None], findings: _Findings
+    paths: Sequence[str | Path], dtype: str | None, stated: int | None, findings: _Findings
 ) -> tuple[int, int, int | None, tuple[str, ...]]:
     """Any other format: what its own headers and indexes say, held against the data."""
     source = [str(path) for path in paths]
@@ -233,7 +233,7 @@ def _others(
     except (LowtideError, OSError) as problem:
         findings.fault(source[0], None, str(problem))
         return len(source), 0, None, ("headers",)
-    vocab = known[0] if known[0] is not None else layout.vocab
+    vocab = stated if stated is not None else layout.vocab
     tokens = len(layout.shape) == 1 and layout.dtype.kind in "iu"
     smell = dtype_smell(layout) if tokens else None
     if smell is not None:
@@ -279,21 +279,18 @@ def _count_documents(layout: Layout, findings: _Findings) -> int | None:
 
 def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[tuple[int, memoryview]]:
     """(offset, bytes) of a file in blocks of CHECKED bytes; a view is good until the next one."""
-    with mmap.mmap(-1, CHECKED) as buffer, memoryview(buffer) as view:  # page-aligned: unaligned reads copy slower
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            left = os.fstat(descriptor).st_size - offset if length is None else length
-            while left > 0:
-                wanted, done = min(CHECKED, left), 0
-                while done < wanted:
-                    got = os.preadv(descriptor, [view[done:wanted]], offset + done)
-                    if got == 0:
-                        break
-                    done += got
-                if done == 0:
-                    return
-                with view[:done] as block:
-                    yield offset, block
-                offset, left = offset + done, left - done
-        finally:
-            os.close(descriptor)
+    # Page-aligned: unaligned reads copy slower. Never closed by hand: arrays over it may live a little longer.
+    view = memoryview(mmap.mmap(-1, CHECKED))
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        left = os.fstat(descriptor).st_size - offset if length is None else length
+        while left > 0:
+            wanted, done = min(CHECKED, left), 0
+            while done < wanted and (got := os.preadv(descriptor, [view[done:wanted]], offset + done)):
+                done += got
+            if done == 0:
+                return
+            yield offset, view[:done]
+            offset, left = offset + done, left - done
+    finally:
+        os.close(descriptor)

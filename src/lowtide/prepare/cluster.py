@@ -1,12 +1,12 @@
 """The Ray engine: the same splits, encoded by tasks of a Ray cluster, the same bytes in the same order.
 
 One idea: a task is one split and gives its pieces as a stream; a bounded number of tasks is under way, and each stream
-stops by itself while nobody takes from it. Ray does again what a lost worker or node was doing, and as a piece is a pure
-function of its split, a second try gives the same bytes. This process takes the pieces in order and writes, so the
-output lies where the command runs; every node must see the inputs under the same paths and have Lowtide installed.
+stops by itself while nobody takes from it. Ray does again what a lost worker or node was doing, and as a piece is a
+pure function of its split, a second try gives the same bytes. This process takes the pieces in order and writes, so
+the output lies where the command runs; every node must see the inputs under the same paths and have Lowtide installed.
 
-Costs the pieces under way in Ray's object store, which spills to disk when it is full. Restarting is the journal's work,
-as for the local engine. ray is imported here alone.
+Costs the pieces under way in Ray's object store, which spills to disk when it is full. Restarting is the journal's
+work, as for the local engine. ray is imported here alone.
 """
 
 from __future__ import annotations

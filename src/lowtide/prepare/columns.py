@@ -1,8 +1,8 @@
 """Text columns of Parquet files, a batch of rows at a time.
 
-One idea: a row group is where a Parquet file can be entered, and ``iter_batches`` reads one in pieces; neither the file
-nor a row group is ever held whole as text. Costs the footer per file, the compressed column chunk and one batch. pyarrow
-is imported here alone, and only when a Parquet file is named.
+One idea: a row group is where a Parquet file can be entered, and ``iter_batches`` reads one in pieces; neither the
+file nor a row group is ever held whole as text. Costs the footer per file, the compressed column chunk and one batch.
+pyarrow is imported here alone, and only when a Parquet file is named.
 """
 
 from __future__ import annotations

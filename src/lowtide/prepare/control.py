@@ -1,8 +1,8 @@
 """The control: what one reading pass over a corpus through a kept ``np.memmap`` holds, in a fresh process.
 
 One idea: a claim that memory stays low means something only beside what the plain way holds on the same data. A child
-maps every shard, keeps the maps, reads windows in a shuffled order as a training run would, and says how much of them is
-then resident, by kind. Costs one pass over the corpus and as much memory as the corpus has: that is the point.
+maps every shard, keeps the maps, reads windows in a shuffled order as a training run would, and says how much of them
+is then resident, by kind. Costs one pass over the corpus and as much memory as the corpus has: that is the point.
 """
 
 from __future__ import annotations

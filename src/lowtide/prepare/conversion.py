@@ -1,9 +1,9 @@
 """``convert``: from any token format Lowtide opens to ours, nanoGPT's, llm.c's or Megatron's.
 
-One idea: ids pass through in chunks, and only where documents meet does a format matter: ours, nanoGPT's and Megatron's end
-a document with its boundary id, llm.c's begins one with it. Where the id is known it is moved to the other side, which
-shifts the whole run by one; where it is not, ids are copied as they are. Bounded, restartable like ``prepare``, and at
-the end the output is opened by our own readers and every id compared by checksum.
+One idea: ids pass through in chunks, and only where documents meet does a format matter: ours, nanoGPT's and
+Megatron's end a document with its boundary id, llm.c's begins one with it. Where the id is known it is moved to the
+other side, which shifts the whole run by one; where it is not, ids are copied as they are. Bounded, restartable like
+``prepare``, and at the end the output is opened by our own readers and every id compared by checksum.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def convert(
     shard_tokens: int = SHARD_TOKENS,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Conversion:
-    """Write the tokens of ``source`` to ``output`` in another format; a directory with ``train`` and ``val`` as both."""
+    """Write the tokens of ``source`` to ``output`` in another format; of a directory with train and val, both."""
     one_of("--to", to, FORMATS)
     stated, target = stated or Stated(), Path(output)
     parts = _parts_of(Path(source))
@@ -78,14 +78,18 @@ def convert(
         jobs = [_Part(journal, name, str(parts[name]), to, stated, request) for name in layouts]
         total, done = sum(job.tokens for job in jobs), 0
         for job in jobs:
-            job.run(lambda here, before=done: progress(before + here, 2 * total))
+            job.run(_from(progress, done, 2 * total))
             done += job.tokens
         for job in jobs:
-            job.verify(lambda here, before=done: progress(before + here, 2 * total))
+            job.verify(_from(progress, done, 2 * total))
             done += job.tokens
         journal.remove()
     notes = tuple(dict.fromkeys(note for job in jobs for note in job.notes))
     return Conversion(str(target), to, total, tuple(layouts), any(job.shift for job in jobs), notes)
+
+
+def _from(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int], None]:
+    return lambda here: progress(before + here, total)
 
 
 def write_foreign(source: Path, journal: Journal, to: str, shard_tokens: int) -> None:
@@ -126,7 +130,7 @@ class _Part:
             with self._opened() as tokens:
                 for ids, ends in self._shifted(tokens, at):
                     finished = sink.add(ids, ends)
-                    check = zlib.crc32(np.ascontiguousarray(ids, "<i8"), check)
+                    check = zlib.crc32(np.ascontiguousarray(ids, "<i8").data, check)
                     at, unsaved = at + len(ids), unsaved + ids.nbytes
                     if finished or unsaved >= OFTEN:
                         self._save(sink, at, check)
@@ -149,7 +153,7 @@ class _Part:
         with open_tokens(where, dtype=dtype, budget=_BUDGET) as tokens:
             while at < len(tokens):
                 ids = tokens[at : at + CHUNK]
-                check = zlib.crc32(np.ascontiguousarray(ids, "<i8"), check)
+                check = zlib.crc32(np.ascontiguousarray(ids, "<i8").data, check)
                 at += len(ids)
                 progress(at)
             counted = len(tokens)

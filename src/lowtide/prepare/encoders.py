@@ -1,9 +1,10 @@
 """Documents in, ids out: bytes, gigatoken, tokenizers and SentencePiece behind one call.
 
-One idea: ``encode(texts)`` gives one run of ids with an end of text after each document, and where each ends. gigatoken is
-the fast one: documents are joined with the end-of-text token, which it recognises, so that one call into Rust serves a
-whole block; documents that spell that token themselves are encoded one by one without it. What it may keep in its cache
-is bounded: by its own setting where it has one, else by building it anew once the process has grown by that much.
+One idea: ``encode(texts)`` gives one run of ids with an end of text after each document, and where each ends.
+gigatoken is the fast one: documents are joined with the end-of-text token, which it recognises, so that one call into
+Rust serves a whole block; documents that spell that token themselves are encoded one by one without it. What it may
+keep in its cache is bounded: by its own setting where it has one, else by building it anew once the process has grown
+by that much.
 
 Which one is used is settled before a run by `choose`, on documents of the user's own.
 """

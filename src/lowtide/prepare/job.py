@@ -22,7 +22,7 @@ from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.bpe import SAMPLE, trained
 from lowtide.prepare.cluster import run_ray
 from lowtide.prepare.conversion import write_foreign
-from lowtide.prepare.encoders import Choice, choose
+from lowtide.prepare.encoders import CACHE, Choice, choose
 from lowtide.prepare.inputs import STDIN, Input, copy_stdin, digest, list_inputs
 from lowtide.prepare.journal import Journal, refuse_foreign
 from lowtide.prepare.local import run_inline, run_local
@@ -32,7 +32,6 @@ from lowtide.prepare.sampling import compared_texts, sample_texts
 from lowtide.prepare.shards import ShardWriter
 from lowtide.prepare.splits import cut
 from lowtide.prepare.tokenizer import Vocabulary, from_json, load_vocabulary
-from lowtide.prepare.encoders import CACHE
 
 _OUTSIDE = ("tokenizer", "format")  # settings the manifest records elsewhere, or not at all
 
@@ -261,26 +260,28 @@ def _refusal(target: Path) -> StateError | None:
     return None
 
 
-def _finished_manifest(target: Path) -> dict[str, Any] | None:
-    for place in (target, target / "train"):
+def _finished_manifests(target: Path) -> list[dict[str, Any]]:
+    """Of a corpus, or of its parts."""
+    found = []
+    for place in (target, target / "train", target / "val"):
         try:
             content = json.loads((place / MANIFEST).read_bytes())
         except (OSError, ValueError):
             continue
         if isinstance(content, dict) and isinstance(content.get("provenance"), dict):
-            return content
-    return None
+            found.append(content)
+    return found
 
 
 def _is_finished(target: Path) -> bool:
     """Whether a corpus is there and no run is under way in it."""
-    return _finished_manifest(target) is not None and not Journal(target).path.exists()
+    return bool(_finished_manifests(target)) and not Journal(target).path.exists()
 
 
 def _complete(target: Path, request: Request, inputs: list[Input], vocabulary: Vocabulary | None) -> Prepared:
     """A finished corpus: fine when it is the one that was asked for, refused by name when not."""
-    content = _finished_manifest(target)
-    assert content is not None
+    parts = _finished_manifests(target)
+    content = parts[0]
     told = content["provenance"]
     settings = {name: value for name, value in vars(request).items() if name not in _OUTSIDE}
     advice = "Name another directory with -o"
@@ -299,9 +300,9 @@ def _complete(target: Path, request: Request, inputs: list[Input], vocabulary: V
         raise StateError(f"{target}: expected the tokenizer its corpus was made with, got another. {advice}.")
     return Prepared(
         str(target),
-        content["tokens"],
-        content["documents"],
-        len(content["shards"]),
+        sum(part["tokens"] for part in parts),
+        sum(part["documents"] for part in parts),
+        sum(len(part["shards"]) for part in parts),
         content["dtype"],
         content["vocab"],
         told["met"],

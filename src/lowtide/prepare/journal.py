@@ -1,8 +1,8 @@
 """The work directory of a run: its lock, what it was planned with, and how far it got.
 
-One idea: everything a run needs to go on lies in ``.lowtide-prepare`` inside the output, and goes away when the output is
-whole. The lock is the kernel's and ends with the process, so a killed run blocks nobody. The plan is compared word for
-word: a run goes on only with the inputs and settings it began with, and says what differs.
+One idea: everything a run needs to go on lies in ``.lowtide-prepare`` inside the output, and goes away when the output
+is whole. The lock is the kernel's and ends with the process, so a killed run blocks nobody. The plan is compared word
+for word: a run goes on only with the inputs and settings it began with, and says what differs.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ bounded size for their turn; when it is full only the piece that is next in orde
 sockets. What can only be read from the beginning - compressed files - is read by a thread here and its blocks are
 handed out, so that one large .gz keeps every worker busy. A worker that is killed is replaced once per task.
 
-Costs what ``held`` says for pieces, and two tasks per worker. Bytes are encoded without workers: widening is faster than
-any way to send it to another process.
+Costs what ``held`` says for pieces, and two tasks per worker. Bytes are encoded without workers: widening is faster
+than any way to send it to another process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A corpus of the text every machine with Python already has: the standard library and the installed packages.
 
-One idea: no download. Sources, type stubs, C and C++ headers and documentation become documents in an order that only their
-names decide; a byte-level BPE is trained on them; train and val are told apart by document hash, so that the val loss
-is about files the model never saw. Prepared once into Lowtide's cache directory and used again by every later run on the
-same set of files. Takes about half a minute for 50 million tokens on two cores.
+One idea: no download. Sources, type stubs, C and C++ headers and documentation become documents in an order that only
+their names decide; a byte-level BPE is trained on them; train and val are told apart by document hash, so that the val
+loss is about files the model never saw. Prepared once into Lowtide's cache directory and used again by every later run
+on the same set of files. Takes about half a minute for 50 million tokens on two cores.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -200,7 +201,7 @@ class Worker:
             if len(text) > LARGE_DOCUMENT:
                 tally.cut += 1
                 borders = [0, *(part_end(text, mark) for mark in range(BLOCK, len(text), BLOCK)), len(text)]
-                parts += [text[begin:end] for begin, end in zip(borders, borders[1:], strict=False)]
+                parts += [text[begin:end] for begin, end in pairwise(borders)]
                 closes += [False] * (len(borders) - 2) + [True]
             else:
                 parts.append(text)
@@ -248,10 +249,10 @@ def _replaced_field(line: bytes, field: str) -> bytes | None:
 def _bad_line(raw: Raw, number: int, begin: int, field: str, problem: Exception) -> str:
     line = raw.line + number if raw.line else _line_number(raw.paths[0], raw.first + begin)
     where = f"{raw.paths[0]}, line {line}"
-    if isinstance(problem, UnicodeError):
+    if isinstance(problem, (UnicodeDecodeError, UnicodeEncodeError)):
         return f"{where}: expected UTF-8, got {problem.reason}. Go on with --invalid-utf8 replace or --skip-bad."
     if isinstance(problem, KeyError):
-        return f"{where}: expected a field {field!r}, got none. Name another with --field, or pass over it with --skip-bad."
+        return f"{where}: expected a field {field!r}, got none. Name another with --field, or use --skip-bad."
     if isinstance(problem, TypeError):
         return f"{where}: expected text in field {field!r}, got {problem}. Pass over such lines with --skip-bad."
     return f"{where}: expected a JSON object, got: {problem}. Correct it, or pass over such lines with --skip-bad."

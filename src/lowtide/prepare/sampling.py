@@ -1,7 +1,7 @@
 """A few documents of the inputs, the same ones every time: for training a tokenizer and for comparing two.
 
-One idea: every k-th split, so that the sample covers the inputs from end to end and depends on nothing else. Of what can
-only be read from the beginning, the first block. Costs as much memory as was asked for.
+One idea: every k-th split, so that the sample covers the inputs from end to end and depends on nothing else. Of what
+can only be read from the beginning, the first block. Costs as much memory as was asked for.
 """
 
 from __future__ import annotations

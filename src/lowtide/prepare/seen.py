@@ -1,9 +1,9 @@
 """Which documents were seen before, exactly, in a stated amount of memory.
 
-One idea: a table of 128-bit hashes in one array, open addressing, filled to three quarters at most; a batch of documents
-is looked up with a few array operations. Costs 16 bytes a slot, allocated once. When it is full the run stops and says
-how much it needs: a table that quietly forgets would keep duplicates. Hashes of kept documents are also appended to a
-file, from which a run that goes on fills its table again.
+One idea: a table of 128-bit hashes in one array, open addressing, filled to three quarters at most; a batch of
+documents is looked up with a few array operations. Costs 16 bytes a slot, allocated once. When it is full the run
+stops and says how much it needs: a table that quietly forgets would keep duplicates. Hashes of kept documents are also
+appended to a file, from which a run that goes on fills its table again.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Seen:
         if self.count + len(hashes) > self._most:
             raise BudgetError(
                 f"--dedup: expected at most {self._most} documents in {format_size(self._memory)}, got more. "
-                f"Run it again with --dedup {format_size(2 * self._memory).replace(' ', '')}: it goes on where it stopped."
+                f"Run it again with --dedup {format_size(2 * self._memory).replace(' ', '')}: "
+                "it goes on where it stopped."
             )
         waiting, slots = np.arange(len(hashes)), hashes[:, 0] & self._mask
         while waiting.size:

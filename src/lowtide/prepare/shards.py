@@ -55,7 +55,7 @@ class Growing:
         full = length // CHECKED * CHECKED
         self._sums = [sums[place : place + 8] for place in range(0, full // CHECKED * 8, 8)]
         self._file.seek(full)
-        self._held = self._file.readinto(self._view[: length - full]) if length > full else 0  # type: ignore[attr-defined]
+        self._held = self._file.readinto(self._view[: length - full]) if length > full else 0
         if self._held != length - full:
             raise OSError(f"{path}: expected {length} bytes from before, got {full + self._held}. Start again.")
         self._file.truncate(length)
@@ -185,9 +185,9 @@ class ShardWriter:
 
     def _append(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
         if len(ids):
-            self._ids.append(memoryview(np.ascontiguousarray(ids, self._dtype)).cast("B"))
+            self._ids.append(np.ascontiguousarray(ids, self._dtype).data.cast("B"))
         if len(ends):
-            self._ends.append(memoryview((ends + self._tokens).astype("<u8")).cast("B"))
+            self._ends.append((ends + self._tokens).astype("<u8").data.cast("B"))
         self._tokens += len(ids)
         self._documents += len(ends)
 

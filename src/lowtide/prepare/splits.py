@@ -47,7 +47,8 @@ def separator_of(one: Input, request: Request) -> bytes:
 
 def cut(inputs: Sequence[Input], request: Request) -> Iterator[Split]:
     """Every split, in input order. Opens Parquet files for their footers, and nothing else."""
-    number, small, size = 0, [], 0
+    small: list[Input] = []
+    number = size = 0
     for one in inputs:
         whole = one.kind == "text" and not one.compression and one.size <= LARGE_DOCUMENT
         if small and (not whole or size + one.size > BLOCK or len(small) == MOST_FILES):

@@ -1,9 +1,9 @@
 """A tokenizer file, read once: its vocabulary, its end-of-text id, and the form text is encoded with.
 
-One idea: whatever the file is, text is encoded by a ``tokenizer.json`` from which everything was taken that would treat
-some text as more than text: special tokens, added beginnings and ends, truncation and padding. So a document that spells
-``<|endoftext|>`` is encoded as those thirteen characters. A .tiktoken file becomes such a JSON here; a .model keeps its
-own library. Costs the file and its JSON in memory. Encodes nothing.
+One idea: whatever the file is, text is encoded by a ``tokenizer.json`` from which everything was taken that would
+treat some text as more than text: special tokens, added beginnings and ends, truncation and padding. So a document
+that spells ``<|endoftext|>`` is encoded as those thirteen characters. A .tiktoken file becomes such a JSON here; a
+.model keeps its own library. Costs the file and its JSON in memory. Encodes nothing.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def receive(end: socket.socket) -> Any:
 
 
 def _exactly(end: socket.socket, size: int) -> memoryview:
-    buffer = memoryview(np.empty(size, np.uint8)) if size else memoryview(b"")
+    buffer = np.empty(size, np.uint8).data if size else memoryview(b"")
     done = 0
     while done < size:
         try:

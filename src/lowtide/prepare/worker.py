@@ -1,7 +1,7 @@
 """A worker process of the local engine: splits or blocks in, pieces out, until the other side is gone.
 
-One idea: it is started as a program of its own (``python -m lowtide.prepare.worker``) and knows nothing but a socket, so
-it imports only what it needs and ends by itself when the run that started it is killed. A thread takes tasks in, so
+One idea: it is started as a program of its own (``python -m lowtide.prepare.worker``) and knows nothing but a socket,
+so it imports only what it needs and ends by itself when the run that started it is killed. A thread takes tasks in, so
 that neither side can wait for the other while both are sending.
 """
 

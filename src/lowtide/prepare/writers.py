@@ -233,7 +233,9 @@ def make_sink(to: str, target: Target, state: dict[str, Any], dtype: str) -> Sin
     """The writer of a format, from where ``state`` says it was."""
     if to == "lowtide":
         return ShardWriter(target.directory, target.work, dtype, target.shard_tokens, state)
-    return {"nanogpt": NanoGPT, "llmc": LLMC, "megatron": Megatron}[to](target, state)
+    if to == "nanogpt":
+        return NanoGPT(target, state)
+    return LLMC(target, state) if to == "llmc" else Megatron(target, state)
 
 
 def _fitting(ids: NDArray[Any], dtype: str, target: Target) -> NDArray[Any]:
@@ -242,8 +244,9 @@ def _fitting(ids: NDArray[Any], dtype: str, target: Target) -> NDArray[Any]:
     if ids.dtype.itemsize > np.dtype(dtype).itemsize or ids.dtype.kind != np.dtype(dtype).kind:
         low, high = (int(ids.min()), int(ids.max())) if ids.size else (0, 0)
         if high > bounds.max or low < bounds.min:
+            wrong = high if high > bounds.max else low
             raise FormatError(
-                f"{target.directory}: expected ids of 0 to {bounds.max} for this format, got {high if high > 0 else low}. "
+                f"{target.directory}: expected ids of 0 to {bounds.max} for this format, got {wrong}. "
                 "Use a format with wider ids, such as --to lowtide."
             )
     return ids.astype(dtype, copy=False)
@@ -258,7 +261,7 @@ def _refuse_wide(target: Target, format: str, most: int) -> None:
 
 
 def _as_bytes(ids: NDArray[Any]) -> memoryview:
-    return memoryview(np.ascontiguousarray(ids)).cast("B") if len(ids) else memoryview(b"")
+    return np.ascontiguousarray(ids).data.cast("B") if len(ids) else memoryview(b"")
 
 
 def _named(target: Target, grown: str, name: str) -> None:
