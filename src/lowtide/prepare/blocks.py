@@ -154,7 +154,7 @@ def _streamed_document(split: Split) -> Iterator[Raw]:
     for text, done in _text_of(one):
         kept += text
         # A part can be cut off once the look behind its mark is certain to be complete.
-        while base + len(kept) > LARGE_DOCUMENT + BLOCK + _LOOK + 4:
+        while base + len(kept) > max(LARGE_DOCUMENT, (piece + 1) * BLOCK + _LOOK + 4):
             end = part_end(bytes(kept[: BLOCK + _LOOK + BLOCK]), (piece + 1) * BLOCK - base)
             weight, told = done - told, done
             yield Raw(

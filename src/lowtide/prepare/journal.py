@@ -88,13 +88,14 @@ class Journal:
                 )
         if len(before["inputs"]) != len(inputs):
             raise StateError(
-                f"{self.output}: expected {len(before['inputs'])} input files as this run began with, got {len(inputs)}. "
-                f"{advice}."
+                f"{self.output}: expected {len(before['inputs'])} input files as this run began with, got "
+                f"{len(inputs)}. {advice}."
             )
         for name, value in others.items():
             if before.get(name) != value:
                 raise StateError(
-                    f"{self.output}: expected {name} {before.get(name)!r} as this run began with, got {value!r}. {advice}."
+                    f"{self.output}: expected {name} {before.get(name)!r} as this run began with, got {value!r}. "
+                    f"{advice}."
                 )
 
     def remove(self) -> None:

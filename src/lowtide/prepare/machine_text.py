@@ -95,7 +95,7 @@ def _chosen(places: Sequence[Path], most: int) -> list[tuple[str, str, int]]:
         total += one[2]
     if total < _LEAST:
         raise FormatError(
-            f"{', '.join(map(str, places))}: expected at least {_LEAST} bytes of source and documentation, got {total}. "
+            f"{', '.join(map(str, places))}: expected {_LEAST} bytes or more of source and documentation, got {total}. "
             "Name token files of your own with --data."
         )
     return chosen
