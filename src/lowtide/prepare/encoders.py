@@ -42,6 +42,10 @@ class Choice:
     version: str
     notes: tuple[str, ...] = ()
 
+    @property
+    def told(self) -> str:
+        return f"{self.name} {self.version}".strip()
+
 
 class Bytes:
     """A byte is an id."""
@@ -139,7 +143,7 @@ def make_encoder(name: str, vocabulary: Vocabulary, cache: int = CACHE) -> Encod
 def choose(vocabulary: Vocabulary, sample: Sequence[bytes], wanted: str = "auto") -> Choice:
     """The fastest library that gives the reference's ids on every document of ``sample``."""
     if vocabulary.kind == "bytes":
-        return Choice("bytes", _version("lowtide"))
+        return Choice("bytes", "")
     reference = "sentencepiece" if vocabulary.kind == "model" else "tokenizers"
     judge = make_encoder(reference, vocabulary)
     settled = Choice(reference, _version(reference))

@@ -144,7 +144,7 @@ class _Job:
             vocabulary.dtype,
             vocabulary.size,
             assembler.tally.as_dict(),
-            f"{choice.name} {choice.version}",
+            choice.told,
             choice.notes,
             time.monotonic() - begun,
             self._total,
@@ -226,7 +226,7 @@ class _Job:
                 "documents": writer.documents,
                 "shards": [shard.as_dict() for shard in writer.shards],
                 "tokenizer": told,
-                "encoder": f"{choice.name} {choice.version}",
+                "encoder": choice.told,
                 "provenance": _provenance(self._request, self._inputs, assembler, writer),
             }
             with atomic_write(writer.directory / MANIFEST) as file:
