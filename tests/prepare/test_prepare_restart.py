@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.errors import BudgetError, StateError
+from lowtide.errors import BudgetError, FormatError, StateError
 from lowtide.prepare import Request, Resources, assemble, prepare
+from lowtide.prepare.job import Status
 from lowtide.prepare.journal import NAME, Journal
 from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_cli, snapshot, write_jsonl
 
@@ -90,47 +91,60 @@ def test_a_run_stopped_after_any_piece_goes_on_from_its_last_checkpoint(
     assert {name: os.stat(tmp_path / "broken" / name).st_mtime_ns for name in finished} == before, "redone"
 
 
-def stopped(tmp_path: Path, path: Path, request: Request | None = None) -> None:
-    """Leave an unfinished run in ``out``."""
+def stopped(tmp_path: Path, path: Path, request: Request) -> None:
+    """Leave an unfinished run with a finished shard in ``out``."""
 
-    def stop(status: object) -> None:
-        raise Stopped
+    def stop(status: Status) -> None:
+        if status.shards:
+            raise Stopped
 
     with pytest.raises(Stopped):
-        prepare([str(path)], tmp_path / "out", request or Request(), progress=stop)
+        prepare([str(path)], tmp_path / "out", request, progress=stop)
+
+
+SMALL = Request(shard_tokens=3)
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
-    stopped(tmp_path, path)
-    with pytest.raises(StateError, match=r"expected --shard-tokens 100000000 as this run began with, got 50"):
+    stopped(tmp_path, path, SMALL)
+    with pytest.raises(StateError, match=r"expected --shard-tokens 3 as this run began with, got 50"):
         prepare([str(path)], tmp_path / "out", Request(shard_tokens=50))
+
+
+def test_a_mistake_may_be_corrected_while_nothing_is_finished(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    with pytest.raises(FormatError, match="expected a field 'body'"):
+        prepare([str(path)], tmp_path / "out", Request(field="body"))
+    prepare([str(path)], tmp_path / "out")
+    assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])
 
 
 def test_a_changed_input_is_refused_by_name(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
-    stopped(tmp_path, path)
+    stopped(tmp_path, path, SMALL)
     write_jsonl(path, ["one", "two", "three"])
     with pytest.raises(StateError, match=r"a\.jsonl: expected the \d+ bytes this run began with"):
-        prepare([str(path)], tmp_path / "out")
+        prepare([str(path)], tmp_path / "out", SMALL)
 
 
 def test_more_inputs_than_before_are_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
-    stopped(tmp_path, path)
+    stopped(tmp_path, path, SMALL)
     other = write_jsonl(tmp_path / "b.jsonl", ["three"])
     with pytest.raises(StateError, match="expected 1 input files as this run began with, got 2"):
-        prepare([str(path), str(other)], tmp_path / "out")
+        prepare([str(path), str(other)], tmp_path / "out", SMALL)
 
 
 def test_another_tokenizer_under_the_same_name_is_refused(tmp_path: Path, tokenizer: Path) -> None:
     mine = tmp_path / "tokenizer.json"
     mine.write_bytes(tokenizer.read_bytes())
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
-    stopped(tmp_path, path, Request(tokenizer=str(mine)))
+    request = Request(tokenizer=str(mine), shard_tokens=3)
+    stopped(tmp_path, path, request)
     mine.write_bytes(tokenizer.read_bytes() + b"\n")
     with pytest.raises(StateError, match="expected tokenizer"):
-        prepare([str(path)], tmp_path / "out", Request(tokenizer=str(mine)))
+        prepare([str(path)], tmp_path / "out", request)
 
 
 def test_a_directory_another_process_writes_is_refused_and_a_dead_one_s_lock_is_not(tmp_path: Path) -> None:

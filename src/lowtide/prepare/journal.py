@@ -70,7 +70,8 @@ class Journal:
         """Write the plan, or refuse to go on where the one that is there says something else."""
         now = {"settings": vars(request), "inputs": [[one.path, one.size, one.modified] for one in inputs], **others}
         before = self.read("plan.json")
-        if before is None:
+        if before is None or (before != json.loads(json.dumps(now)) and self.read("journal.json") is None):
+            self._begin_anew()  # nothing was finished: somebody corrects a mistake, and there is nothing to lose
             self.write("plan.json", now)
             return
         advice = "Run it as before, or start again in an empty directory"
@@ -97,6 +98,11 @@ class Journal:
                     f"{self.output}: expected {name} {before.get(name)!r} as this run began with, got {value!r}. "
                     f"{advice}."
                 )
+
+    def _begin_anew(self) -> None:
+        for entry in self.path.iterdir():
+            if entry.name not in ("lock", "stdin") and entry.is_file():
+                entry.unlink()
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
