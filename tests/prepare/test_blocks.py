@@ -27,7 +27,9 @@ def documents(path: Path, request: Request, block: int, large: int = 10**9) -> l
         patch.setattr(blocks, "_LOOK", 8)
         patch.setattr(blocks, "_MORE", 5)
         worker = Worker(Recipe(request, BYTES, "bytes"))
-        found = [piece for split in splits.cut(list_inputs([str(path)], request), request) for piece in worker.pieces(split)]
+        found = [
+            piece for split in splits.cut(list_inputs([str(path)], request), request) for piece in worker.pieces(split)
+        ]
     ids = [number for piece in found for number in piece.ids.tolist()]
     text = "".join(chr(number) for number in ids)
     assert not text or text.endswith(chr(256)), "the last document is closed"

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.prepare.conftest import make_documents, snapshot, write_jsonl
 
 from lowtide.errors import FormatError
 from lowtide.prepare import Request, Resources, prepare
 from lowtide.prepare.job import Status
-from tests.prepare.conftest import make_documents, snapshot, write_jsonl
 
-ray = pytest.importorskip("ray", reason="NOT TESTED: the Ray engine - ray is not installed (pip install 'lowtide[ray]')")
+ray = pytest.importorskip(
+    "ray", reason="NOT TESTED: the Ray engine - ray is not installed (pip install 'lowtide[ray]')"
+)
 
 # Ray's own processes and threads warn about what they do; none of it is ours.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]

@@ -8,10 +8,10 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from tests.prepare.conftest import snapshot, write_jsonl
 
 import lowtide
 from lowtide.prepare import Request, prepare
-from tests.prepare.conftest import snapshot, write_jsonl
 
 MANIFEST = """{
  "lowtide": 1,

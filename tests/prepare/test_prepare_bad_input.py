@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.prepare.conftest import as_bytes, documents_of, run_cli, write_jsonl
 
 from lowtide.errors import FormatError, LowtideError
 from lowtide.prepare import Request, Resources, prepare
 from lowtide.prepare.encoders import checked, choose
 from lowtide.prepare.journal import NAME
 from lowtide.prepare.tokenizer import Vocabulary, load_vocabulary
-from tests.prepare.conftest import as_bytes, documents_of, run_cli, write_jsonl
 
 
 def refused(tmp_path: Path, path: Path, request: Request | None = None) -> str:

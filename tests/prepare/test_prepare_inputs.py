@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_cli, snapshot, write_jsonl
 
 import lowtide
 from lowtide.errors import FormatError
 from lowtide.prepare import Request, Resources, decoder_of, prepare
-from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_cli, snapshot, write_jsonl
 
 Encoded = Callable[[Sequence[str]], list[list[int]]]
 TEXTS = make_documents(60)
@@ -108,9 +108,7 @@ def test_standard_input_is_read_when_it_is_named(tmp_path: Path) -> None:
     assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])
 
 
-def test_standard_input_that_begins_like_json_is_lines_of_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_input_that_begins_like_json_is_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "one"}\n{"text": "two"}\n')))
     prepare(["-"], tmp_path / "out")
     assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])

@@ -27,7 +27,7 @@ from lowtide.prepare.assemble import OFTEN
 from lowtide.prepare.inputs import Input
 from lowtide.prepare.journal import Journal, refuse_foreign
 from lowtide.prepare.request import FORMATS, SHARD_TOKENS, Request
-from lowtide.prepare.shards import ShardWriter
+from lowtide.prepare.shards import Shard, ShardWriter
 from lowtide.prepare.writers import Sink, Target, make_sink
 from lowtide.tokens import Tokens, open_tokens
 
@@ -117,7 +117,9 @@ class _Part:
         self._boundary = stated.bos if stated.bos is not None else eot
         self.shift = 0 if self._boundary is None else int(first) - int(stated.bos is not None)
         self._ends_known = not first and self._boundary is not None
+        self._tokenizer: dict[str, Any] | None = None
         self.notes = () if self._boundary is not None else ("no boundary id is known: ids are copied as they are",)
+        self._cut_anywhere = False
         self._done_file = f"convert-{name or 'train'}.json"
 
     def run(self, progress: Callable[[int], None]) -> None:
@@ -139,6 +141,7 @@ class _Part:
             if not state.get("ended"):
                 sink.end()
             self._save(sink, at, check, ended=True)
+            self._keep_tokenizer()
             if isinstance(sink, ShardWriter):
                 self._write_manifest(sink)
         finally:
@@ -172,6 +175,12 @@ class _Part:
         self._refuse_open_ends(tokens)
         index = None if self.shift or self._boundary is not None else tokens.documents()
         stored = _between(index, start) if index is not None else None
+        self._cut_anywhere = index is None and not self._ends_known
+        if self._cut_anywhere and self._to == "megatron":
+            raise FormatError(
+                f"{self._source}: expected documents for megatron, got tokens without boundaries. State the id that "
+                "ends a document with --eot."
+            )
         for first in range(start, self.tokens, CHUNK):
             last = min(first + CHUNK, self.tokens)
             ids = self._ids(tokens, first, last)
@@ -179,8 +188,9 @@ class _Part:
                 ends = stored(first, last)
             elif self._ends_known:
                 ends = np.flatnonzero(ids == self._boundary) + 1
-            else:
-                ends = np.empty(0, np.int64)
+            else:  # no documents: shards of ours end wherever they are full
+                step = self._request.shard_tokens
+                ends = np.arange((first // step + 1) * step, last + 1, step, dtype=np.int64) - first
             if last == self.tokens and self._to in ("lowtide", "megatron") and (not len(ends) or ends[-1] != len(ids)):
                 ends = np.append(ends, len(ids))  # tokens behind the last boundary are a document too
             yield ids, ends
@@ -255,11 +265,41 @@ class _Part:
             "dtype": self._ids_dtype(),
             **{name: value for name, value in told.items() if value is not None},
             "tokens": writer.tokens,
-            "documents": writer.documents,
-            "shards": [shard.as_dict() for shard in writer.shards],
+            **({} if self._cut_anywhere else {"documents": writer.documents}),
+            "shards": [self._entry(shard, writer.directory) for shard in writer.shards],
+            **({} if self._tokenizer is None else {"tokenizer": self._tokenizer}),
         }
         with atomic_write(writer.directory / MANIFEST) as file:
             file.write(json.dumps(content, indent=1).encode() + b"\n")
+
+    def _entry(self, shard: Shard, directory: Path) -> dict[str, Any]:
+        """A shard for the manifest; without documents its ends are where it was cut, and say nothing."""
+        if not self._cut_anywhere:
+            return shard.as_dict()
+        (directory / shard.ends).unlink(missing_ok=True)
+        return {"file": shard.file, "tokens": shard.tokens, "crc32": shard.crc32}
+
+    def _keep_tokenizer(self) -> None:
+        """The tokenizer that lies beside a corpus of ours goes with its tokens."""
+        source = Path(self._source)
+        content = manifest_beside(source if source.is_dir() else source.parent)
+        told = content.get("tokenizer")
+        if not isinstance(told, dict) or not told.get("file"):
+            self._tokenizer = told if isinstance(told, dict) else None
+            return
+        self._tokenizer = told
+        name = Path(str(told["file"])).name
+        with atomic_write(self._directory() / name) as file:
+            file.write(((source if source.is_dir() else source.parent) / name).read_bytes())
+
+
+def manifest_beside(directory: Path) -> dict[str, Any]:
+    """The manifest of a corpus of ours as it stands; empty where there is none."""
+    try:
+        content = json.loads((directory / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) and "lowtide" in content else {}
 
 
 def _between(blocks: Iterator[NDArray[np.int64]], start: int) -> Callable[[int, int], NDArray[np.int64]]:

@@ -134,7 +134,6 @@ class _Job:
         self._finish(assembler, vocabulary, choice)
         if foreign:
             write_foreign(target, self._journal, self._request.format, self._request.shard_tokens)
-            _keep_tokenizer(self._journal.output, vocabulary)
         self._journal.remove()
         return Prepared(
             str(self._journal.output),
