@@ -34,7 +34,7 @@ def cluster() -> Iterator[Any]:
     ray.init(address=made.address, log_to_driver=False)
     yield made
     ray.shutdown()
-    made.shutdown()
+    made.shutdown()  # type: ignore[no-untyped-call,unused-ignore]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_lost_node_changes_no_byte(tmp_path: Path, cluster: Any, texts: Path, 
     assert snapshot(tmp_path / "ray") == snapshot(tmp_path / "local")
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Stands for the driver being killed."""
 
 
@@ -75,9 +75,9 @@ def test_a_run_begun_on_ray_goes_on_locally_with_the_same_bytes(
 
     def stop(status: Status) -> None:
         if status.shards:
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         prepare([str(texts)], tmp_path / "out", request, Resources(engine="ray"), progress=stop)
     found = prepare([str(texts)], tmp_path / "out", request, Resources(workers=1))
     assert found.went_on

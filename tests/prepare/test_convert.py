@@ -120,7 +120,7 @@ def test_a_boundary_that_is_not_at_the_end_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "train.bin", tmp_path / "out", "llmc", Stated("uint16", eot=9))
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Stands for the power failing."""
 
 
@@ -138,9 +138,9 @@ def test_a_stopped_conversion_goes_on_and_gives_the_same_bytes(
         nonlocal steps
         steps += 1
         if steps == after:
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         convert(corpus, tmp_path / "out", to, shard_tokens=2000, progress=stop)
     convert(corpus, tmp_path / "out", to, shard_tokens=2000)
     assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")

@@ -84,7 +84,7 @@ def test_a_line_far_into_a_file_is_counted_from_its_beginning(tmp_path: Path) ->
 
 
 def test_a_missing_column_is_refused_and_names_those_there_are(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="NOT TESTED: Parquet - pyarrow is not installed")
+    pytest.importorskip("pyarrow", reason="NOT TESTED: Parquet - pyarrow is not installed")
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table({"body": ["x"], "n": [1]}), tmp_path / "a.parquet")
@@ -126,7 +126,7 @@ def test_damaged_compression_is_refused_and_never_shorter_text(tmp_path: Path, h
 
 @pytest.mark.parametrize("how", ["cut", "empty", "text"])
 def test_a_damaged_parquet_is_refused(tmp_path: Path, how: str) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="NOT TESTED: Parquet - pyarrow is not installed")
+    pytest.importorskip("pyarrow", reason="NOT TESTED: Parquet - pyarrow is not installed")
     import pyarrow.parquet
 
     path = tmp_path / "a.parquet"

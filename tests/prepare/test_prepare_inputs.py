@@ -36,7 +36,7 @@ def written(directory: Path, kind: str) -> tuple[list[str], Request]:
         (directory / "a.txt").write_text("\n--\n".join(TEXTS), encoding="utf-8")
         return [str(directory / "a.txt")], Request(separator="\n--\n")
     if kind == "parquet":
-        pyarrow = pytest.importorskip("pyarrow", reason="NOT TESTED: Parquet - pyarrow is not installed")
+        pytest.importorskip("pyarrow", reason="NOT TESTED: Parquet - pyarrow is not installed")
         import pyarrow.parquet
 
         table = pyarrow.table({"text": TEXTS, "other": list(range(len(TEXTS)))})

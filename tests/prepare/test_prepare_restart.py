@@ -63,7 +63,7 @@ def test_a_run_killed_again_and_again_gives_the_bytes_of_one_that_was_not(
     assert snapshot(tmp_path / "broken") == snapshot(tmp_path / "whole")
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Stands for the power failing."""
 
 
@@ -80,15 +80,15 @@ def test_a_run_stopped_after_any_piece_goes_on_from_its_last_checkpoint(
         nonlocal seen
         seen += 1
         if seen > after + 2:
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         prepare([str(many)], tmp_path / "broken", request, progress=stop)
     finished = {name for name in snapshot(tmp_path / "broken") if name.endswith(".bin") and NAME not in name}
-    before = {name: os.stat(tmp_path / "broken" / name).st_mtime_ns for name in finished}
+    before = {name: (tmp_path / "broken" / name).stat().st_mtime_ns for name in finished}
     prepare([str(many)], tmp_path / "broken", request)
     assert snapshot(tmp_path / "broken") == snapshot(tmp_path / "whole")
-    assert {name: os.stat(tmp_path / "broken" / name).st_mtime_ns for name in finished} == before, "redone"
+    assert {name: (tmp_path / "broken" / name).stat().st_mtime_ns for name in finished} == before, "redone"
 
 
 def stopped(tmp_path: Path, path: Path, request: Request) -> None:
@@ -96,9 +96,9 @@ def stopped(tmp_path: Path, path: Path, request: Request) -> None:
 
     def stop(status: Status) -> None:
         if status.shards:
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         prepare([str(path)], tmp_path / "out", request, progress=stop)
 
 
@@ -179,7 +179,7 @@ def test_a_finished_corpus_is_left_alone_and_another_request_refused(tmp_path: P
     prepare([str(path)], tmp_path / "out")
     before = snapshot(tmp_path / "out")
     assert prepare([str(path)], tmp_path / "out").was_complete
-    with pytest.raises(StateError, match="expected val 0.0 as its corpus has, got 0.5"):
+    with pytest.raises(StateError, match=r"expected val 0\.0 as its corpus has, got 0\.5"):
         prepare([str(path)], tmp_path / "out", Request(val=0.5))
     write_jsonl(path, ["one", "three"])
     with pytest.raises(StateError, match="expected the 1 files"):

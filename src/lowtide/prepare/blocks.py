@@ -22,7 +22,7 @@ from lowtide.units import format_size
 
 LONGEST = 256 * 1024 * 1024  # of a document between separators: a file that lacks them must not fill the memory
 _LOOK = 64 * 1024  # how far behind a mark a line end is looked for when a large document is cut
-_MORE = 1024 * 1024
+_MORE = 256 * 1024  # read at a time while a border is looked for
 
 
 @dataclass(frozen=True)
@@ -97,31 +97,22 @@ def _part(split: Split) -> Iterator[Raw]:
 
 
 def _range(split: Split, separator: bytes) -> Iterator[Raw]:
-    """The documents that begin in ``[begin, end)``."""
+    """The documents that begin in ``[begin, end)``: find both borders first, then read once, without a copy."""
     one, size = split.source, len(separator)
     with _Opened(one) as file:
-        start = max(0, split.begin - size)
-        data = bytearray(file.read(start, split.end - start))
+        begin = 0
         if split.begin:
-            # A document begins where a separator ends. One that ends at `begin` began `size` bytes before.
-            found = data.find(separator)
-            if found < 0 or start + found + size >= split.end:
+            # A document begins where a separator ends; one that ends at `begin` began `size` bytes before.
+            found = file.find(separator, split.begin - size, split.end)
+            if found is None or found + size >= split.end:
                 return  # no document begins here
-            del data[: found + size]
-            start += found + size
-        at = start + len(data)
-        last = max(0, split.end - size - start)  # a separator that ends at `end` or later closes the last document
-        while at < one.size and data.find(separator, last) < 0:
-            last = max(last, len(data) - size + 1)
-            more = file.read(at, max(_MORE, len(data)))
-            data += more
-            at += len(more)
-            _refuse_endless(one, start, len(data))
-        found = data.find(separator, last)
-        if found >= 0:
-            del data[found:]
-    line = 1 if start == 0 else 0
-    yield Raw(split.number, 0, one.kind, bytes(data), (one.path,), start, line, split.weight)
+            begin = found + size
+        # The separator that ends at `end` or later closes the last document.
+        end = file.find(separator, max(begin, split.end - size), one.size) if split.end < one.size else None
+        end = one.size if end is None else end
+        _refuse_endless(one, begin, end - begin)
+        data = file.read(begin, end - begin)
+    yield Raw(split.number, 0, one.kind, data, (one.path,), begin, 1 if begin == 0 else 0, split.weight)
 
 
 def _streamed(split: Split, separator: bytes) -> Iterator[Raw]:
@@ -252,6 +243,16 @@ class _Opened:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
+
+    def find(self, separator: bytes, begin: int, end: int) -> int | None:
+        """Where the separator first begins in ``[begin, end)``, looking past ``end`` for its own end."""
+        reach, first = min(end + len(separator) - 1, self._one.size), begin
+        while begin < end and begin - first <= LONGEST:
+            found = self.read(begin, min(_MORE, reach - begin)).find(separator)
+            if found >= 0:
+                return begin + found
+            begin += max(1, _MORE - len(separator) + 1)
+        return None
 
     def read(self, offset: int, length: int) -> bytes:
         """These bytes; fewer only where the file ends."""

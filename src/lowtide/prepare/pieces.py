@@ -17,6 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+try:
+    import orjson
+except ModuleNotFoundError:
+    orjson = None  # type: ignore[assignment,unused-ignore]
+
 from lowtide.errors import FormatError
 from lowtide.prepare.blocks import Raw, part_end, raw_blocks
 from lowtide.prepare.encoders import CACHE, Encoder, checked, make_encoder
@@ -131,7 +136,7 @@ class Worker:
             if not line.strip():
                 continue
             try:
-                content = json.loads(line)
+                content = _parsed(line)
                 if not isinstance(content, dict):
                     raise ValueError(f"a {type(content).__name__}")
                 text = content[field]
@@ -207,6 +212,16 @@ class Worker:
                 parts.append(text)
                 closes.append(True)
         return parts, closes
+
+
+def _parsed(line: bytes) -> Any:
+    """One line of JSON: by orjson where it can, twice as fast; what it refuses is judged by the standard library."""
+    if orjson is not None:
+        try:
+            return orjson.loads(line)
+        except ValueError:
+            pass
+    return json.loads(line)
 
 
 def _separator_of_kind(kind: str, request: Request) -> bytes:

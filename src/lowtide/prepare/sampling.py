@@ -17,7 +17,7 @@ from lowtide.prepare.request import Request
 from lowtide.prepare.splits import BLOCK, cut
 from lowtide.prepare.tokenizer import BYTES
 
-_COMPARED = 512 * 1024  # bytes of text two tokenizers are compared on: tokenizers does a megabyte a second
+_COMPARED = 256 * 1024  # bytes of text two tokenizers are compared on: tokenizers does a megabyte a second
 _EACH = 16 * 1024  # of one document, so that many are compared
 _PLACES = 32  # of the inputs
 

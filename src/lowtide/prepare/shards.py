@@ -4,11 +4,12 @@ One idea: a shard grows under a temporary name in the work directory, block by b
 each. A checkpoint puts everything on disk and says how long it is; a run that goes on cuts the temporary files back to
 that. Finished shards take their final names after the checkpoint that counts them, so that a kill between the two loses
 nothing: `settle` names them again. A shard ends with the first document that reaches the wanted number of tokens, so
-that no document crosses two files. Costs one block for the ids and one for the ends.
+that no document crosses two files. Costs a MiB for each file that grows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.errors import StateError
 from lowtide.formats.manifest import CHECKED
+
+_BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file
 
 
 @dataclass(frozen=True)
@@ -44,65 +48,61 @@ class Shard:
 
 
 class Growing:
-    """A file that grows in checked blocks and can be cut back to a checkpoint."""
+    """A file that grows, with a CRC-32 for each CHECKED bytes, and can be cut back to a checkpoint."""
 
-    def __init__(self, path: Path, length: int = 0, sums: str = "") -> None:
+    def __init__(self, path: Path, state: dict[str, Any] | None = None) -> None:
         path.touch()
         self.path = path
-        self._file: BinaryIO = path.open("r+b", buffering=0)
-        self._buffer = bytearray(CHECKED)
-        self._view = memoryview(self._buffer)
-        full = length // CHECKED * CHECKED
-        self._sums = [sums[place : place + 8] for place in range(0, full // CHECKED * 8, 8)]
-        self._file.seek(full)
-        self._held = self._file.readinto(self._view[: length - full]) if length > full else 0
-        if self._held != length - full:
-            raise OSError(f"{path}: expected {length} bytes from before, got {full + self._held}. Start again.")
-        self._file.truncate(length)
-        self._file.seek(full)
-
-    @property
-    def length(self) -> int:
-        return len(self._sums) * CHECKED + self._held
+        self._file: BinaryIO = path.open("r+b", buffering=_BUFFERED)
+        before = state or {"length": 0, "crc32": "", "open": 0}
+        self.length: int = before["length"]
+        sums: str = before["crc32"]
+        self._sums = [sums[place : place + 8] for place in range(0, len(sums), 8)]
+        self._open: int = before["open"]  # of the block that is not full
+        if path.stat().st_size < self.length:
+            raise StateError(
+                f"{path}: expected {self.length} bytes from before, got {path.stat().st_size}. Remove the output and "
+                "start again."
+            )
+        self._file.truncate(self.length)
+        self._file.seek(self.length)
 
     def append(self, data: memoryview) -> None:
-        done, size = 0, len(data)
-        while done < size:
-            if self._held == 0 and size - done >= CHECKED:  # a whole block goes straight to the file
-                self._write(data[done : done + CHECKED])
-                done += CHECKED
-                continue
-            take = min(CHECKED - self._held, size - done)
-            self._view[self._held : self._held + take] = data[done : done + take]
-            self._held += take
-            done += take
-            if self._held == CHECKED:
-                self._write(self._view)
-                self._held = 0
-
-    def _write(self, block: memoryview) -> None:
-        _write_all(self._file, block, self.path)
-        self._sums.append(f"{zlib.crc32(block):08x}")
+        while len(data):
+            part = data[: CHECKED - self.length % CHECKED]
+            try:
+                self._file.write(part)
+            except OSError as problem:
+                raise _no_room(self.path, problem) from problem
+            self._open = zlib.crc32(part, self._open)
+            self.length += len(part)
+            if self.length % CHECKED == 0:
+                self._sums.append(f"{self._open:08x}")
+                self._open = 0
+            data = data[len(part) :]
 
     def sync(self) -> None:
-        """All of it on disk; the block in the buffer is written where it will be written again."""
-        at = self._file.tell()
-        if self._held:
-            _write_all(self._file, self._view[: self._held], self.path)
-            self._file.seek(at)
-        os.fdatasync(self._file.fileno())
+        """All of it on disk."""
+        try:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+        except OSError as problem:
+            raise _no_room(self.path, problem) from problem
 
     def sums(self) -> str:
-        """Checksums of the whole blocks, and of the one in the buffer."""
-        last = [f"{zlib.crc32(self._view[: self._held]):08x}"] if self._held else []
-        return "".join([*self._sums, *last])
+        """Checksums of all blocks, the last one too when it is not full."""
+        return "".join([*self._sums, *([f"{self._open:08x}"] if self.length % CHECKED else [])])
 
     def checkpoint(self) -> dict[str, Any]:
         self.sync()
-        return {"length": self.length, "crc32": "".join(self._sums)}
+        return {"length": self.length, "crc32": "".join(self._sums), "open": self._open}
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError:  # a full disk was said already, and what is missing is written again
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 class ShardWriter:
@@ -123,8 +123,7 @@ class ShardWriter:
         return self._work / f"{self.directory.name}-{number:05d}.{what}"
 
     def _open(self, what: str, state: dict[str, Any]) -> Growing:
-        before = state.get(what, {"length": 0, "crc32": ""})
-        return Growing(self._growing(len(self.shards), what), before["length"], before["crc32"])
+        return Growing(self._growing(len(self.shards), what), state.get(what))
 
     @property
     def tokens(self) -> int:
@@ -213,15 +212,10 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _write_all(file: BinaryIO, data: memoryview, path: Path) -> None:
-    done = 0
-    try:
-        while done < len(data):
-            done += file.write(data[done:])
-    except OSError as problem:
-        failed = OSError(
-            f"{path}: expected room for {len(data) - done} more bytes, got: {problem.strerror}. "
-            "Make space and run the same command again: it goes on where it stopped."
-        )
-        failed.errno = problem.errno
-        raise failed from problem
+def _no_room(path: Path, problem: OSError) -> OSError:
+    failed = OSError(
+        f"{path}: expected room for more bytes, got: {problem.strerror}. Make space and run the same command again: "
+        "it goes on where it stopped."
+    )
+    failed.errno = problem.errno
+    return failed

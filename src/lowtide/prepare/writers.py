@@ -59,8 +59,7 @@ class NanoGPT:
         self._target = target
         self._ended = bool(state.get("ended"))
         self.settle()
-        before = state.get("bin", {"length": 0, "crc32": ""})
-        self._file = None if self._ended else Growing(self._grown, before["length"], before["crc32"])
+        self._file = None if self._ended else Growing(self._grown, state.get("bin"))
 
     @property
     def _grown(self) -> Path:
@@ -100,7 +99,7 @@ class LLMC:
         self.settle()
         self._file: Growing | None = None
         if "bin" in state:
-            self._file = Growing(self._grown(self._finished), state["bin"]["length"], state["bin"]["crc32"])
+            self._file = Growing(self._grown(self._finished), state["bin"])
 
     def _grown(self, number: int) -> Path:
         return self._target.work / self._name(number)
@@ -167,9 +166,7 @@ class Megatron:
         self._open = int(state.get("open", 0))  # ids of the document that is not at its end
         self._files: list[Growing] = []
         if not self._ended:
-            for what in ("bin", "lengths"):
-                before = state.get(what, {"length": 0, "crc32": ""})
-                self._files.append(Growing(self._grown(what), before["length"], before["crc32"]))
+            self._files = [Growing(self._grown(what), state.get(what)) for what in ("bin", "lengths")]
 
     def _grown(self, what: str) -> Path:
         return self._target.work / f"{self._target.name}.{what}"
