@@ -103,7 +103,7 @@ def _range(split: Split, separator: bytes) -> Iterator[Raw]:
         begin = 0
         if split.begin:
             # A document begins where a separator ends; one that ends at `begin` began `size` bytes before.
-            found = file.find(separator, split.begin - size, split.end)
+            found = file.find(separator, max(0, split.begin - size), split.end)
             if found is None or found + size >= split.end:
                 return  # no document begins here
             begin = found + size
