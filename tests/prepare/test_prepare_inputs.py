@@ -202,3 +202,12 @@ def test_a_tiktoken_file_of_another_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(FormatError, match="does not say how it cuts words"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "out", Request(tokenizer=str(tmp_path / "mine.tiktoken")))
+
+
+def test_the_command_reads_line_ends_in_a_separator_and_shows_what_came_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
+    done = run_cli("prepare", tmp_path / "a.txt", "-o", tmp_path / "out", "--separator", r"\n\n")
+    assert done.returncode == 0, done.stderr
+    assert documents_of(tmp_path / "out") == as_bytes(["one", "two", "three"])
+    assert "lowtide verify" in done.stdout
+    assert "14 x uint16, vocabulary 257" in done.stdout

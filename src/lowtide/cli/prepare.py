@@ -55,7 +55,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _add_text(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("documents")
     group.add_argument("--lines", action="store_true", help=".txt: a document per line (otherwise per file)")
-    group.add_argument("--separator", default="", metavar="TEXT", help=".txt: documents are what stands between these")
+    group.add_argument(
+        "--separator",
+        default="",
+        metavar="TEXT",
+        help=".txt: documents are what stands between these (\\n: a line end)",
+    )
     group.add_argument("--field", default="text", help=".jsonl: the field that holds the text (%(default)s)")
     group.add_argument("--column", default="text", help=".parquet: the column that holds the text (%(default)s)")
     group.add_argument("--invalid-utf8", default="refuse", choices=POLICIES, help="what to do with it (%(default)s)")
@@ -84,7 +89,8 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     fields = {name: getattr(arguments, name) for name in REQUEST_FIELDS}
-    request = Request(**fields | {"dedup": arguments.dedup is not None})
+    separator = arguments.separator.replace("\\n", "\n").replace("\\t", "\t")  # as shells leave them
+    request = Request(**fields | {"dedup": arguments.dedup is not None, "separator": separator})
     resources = Resources(
         arguments.engine,
         arguments.address,
