@@ -1,14 +1,21 @@
-"""What every test may use: hypothesis settings, a count of open descriptors, and fresh processes."""
+"""What every test may use: hypothesis settings and a count of open descriptors; and what holds for every file of tests:
+it leaves no process, no thread and no big temporary file behind."""
 
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import sys
+import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from lowtide.machine import direct_alignment, file_kind
 
 ROOT = Path(__file__).resolve().parent.parent
 # Tests share helpers as `tests.*`, also when pytest was not started with `python -m`.
@@ -18,6 +25,57 @@ if str(ROOT) not in sys.path:
 # Machines under load miss deadlines without anything being wrong; a failure prints what reproduces it.
 settings.register_profile("lowtide", deadline=None, print_blob=True)
 settings.load_profile("lowtide")
+
+from tests import leftovers  # noqa: E402 - the path above leads to it
+
+
+@pytest.fixture(scope="session")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where ``tempfile`` works during this run, here and in every process started from here."""
+    tmp_path_factory.getbasetemp()  # pytest's own directories stay where they are
+    directory = Path(tempfile.mkdtemp(prefix="lowtide-"))  # short: sockets have names of 107 bytes at most
+    directory.chmod(0o755)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(tempfile, "tempdir", str(directory))
+        changed.setenv("TMPDIR", str(directory))
+        changed.setenv(*leftovers.MARK.split("="))
+        yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_behind(scratch: Path) -> Iterator[None]:
+    """Fails a file of tests that leaves processes, threads or big temporary files behind."""
+    before = leftovers.Before(scratch)
+    yield
+    left = before.left_since()
+    assert not left, "this file of tests left behind: " + "; ".join(left)
+
+
+@pytest.fixture(scope="session")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory whose files lie on a disk, also where those of ``tmp_path`` live in memory."""
+    places = [tmp_path_factory.getbasetemp(), Path("/var/tmp"), ROOT]
+    found = [place for place in places if os.access(place, os.W_OK) and not file_kind(place).memory]
+    if not found:
+        pytest.skip(f"NOT TESTED: what only a disk does. All of {', '.join(map(str, places))} live in memory here.")
+    directory = Path(tempfile.mkdtemp(prefix="lowtide-disk-", dir=found[0]))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def disk_path(disk: Path) -> Iterator[Path]:
+    """Like ``tmp_path``, on a disk: for tests of the page cache, of dirty pages and of direct reads."""
+    directory = Path(tempfile.mkdtemp(dir=disk))
+    yield directory
+    shutil.rmtree(directory)
+
+
+def offers_direct_reads(path: Path) -> bool:
+    """Whether ``strategy="direct"`` of this file is what was asked for; on tmpfs another one stands in for it."""
+    with path.open("rb") as file:
+        return direct_alignment(file.fileno()) is not None
 
 
 def open_descriptors() -> set[str]:
@@ -33,3 +91,35 @@ def no_lost_descriptors() -> Iterator[None]:
     gc.collect()  # an error that crossed a thread holds its frames, and they hold it
     lost = open_descriptors() - before
     assert not lost, f"descriptors still open: {sorted(str(Path(f'/proc/self/fd/{n}').readlink()) for n in lost)}"
+
+
+@pytest.fixture(autouse=True)
+def python_engine_for_spoiled_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that stand between Lowtide and ``os.preadv`` test the engine that calls it; tests/native has its own."""
+    module = request.module
+    if any(getattr(value, "__module__", None) == "tests.faults" for value in vars(module).values()):
+        monkeypatch.setenv("LOWTIDE_ENGINE", "python")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One real local Ray cluster for all tests of a run: starting one takes seconds. Use it from `serial` tests: they
+    run in one process, so there is only one cluster."""
+    ray = pytest.importorskip("ray", reason="NOT TESTED: Ray is not installed")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    place = tempfile.mkdtemp(prefix="lt-ray-", dir="/tmp")  # short: names of sockets are
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(
+            num_cpus=2,
+            object_store_memory=256 << 20,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _temp_dir=place,
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+            shutil.rmtree(place, ignore_errors=True)

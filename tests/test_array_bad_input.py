@@ -142,7 +142,6 @@ except PermissionError:
     assert done.returncode == 42
 
 
-@pytest.mark.timeout(20)
 def test_a_fifo_is_refused_at_once_and_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(lowtide.FormatError, match="FIFO"):
@@ -297,11 +296,11 @@ def test_unknown_strategies_caches_and_budgets_are_refused_with_what_there_is(ro
 def test_a_plan_for_batches_that_cannot_be_is_refused(rows: Path) -> None:
     array = lowtide.open(rows)
     for batch in (0, -1):
-        with pytest.raises(ValueError, match="plan: expected 1 row or more"):
+        with pytest.raises(ValueError, match="plan: expected 1 or more, got"):
             array.plan(batch)
     odd: list[Any] = [1.5, "x", True]
     for batch in odd:
-        with pytest.raises(TypeError, match="plan: expected a whole number of rows"):
+        with pytest.raises(TypeError, match="plan: expected a whole number, got"):
             array.plan(batch)
 
 

@@ -37,24 +37,26 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", BOUNDED)
-def test_a_hundred_thousand_windows_grow_neither_heap_nor_mapped_pages_nor_page_tables(
+def test_tens_of_thousands_of_windows_grow_neither_heap_nor_mapped_pages_nor_page_tables(
     path: Path, strategy: str
 ) -> None:
-    peak, tables, _ = json.loads(answer_of(LONG_RUN, path, strategy, "shuffled", 100_000))
+    # Mapped pages would show within a few thousand windows; the plain reads of `read` get the long run.
+    windows = 100_000 if strategy == "read" else 30_000
+    peak, tables, _ = json.loads(answer_of(LONG_RUN, path, strategy, "shuffled", windows))
     assert peak < 8 * MIB
     assert tables < MIB // 4
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_random_windows_grow_nothing_either(path: Path) -> None:
     peak, tables, _ = json.loads(answer_of(LONG_RUN, path, "read", "random", 100_000))
     assert peak < 8 * MIB
     assert tables < MIB // 4
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_many_epochs_of_a_small_corpus_grow_nothing(tmp_path: Path) -> None:
     small = tmp_path / "small.bin"
     small.write_bytes(bytes(200_000))  # 389 windows an epoch
@@ -64,15 +66,15 @@ def test_many_epochs_of_a_small_corpus_grow_nothing(tmp_path: Path) -> None:
     assert tables < MIB // 4
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_a_kept_mapping_grows_under_the_same_measurement(path: Path) -> None:
     """The negative control: were this not seen, the tests above would prove nothing."""
-    peak, tables, _ = json.loads(answer_of(LONG_RUN, path, "map", "shuffled", 100_000))
+    peak, tables, _ = json.loads(answer_of(LONG_RUN, path, "map", "shuffled", 30_000))
     assert peak > 64 * MIB
     assert tables > MIB // 2  # a page of tables for every 2 MiB
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_thousands_of_ranks_over_trillions_of_tokens_take_constant_memory(tmp_path: Path) -> None:
     """256 of 4,096 ranks in turn, each reading at steps all over the epoch; 15 trillion tokens in six sparse files."""
     for number in range(6):

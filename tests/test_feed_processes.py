@@ -71,7 +71,6 @@ def test_a_feed_that_has_read_far_ahead_is_pickled_as_small(path: Path) -> None:
         assert len(pickle.dumps(feed)) < 10_000
 
 
-@pytest.mark.timeout(60)
 def test_a_feed_goes_on_in_a_forked_child_and_in_the_parent_alike(tokens: lowtide.Tokens) -> None:
     whole = first_steps(tokens, 6)
     feed = feed_of(tokens)
@@ -90,7 +89,6 @@ def test_a_feed_goes_on_in_a_forked_child_and_in_the_parent_alike(tokens: lowtid
     work()
 
 
-@pytest.mark.timeout(60)
 def test_a_child_forked_while_a_thread_reads_the_same_feed_does_not_hang(path: Path) -> None:
     stop = threading.Event()
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
@@ -119,7 +117,6 @@ def _rows(feed: lowtide.Feed, steps: int) -> list[list[int]]:
     return [row for _ in range(steps) for row in next(feed)[0].tolist()]
 
 
-@pytest.mark.timeout(120)
 def test_ranks_in_spawned_processes_receive_the_global_batches(path: Path) -> None:
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
         whole = _rows(feed_of(tokens), 4)
@@ -148,7 +145,6 @@ def in_threads(work: Callable[[int], None], count: int = 6) -> None:
     assert not problems, problems[0]
 
 
-@pytest.mark.timeout(60)
 def test_threads_that_share_a_feed_receive_every_step_once(tokens: lowtide.Tokens) -> None:
     feed = feed_of(tokens)
     found: list[bytes] = []
@@ -163,7 +159,6 @@ def test_threads_that_share_a_feed_receive_every_step_once(tokens: lowtide.Token
     assert sorted(found) == sorted(x.tobytes() + y.tobytes() for x, y in first_steps(tokens, 300))
 
 
-@pytest.mark.timeout(60)
 def test_threads_ask_one_feed_for_any_steps_and_tokens_for_slices(tokens: lowtide.Tokens) -> None:
     whole = first_steps(tokens, 80)
     feed = feed_of(tokens)

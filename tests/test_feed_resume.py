@@ -165,7 +165,7 @@ def test_a_step_that_nobody_reaches_is_refused(tokens: lowtide.Tokens, step: int
 
 @pytest.mark.parametrize("step", [1.0, "1", None, True, slice(3)])
 def test_a_step_that_is_no_whole_number_is_refused(tokens: lowtide.Tokens, step: Any) -> None:
-    with pytest.raises(TypeError, match="expected a step number"):
+    with pytest.raises(TypeError, match="step: expected a whole number"):
         _feed(tokens)[step]
 
 
@@ -181,7 +181,7 @@ def test_where_names_the_file_and_byte_each_row_begins_at(tmp_path: Path, name: 
                 x, _ = feed[step]
                 places = feed.where(step)
                 assert len(places) == len(x) == 8
-                for row, (file, offset) in zip(x, places, strict=True):
+                for row, (file, offset, _) in zip(x, places, strict=True):
                     found = np.fromfile(file, whole.dtype, LENGTH, offset=offset)
                     assert len(found) >= 1  # a window may go on in the next file
                     assert np.array_equal(found, row[: len(found)])

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def test_an_array_is_described_with_how_it_would_be_read_and_why(table: Path) ->
     plan = found["plan"]
     assert (plan["strategy"], plan["budget"]) == ("advise", 8 << 20)
     assert plan["rung"] == "madvise(DONTNEED), then fadvise(DONTNEED)"
-    assert "strategy='advise' was asked for" in plan["why"]
+    assert "strategy='advise' was asked for" in plan["why"][0]
     text = info(table).stdout
     for words in ("NumPy array", "float32", "1,000 x 3", "11.7 KiB in 1 file", "strategy", "because", "budget"):
         assert words in text
@@ -149,6 +150,26 @@ def test_one_tensor_of_several_is_named(tmp_path: Path) -> None:
     assert document(path, "--tensor", "w")["shape"] == [2, 3]
     assert eval(document(path, "--tensor", "b")["open"], {"lowtide": lowtide}).shape == (4,)
     assert "tensor" in refusal(path)
+
+
+def test_an_id_that_ends_documents_is_shown_also_when_it_is_0(tmp_path: Path) -> None:
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "shard.bin")
+    manifest = {
+        "lowtide": 1,
+        "dtype": "uint16",
+        "eot": 0,
+        "vocab": 100,
+        "shards": [{"file": "shard.bin", "tokens": 100}],
+    }
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert document(tmp_path)["eot"] == 0
+    assert re.search(r"^eot +id 0 ends a document$", info(tmp_path).stdout, re.MULTILINE)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(table: Path) -> None:
+    words = f"{shlex.join([*INFO, str(table)])} | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_without_a_terminal_nothing_is_coloured(table: Path) -> None:

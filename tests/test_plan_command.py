@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 import lowtide
+from lowtide.cli import main
 
 PLAN = [sys.executable, "-m", "lowtide", "plan"]
 MIB = 1 << 20
@@ -105,16 +109,84 @@ def test_dropping_is_planned_as_reading_every_epoch_from_the_disk(tokens: Path) 
 def test_measuring_gives_a_rate_and_the_share_of_it_a_target_needs(tokens: Path) -> None:
     found = document(tokens, "--dtype", "uint16", "--measure")
     assert found["rate_from"] == "measured"
-    assert found["measured_steps_per_second"] == found["projection"]["steps_per_second"] > 1
+    assert found["measured_steps_per_second"] == found["projection"]["steps_per_second"] > 0
     text = plan(tokens, "--dtype", "uint16", "--measure", "--steps-per-second", 1).stdout
     assert "at 1 steps/s" in text
     assert "of what one rank can be fed" in " ".join(text.split())
 
 
+def test_one_row_for_four_ranks_is_planned_and_measured(tmp_path: Path) -> None:
+    np.save(tmp_path / "one_row.npy", np.zeros((1, 8), np.float32))
+    found = document(tmp_path / "one_row.npy", "--world", 4, "--measure")
+    assert (found["batch"], found["projection"]["steps_per_epoch"]) == (1, 1.0)
+    assert found["measured_steps_per_second"] > 0
+    assert found["projection"]["seconds_per_epoch"] > 0
+
+
+def test_a_headerless_file_is_planned_with_a_dtype_that_is_called_a_guess_as_info_does(tokens: Path) -> None:
+    found = document(tokens)
+    assert (found["dtype"], found["dtype_guessed"]) == ("uint16", True)
+    assert not document(tokens, "--dtype", "uint16")["dtype_guessed"]
+    assert "uint16 (a guess from the first block" in plan(tokens).stdout
+    x, _ = next(eval(found["open"], {"lowtide": lowtide}))  # the line states what was guessed
+    assert x.shape == (64, 1024)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "random", "sequential"])
+def test_every_order_of_windows_has_the_plan_and_the_steps_of_that_very_feed(order: str, tokens: Path) -> None:
+    found = document(tokens, "--dtype", "uint16", "--order", order, "--batch", 32, "--length", 1000, "--world", 2)
+    feed = eval(found["open"], {"lowtide": lowtide, "rank": 1})
+    own = feed.plan()
+    if order == "sequential":
+        assert found["projection"]["steps_per_epoch"] == len(feed)
+        assert found["projection"]["items_per_epoch"] == 1049  # 1,048 windows and a shorter last one
+    assert found["order"] == order
+    assert found["projection"]["process"] == {"anon": own.anon, "mapped": own.mapped, "cache": own.cache}
+    assert f" tokens, {order}, 16 per rank" in plan(tokens, "--order", order, "--batch", 32, "--world", 2).stdout
+
+
+@pytest.mark.parametrize(("order", "call"), [("random", "sample"), ("sequential", "chunks"), ("shuffled", "shuffled")])
+def test_every_order_of_rows_is_planned_and_printed_as_a_call(order: str, call: str, table: Path) -> None:
+    found = document(table, "--order", order, "--batch", 100)
+    assert f".{call}(100)" in found["open"]
+    assert len(next(iter(eval(found["open"], {"lowtide": lowtide})))) == 100
+    assert found["projection"]["steps_per_epoch"] == 1000
+    if order == "random":
+        assert "seed=rank" in document(table, "--order", order, "--world", 2)["open"]
+
+
+def test_every_line_but_the_one_to_copy_fits_80_columns(tokens: Path, table: Path) -> None:
+    for words in ([tokens, "--world", 8, "--steps-per-second", 3], [table, "--order", "random"]):
+        environment = {**os.environ, "COLUMNS": "80"}
+        done = subprocess.run([*PLAN, *map(str, words)], capture_output=True, text=True, env=environment)
+        assert not [line for line in done.stdout.splitlines() if len(line) > 80 and not line.startswith(("run", "/"))]
+
+
+def test_ctrl_c_is_one_line_and_exit_130(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Measuring alone takes two seconds, so half a second from now is inside the command on any machine.
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    code = main(["plan", str(table), "--measure"])
+    timer.join()
+    assert code == 130
+    assert capsys.readouterr() == ("", "lowtide plan: stopped by Ctrl-C.\n")
+
+
 def test_the_text_has_everything_a_person_asks(tokens: Path) -> None:
     text = plan(tokens, "--dtype", "uint16", "--world", 4, "--steps-per-second", 2).stdout
     told = " ".join(text.split())
-    for words in ("a process", "a machine (4 ranks)", "anon", "mapped", "budget", "64 reads", "an epoch in", "state"):
+    for words in (
+        "one process",
+        "one machine (4 ranks)",
+        "16 per rank on 4 ranks",
+        "engine",
+        "anon",
+        "mapped",
+        "budget",
+        "64 reads",
+        "an epoch in",
+        "state",
+    ):
         assert words in told
     assert text.splitlines()[-1].startswith("run ")
     assert "\x1b" not in text
@@ -124,15 +196,25 @@ def test_the_text_has_everything_a_person_asks(tokens: Path) -> None:
     ("words", "said", "code"),
     [
         (["nowhere.bin"], "nowhere.bin: expected a file, got nothing of that name", 1),
-        (["tokens.bin"], "expected dtype= for a file without a header", 1),
+        (["odd.bin"], "expected dtype= for a file without a header", 1),
+        (["empty.npy"], "empty.npy: expected rows to read, got none", 1),
         (["tokens.bin", "--dtype", "uint16", "--world", "7"], "Use batch=63 or batch=70", 2),
         (["tokens.bin", "--dtype", "uint16", "--batch", "0"], "--batch: expected more than 0, got 0", 2),
         (["tokens.bin", "--dtype", "uint16", "--length", "1000000"], "expected 2000000 tokens or more", 1),
         (["tokens.bin", "--dtype", "uint16", "--budget", "1MiB"], "expected a budget of", 1),
+        (["table.npy", "--order", "sequential", "--world", "2"], "--world: expected 1 for rows in sequential order", 2),
+        (["table.npy", "--tokens-per-second", "5"], "--tokens-per-second: expected tokens, got rows", 2),
+        (["table.npy", "--steps-per-second", "inf"], "--steps-per-second: expected more than 0, got inf", 2),
+        (["table.npy", "--steps-per-second", "1", "--tokens-per-second", "1"], "expected one rate", 2),
+        (["table.npy", "--order", "upwards"], "--order: invalid choice: 'upwards'", 2),
+        (["table.npy", "--nope"], "lowtide plan: unrecognized arguments: --nope. Run 'lowtide plan --help'", 2),
+        (["table.npy", "--batch", "many"], "--batch: expected a whole number, got 'many'", 2),
         (["table.npy", "--row", "3"], "--row: expected data along one axis", 2),
     ],
 )
 def test_bad_input_to_plan_is_one_line(words: list[str], said: str, code: int, tokens: Path, table: Path) -> None:
+    (tokens.parent / "odd.bin").write_bytes(np.random.default_rng(0).bytes(4097))
+    np.save(tokens.parent / "empty.npy", np.zeros((0, 3)))
     done = plan(tokens.parent / words[0], *words[1:])
     assert done.returncode == code
     assert done.stdout == ""

@@ -46,7 +46,6 @@ def equal(pair: Any, batch: Any) -> bool:
     return all(np.array_equal(np.asarray(tensor), half) for tensor, half in zip(pair, batch, strict=True))
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_a_feed_in_a_loader_comes_in_order_and_no_batch_twice(tokens: lowtide.Tokens, workers: int) -> None:
     feed = feed_of(tokens, skip=[(4, 5)])
@@ -61,7 +60,6 @@ def test_a_feed_in_a_loader_comes_in_order_and_no_batch_twice(tokens: lowtide.To
     assert feed.step == 1
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_a_sequential_feed_in_a_loader_ends_after_predicting_every_token(tokens: lowtide.Tokens, workers: int) -> None:
     loader = DataLoader(FeedDataset(feed_of(tokens, order="sequential")), batch_size=None, num_workers=workers)
@@ -69,7 +67,6 @@ def test_a_sequential_feed_in_a_loader_ends_after_predicting_every_token(tokens:
     assert torch.equal(predicted, torch.from_numpy(IDS[1:]))
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_windows_in_a_loader_are_read_a_batch_at_a_time(tokens: lowtide.Tokens, workers: int) -> None:
     dataset = WindowDataset(tokens, LENGTH)
@@ -130,7 +127,6 @@ def test_a_corpus_without_a_window_makes_no_dataset(tokens: lowtide.Tokens) -> N
         WindowDataset(tokens, COUNT)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_feed_is_itself_a_map_style_dataset_of_steps(tokens: lowtide.Tokens, workers: int) -> None:
     feed = feed_of(tokens)
@@ -144,7 +140,6 @@ def test_a_feed_is_itself_a_map_style_dataset_of_steps(tokens: lowtide.Tokens, w
     assert feed.cursor == 0
 
 
-@pytest.mark.timeout(120)
 def test_what_a_loader_gave_never_changes(tokens: lowtide.Tokens) -> None:
     loader = DataLoader(FeedDataset(feed_of(tokens)), batch_size=None, num_workers=2)
     batches = iter(loader)

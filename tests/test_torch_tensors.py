@@ -54,12 +54,14 @@ def test_a_tensor_is_the_buffer_that_was_read_into_and_holds_it(tokens: lowtide.
     x, y = next(batches)
     pool = tokens.store.pool
     (lease,) = pool._leases
-    first = lease.buffer.bytes.ctypes.data
+    buffer = lease.buffer
+    assert buffer is not None
+    first = buffer.bytes.ctypes.data
     assert x.data_ptr() == first
-    assert y.data_ptr() == first + pool._leases.copy().pop().buffer.capacity // 2
+    assert y.data_ptr() == first + buffer.capacity // 2
     assert x.data_ptr() % 4096 == 0
     assert pool.lent == 1
-    del lease, y
+    del lease, buffer, y
     part = x[3:, 2]
     del x
     gc.collect()
@@ -155,10 +157,10 @@ def test_seek_and_state_count_what_was_received(tokens: lowtide.Tokens) -> None:
 
 
 def test_a_batch_that_could_not_be_shipped_was_not_received_and_comes_again(tokens: lowtide.Tokens) -> None:
-    feed = feed_of(tokens, dtype=">i8")  # torch knows no big-endian numbers
-    batches = tensors(feed)
+    feed = feed_of(tokens)
+    batches = tensors(feed, dtype=torch.quint8)  # torch makes no quantised numbers of plain ones
     for _ in range(2):
-        with pytest.raises(ValueError, match="byte order"):
+        with pytest.raises((RuntimeError, NotImplementedError)):
             next(batches)
     assert batches.state_dict()["rows"] == feed.cursor == 0
 
@@ -199,7 +201,6 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(120)
 def test_in_a_real_group_a_feed_without_ranks_is_refused_and_one_with_ranks_gives_each_its_rows(
     path: Path, tmp_path: Path
 ) -> None:
@@ -216,7 +217,7 @@ def test_in_a_real_group_a_feed_without_ranks_is_refused_and_one_with_ranks_give
         for rank in range(2)
     ]
     for rank, process in enumerate(ranks):
-        out, problem = process.communicate(timeout=100)
+        out, problem = process.communicate(timeout=500)
         assert process.returncode == 0, problem[-3000:]
         by_tensors, by_dataset, *sizes = json.loads(out.splitlines()[-1])
         assert by_tensors == by_dataset

@@ -12,7 +12,7 @@ from tests.faults import Disk, reading_from
 from tests.feeds import numbered, raw_file, rows_of, same
 
 import lowtide
-from lowtide.windows import Windows
+from lowtide.reading.window_filler import WindowFiller
 
 IDS = numbered(3000)
 
@@ -24,14 +24,14 @@ def path(tmp_path: Path) -> Path:
 
 def test_windows_are_read_at_any_tokens_in_any_order_and_more_than_once(path: Path) -> None:
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
-        windows = Windows(tokens, 9)
+        windows = WindowFiller(tokens, 9)
         starts = np.array([7, 0, 2990, 7, 100, 101, 95])
         same(windows.read(starts), rows_of(IDS, starts.tolist(), 9))
 
 
 def test_x_and_y_share_one_lease_that_ends_with_the_last_of_them(path: Path) -> None:
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
-        x, y = Windows(tokens, 9).read(np.array([3, 4]))
+        x, y = WindowFiller(tokens, 9).read(np.array([3, 4]))
         assert tokens.store.pool.lent == 1
         del x
         assert tokens.store.pool.lent == 1
@@ -45,14 +45,14 @@ def test_x_and_y_share_one_lease_that_ends_with_the_last_of_them(path: Path) -> 
 
 def test_no_windows_are_two_empty_arrays_of_the_right_shape(path: Path) -> None:
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
-        x, y = Windows(tokens, 9).read(np.array([], np.int64), rows=4)
+        x, y = WindowFiller(tokens, 9).read(np.array([], np.int64), rows=4)
         assert x.shape == y.shape == (0, 9)
         assert x.dtype == y.dtype == np.int64
 
 
 def test_what_windows_say_they_need_is_what_they_take(path: Path) -> None:
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
-        windows = Windows(tokens, 500, "int32")
+        windows = WindowFiller(tokens, 500, "int32")
         batch, scratch = windows.nbytes(20)
         windows.read(np.arange(20))
         pages = -(-scratch // 4096) * 4096
@@ -62,7 +62,7 @@ def test_what_windows_say_they_need_is_what_they_take(path: Path) -> None:
 
 def test_each_window_is_one_read_of_the_bytes_on_disk(path: Path) -> None:
     with lowtide.open_tokens(path, dtype="uint16", strategy="read") as tokens:
-        windows = Windows(tokens, 9)
+        windows = WindowFiller(tokens, 9)
         windows.read(np.array([5]))
         with reading_from(Disk()) as disk:
             windows.read(np.arange(0, 2990, 130))
@@ -77,5 +77,5 @@ def test_any_windows_are_what_numpy_cuts(
 ) -> None:
     path = raw_file(tmp_path_factory.mktemp("windows"), IDS)
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
-        got = Windows(tokens, length, dtype).read(np.array(starts))
+        got = WindowFiller(tokens, length, dtype).read(np.array(starts))
         same(got, rows_of(IDS, starts, length), dtype)

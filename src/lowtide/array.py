@@ -9,7 +9,6 @@ Crosses fork, threads and pickle: descriptors are opened anew in each process an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -17,15 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lowtide.batches import BatchIterator, ChunkIterator, Upcoming
+from lowtide.arguments import at_least, whole_number
 from lowtide.formats import Layout, layout_of
-from lowtide.indexing import inside, select, whole
 from lowtide.machine import PAGE
-from lowtide.order import LocalPermutation, Order, Permutation, draws, rank_slice
-from lowtide.plan import Plan, project
-from lowtide.rows import Numbers, Rows
+from lowtide.order import rank_slice
+from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
+from lowtide.reading.indexing import inside, select, whole
+from lowtide.reading.iterators import BatchIterator, Share
+from lowtide.reading.passes import DrawnRows, GivenRows, InFileOrder, Pass, ShuffledRows
+from lowtide.reading.plan import Plan, project
+from lowtide.reading.row_filler import RowFiller
 from lowtide.storage import Store
-from lowtide.storage.buffers import whole_pages
+from lowtide.storage.budget import whole_pages
 from lowtide.units import MIB, format_size, parse_size
 
 Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDArray[Any]]
@@ -33,7 +35,7 @@ Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDA
 LARGEST_CHUNK = 8 * MIB  # enough to keep a disk busy; more only costs memory
 
 
-def open(
+def open(  # noqa: PLR0913 - keyword-only options of the public surface
     source: Source,
     *,
     dtype: DTypeLike | None = None,
@@ -43,8 +45,10 @@ def open(
     strategy: str = "auto",
     cache: str = "auto",
     budget: int | str = "auto",
+    engine: str = "auto",
 ) -> Array:
-    """Open a ``.npy`` file, raw numbers, one tensor of a ``.safetensors``, a memmap, or a list or glob of them.
+    """Open a ``.npy`` file, raw numbers, a memmap, or a list or glob of them; also one array - ``tensor`` - of a
+    ``.safetensors``, ``.npz`` or HDF5 file.
 
     Reads headers only. ``budget`` is the most bytes the array may hold at once, such as ``"64MiB"``.
 
@@ -52,7 +56,7 @@ def open(
     >>> for rows in a.shuffled(4096, seed=0): ...
     """
     layout = layout_of(source, dtype=dtype, shape=shape, offset=offset, tensor=tensor)
-    return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
+    return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
 
 
 class Array:
@@ -61,7 +65,8 @@ class Array:
     def __init__(self, layout: Layout, store: Store) -> None:
         self.layout = layout
         self._store = store
-        self._rows = Rows(layout, store)
+        self._rows = RowFiller(layout, store)
+        self._fingerprint: dict[str, Any] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,24 +98,24 @@ class Array:
 
     def __getitem__(self, key: Any) -> Any:
         """Rows, as NumPy would index them: an ordinary array you own, never a view of a mapping."""
-        selection = select(key, self.shape)
-        rows = self._rows.own(selection.rows)
-        if selection.rest is None:
-            return rows
-        result = rows[selection.rest]
-        if isinstance(result, np.ndarray) and result.base is not None and result.nbytes < rows.nbytes:
-            return result.copy()  # a small view would keep all rows that were read alive
-        return result
+        return self._rows.select(select(key, self.shape))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return whole(self, dtype, copy)
 
     # Many reads
 
-    def chunks(self, rows: int | None = None, *, start: int = 0) -> ChunkIterator:
-        """Every row once, in order, ``rows`` at a time (default: as the budget allows); the last may be short."""
-        size = self._admit("chunks", self._comfortable() if rows is None else rows, len(self))
-        return ChunkIterator(self._rows, size, _start(start, len(self)), len(self))
+    def chunks(
+        self, rows: int | None = None, *, start: int = 0, epochs: int | None = 1, rank: int = 0, world: int = 1
+    ) -> BatchIterator:
+        """Every row once, in order, ``rows`` at a time (default: as the budget allows); the last may be short.
+
+        ``start``: rows this rank has already received. ``rank`` of ``world`` receives its own stretch of the rows.
+        """
+        first, last = rank_slice(len(self), rank, world)
+        size = self._admit("chunks", self._comfortable() if rows is None else rows, last - first)
+        self._store.keep_for_ranks(world)
+        return self._iterate(InFileOrder(first, last), size, start, Share(_epochs(epochs), rank, world))
 
     def __iter__(self) -> Any:
         """Row by row, read in chunks; each row is an array of its own."""
@@ -124,6 +129,7 @@ class Array:
         *,
         seed: int = 0,
         epoch: int = 0,
+        epochs: int | None = 1,
         start: int = 0,
         locality: int | str | None = None,
         rank: int = 0,
@@ -131,17 +137,18 @@ class Array:
     ) -> BatchIterator:
         """Every row exactly once, in an order that ``(seed, epoch)`` fix, in batches of ``batch`` rows.
 
-        ``start``: rows of this rank already had. ``rank`` of ``world`` receives its own slice of the order.
-        ``locality``: shuffle only within runs of neighbouring rows of this many bytes (the runs in random order).
+        ``epochs``: passes to make, each in its own order; None: without end. ``start``: rows this rank has already
+        received, over all epochs. ``rank`` of ``world`` receives its own slice of the order. ``locality``: shuffle only
+        within runs of neighbouring rows of this many bytes (the runs in random order).
         """
         first, last = rank_slice(len(self), rank, world)
         size = self._admit("shuffled", batch, last - first)
         self._store.keep_for_ranks(world)
-        order = self._order(seed, epoch, locality)
-        upcoming = Upcoming(order.block, first + _start(start, last - first), last)
-        return BatchIterator(self._rows, size, upcoming, base=first, scattered=locality is None)
+        numbers = whole_number("seed", seed), whole_number("epoch", epoch)
+        order = ShuffledRows(len(self), first, last, *numbers, self._neighbours(locality))
+        return self._iterate(order, size, start, Share(_epochs(epochs), rank, world))
 
-    def gather(self, indices: Any, batch: int, *, start: int = 0) -> BatchIterator:
+    def gather(self, indices: Any, batch: int, *, start: int = 0, epochs: int | None = 1) -> BatchIterator:
         """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative from the end) or a mask."""
         wanted = np.asarray(indices)
         if wanted.ndim != 1:
@@ -149,23 +156,19 @@ class Array:
                 f"gather: expected one axis of indices, got shape {wanted.shape}. Use indices.reshape(-1)."
             )
         if wanted.dtype == bool or wanted.size == 0:
-            chosen = select(wanted, self.shape).rows
-            wanted = np.asarray(chosen, np.int64)
+            wanted = np.asarray(select(wanted, self.shape).rows, np.int64)
         size = self._admit("gather", batch, len(wanted))
         _check_all(wanted, len(self))
-        upcoming = Upcoming(partial(_block_of, wanted, len(self)), _start(start, len(wanted)), len(wanted))
-        return BatchIterator(self._rows, size, upcoming)
+        return self._iterate(GivenRows(wanted, len(self)), size, start, Share(_epochs(epochs)))
 
     def sample(self, batch: int, *, seed: int = 0, start: int = 0) -> BatchIterator:
-        """Rows drawn with replacement, without end; ``start``: rows already had."""
+        """Rows drawn with replacement, without end; ``start``: rows already received."""
         size = self._admit("sample", batch, None)
         if len(self) == 0:
             raise ValueError(
                 f"{self._store.where}: expected rows to sample from, got an empty array. Use another file."
             )
-        _whole("seed", seed)  # here, not at the first batch
-        drawn = partial(_drawn, len(self), seed)
-        return BatchIterator(self._rows, size, Upcoming(drawn, _start(start, None), None), scattered=True)
+        return self._iterate(DrawnRows(len(self), whole_number("seed", seed)), size, start, Share(None))
 
     # What it costs
 
@@ -176,6 +179,17 @@ class Array:
         held = self._store.budget.limit if batch is None else rows.copies * whole_pages(size)
         why = ("the file is in Fortran order: a row is one item of every column, so reads are many and small",)
         return project(self._store, held, announced=2 * size, why=why if rows.fortran else ())
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What makes this data this data, wherever it is copied: never path, time or inode."""
+        if self._fingerprint is None:
+            self._fingerprint = {
+                "dtype": self.dtype.str,
+                "shape": list(self.shape),
+                "files": hash_of_sizes(extent.size for extent in self.layout.extents),
+                "blocks": hash_of_blocks(self._store, 1, 0, self.nbytes),
+            }
+        return dict(self._fingerprint)
 
     # Life
 
@@ -194,11 +208,15 @@ class Array:
     def __reduce__(self) -> tuple[Any, ...]:
         return Array, (self.layout, self._store)
 
-    def _order(self, seed: int, epoch: int, locality: int | str | None) -> Order:
+    def _iterate(self, order: Pass, batch: int, start: int, share: Share) -> BatchIterator:
+        iterator = BatchIterator(self._rows, order, batch, share=share, fingerprint=self.fingerprint)
+        iterator.position = iterator.checked_start(start)
+        return iterator
+
+    def _neighbours(self, locality: int | str | None) -> int | None:
         if locality is None:
-            return Permutation(len(self), seed=seed, epoch=epoch)
-        neighbours = max(1, parse_size(locality, what="locality") // max(1, self._rows.nbytes))
-        return LocalPermutation(len(self), neighbours, seed=seed, epoch=epoch)
+            return None
+        return max(1, parse_size(locality, what="locality") // max(1, self._rows.nbytes))
 
     def _comfortable(self) -> int:
         """Rows whose bytes are an eighth of the budget, or 8 MiB where that is less."""
@@ -222,33 +240,12 @@ class Array:
         return batch
 
 
-def _block_of(wanted: NDArray[Any], count: int, first: int, size: int) -> Numbers:
-    return inside(wanted[first : first + size], count)
-
-
-def _drawn(count: int, seed: int, first: int, size: int) -> Numbers:
-    return draws(count, seed=seed, start=first, count=size)
-
-
 def _count(call: str, batch: int) -> int:
-    if isinstance(batch, bool) or not isinstance(batch, (int, np.integer)):
-        raise TypeError(f"{call}: expected a whole number of rows, got {type(batch).__name__}. Use {call}(4096).")
-    if batch < 1:
-        raise ValueError(f"{call}: expected 1 row or more at a time, got {batch}. Use {call}(4096).")
-    return int(batch)
+    return at_least(call, batch, 1, example=f"{call}(4096)")
 
 
-def _whole(what: str, number: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
-        raise TypeError(f"{what}: expected a whole number, got {type(number).__name__}. Use {what}=0.")
-
-
-def _start(start: int, last: int | None) -> int:
-    _whole("start", start)
-    if start < 0 or (last is not None and start > last):
-        rows = "0 or more" if last is None else f"0 to {last}"
-        raise ValueError(f"start: expected {rows} (rows already had), got {start}. Use start=0 for the beginning.")
-    return int(start)
+def _epochs(epochs: int | None) -> int | None:
+    return None if epochs is None else at_least("epochs", epochs, 1, example="epochs=1, or None for no end")
 
 
 def _check_all(numbers: NDArray[Any], count: int) -> None:

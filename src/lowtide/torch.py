@@ -18,12 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from lowtide.corpus import Corpus
+from lowtide.arguments import at_least
 from lowtide.errors import FormatError
 from lowtide.feed import Feed
-from lowtide.rows import Numbers
-from lowtide.tokens import Tokens, at_least, open_tokens
-from lowtide.windows import Windows
+from lowtide.reading.upcoming import Numbers
+from lowtide.reading.window_filler import WindowFiller
+from lowtide.storage import Store
+from lowtide.tokens import Tokens, open_tokens
+
+__all__ = ["FeedDataset", "TensorFeed", "WindowDataset", "nanogpt", "tensors"]
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -37,7 +40,7 @@ def tensors(feed: Feed, device: str | torch.device = "cpu", dtype: torch.dtype |
     ``tensors(feed, "cuda", dtype=torch.int64)`` makes eight of them there.
     """
     _refuse_same_data_for_all(feed)
-    return TensorFeed(feed, _Shipping(torch.device(device), dtype, feed.tokens))
+    return TensorFeed(feed, _Shipping(torch.device(device), dtype, feed.stores))
 
 
 class TensorFeed:
@@ -76,14 +79,15 @@ class TensorFeed:
 class _Shipping:
     """From arrays to tensors on a device."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype | None, corpus: Corpus) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype | None, stores: Sequence[Store]) -> None:
         self.device = device
         self.dtype = dtype
         self._copying: deque[tuple[Any, Any]] = deque()
         if device.type == "cuda":
             if not torch.cuda.is_available():
                 raise ValueError(f"device: expected one that is here, got {device} and no CUDA. Use device='cpu'.")
-            corpus.store.pool.allocate_with(_allocate_pinned)  # untested: no machine with CUDA has run this
+            for store in stores:
+                store.pool.allocate_with(_allocate_pinned)  # untested: no machine with CUDA has run this
 
     def ship(self, batch: tuple[NDArray[Any], NDArray[Any]]) -> Pair:
         x, y = torch.from_numpy(batch[0]), torch.from_numpy(batch[1])
@@ -130,7 +134,7 @@ class WindowDataset(Dataset[Pair]):
     """Map-style: item i is window i as ``(x, y)``. ``DataLoader`` fetches a whole batch in one read."""
 
     def __init__(self, tokens: Tokens, length: int) -> None:
-        self._windows = Windows(tokens, at_least("length", length, 1))
+        self._windows = WindowFiller(tokens, at_least("length", length, 1))
         self._count = (len(tokens) - 1) // length
         if self._count < 1:
             raise FormatError(
@@ -196,7 +200,7 @@ def nanogpt(
     at_least("block_size", block_size, 1)
     at_least("batch_size", batch_size, 1)
     target = torch.device(device)
-    ready: dict[str, tuple[Windows, _Shipping]] = {}
+    ready: dict[str, tuple[WindowFiller, _Shipping]] = {}
 
     def get_batch(split: str) -> Pair:
         if split not in ready:
@@ -206,9 +210,9 @@ def nanogpt(
                     f"{tokens.store.where}: expected more than block_size={block_size} tokens, got {len(tokens)}. "
                     f"Use block_size={max(1, len(tokens) - 1)} or less."
                 )
-            windows = Windows(tokens, block_size)
+            windows = WindowFiller(tokens, block_size)
             windows.admit(batch_size)
-            ready[split] = windows, _Shipping(target, None, tokens)
+            ready[split] = windows, _Shipping(target, None, (tokens.store,))
         windows, shipping = ready[split]
         starts = torch.randint(len(windows.tokens) - block_size, (batch_size,))
         return shipping.ship(windows.read(starts.numpy()))

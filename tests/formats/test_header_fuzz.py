@@ -18,7 +18,7 @@ from lowtide.formats import Layout, document_ends, dtype_smell, layout_of, token
 if TYPE_CHECKING:
     from tests.formats.conftest import TokenFiles
 
-ROUNDS = 600  # for each of eight kinds of file
+ROUNDS = 300  # for each of eight kinds of file; `make torture` makes as many as you have time for
 
 
 def damaged(rng: random.Random, content: bytes, reach: int) -> bytes:
@@ -117,7 +117,7 @@ def test_what_is_still_believed_of_a_damaged_npy_is_what_numpy_believes(token_fi
     sound = path.read_bytes()
     rng = random.Random("lowtide and numpy")
     believed = 0
-    for _ in range(3 * ROUNDS):
+    for _ in range(6 * ROUNDS):
         content = bytearray(sound)  # of the same length: any other is refused for its size alone
         content[rng.randrange(10, reach)] = rng.choice(b" ()[]{}',:-0123458TFLuifb<>|=\\\n")
         path.write_bytes(content)
@@ -133,11 +133,11 @@ def test_what_is_still_believed_of_a_damaged_npy_is_what_numpy_believes(token_fi
     assert believed > 40
 
 
-def test_a_thousand_damaged_headers_allocate_less_than_1_mib_each(token_files: TokenFiles) -> None:
+def test_hundreds_of_damaged_headers_allocate_less_than_1_mib_each(token_files: TokenFiles) -> None:
     rng = random.Random("lowtide memory")
     for kind, (path, reach) in sound_files(token_files).items():
         sound = path.read_bytes()
-        for _ in range(125):
+        for _ in range(40):
             path.write_bytes(damaged(rng, sound, reach))
             for attempt in opened(kind, path):
                 tracemalloc.start()

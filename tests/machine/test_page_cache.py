@@ -14,8 +14,8 @@ SIZE = 3 * 1024**2 + 5  # not a whole number of pages
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
-    path = tmp_path / "written"
+def written(disk_path: Path) -> Path:
+    path = disk_path / "written"
     with path.open("wb") as file:
         file.write(os.urandom(SIZE))
         os.fsync(file.fileno())
@@ -37,8 +37,8 @@ def test_a_file_just_written_is_wholly_cached_and_clean_after_fsync(written: Pat
     assert cache.dirty == cache.writeback == 0
 
 
-def test_bytes_written_and_not_synced_are_dirty(tmp_path: Path) -> None:
-    fd = os.open(tmp_path / "dirty", os.O_RDWR | os.O_CREAT)
+def test_bytes_written_and_not_synced_are_dirty(disk_path: Path) -> None:
+    fd = os.open(disk_path / "dirty", os.O_RDWR | os.O_CREAT)
     try:
         os.write(fd, bytes(SIZE))
         cache = page_cache(fd)

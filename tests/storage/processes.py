@@ -19,22 +19,28 @@ from lowtide.memory import process_memory
 
 MIB = 1 << 20
 
+def mapped_memory():
+    \"\"\"Mapped file pages; those of a file on tmpfs are counted as shared memory.\"\"\"
+    now = process_memory()
+    return now.mapped + now.shmem
+
 class Growth:
     \"\"\"The most anon + mapped bytes seen above the beginning, and page tables.\"\"\"
     def __init__(self):
         gc.collect()
-        self.first = process_memory()
+        self.first, self.first_mapped = process_memory(), mapped_memory()
         self.peak = self.anon = self.mapped = self.tables = 0
     def look(self):
         now = process_memory()
         self.anon = max(self.anon, now.anon - self.first.anon)
-        self.mapped = max(self.mapped, now.mapped - self.first.mapped)
+        mapped = now.mapped + now.shmem - self.first_mapped
+        self.mapped = max(self.mapped, mapped)
         self.tables = max(self.tables, now.tables - self.first.tables)
-        self.peak = max(self.peak, now.anon + now.mapped - self.first.anon - self.first.mapped)
+        self.peak = max(self.peak, now.anon - self.first.anon + mapped)
 """
 
 
-def run_python(script: str, *arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run_python(script: str, *arguments: object, timeout: float = 500) -> subprocess.CompletedProcess[str]:
     """``script`` behind the prelude, with ``arguments`` as ``sys.argv[1:]``; warnings are errors there too."""
     source = str(Path(lowtide.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
@@ -48,7 +54,7 @@ def run_python(script: str, *arguments: object, timeout: float = 120) -> subproc
     )
 
 
-def answer_of(script: str, *arguments: object, timeout: float = 120) -> str:
+def answer_of(script: str, *arguments: object, timeout: float = 500) -> str:
     """What the process printed; fails with what it said on stderr unless it ended well."""
     done = run_python(script, *arguments, timeout=timeout)
     assert done.returncode == 0, f"exit {done.returncode}:\n{done.stderr[-3000:]}"

@@ -29,13 +29,13 @@ def path(tmp_path: Path) -> Path:
 def test_dontdump_frees_nothing_and_dontneed_frees_what_is_mapped_but_not_the_page_cache(path: Path) -> None:
     script = """
     array = np.memmap(sys.argv[1], np.uint8, "r")
-    before = process_memory().mapped
+    before = mapped_memory()
     total = int(array[::4096].sum())
-    grown = process_memory().mapped - before
+    grown = mapped_memory() - before
     array._mmap.madvise(mmap.MADV_DONTDUMP)
-    dontdump = process_memory().mapped - before
+    dontdump = mapped_memory() - before
     array._mmap.madvise(mmap.MADV_DONTNEED)
-    dontneed = process_memory().mapped - before
+    dontneed = mapped_memory() - before
     cached = page_cache(sys.argv[1]).cached
     assert int(array[::4096].sum()) == total
     print(json.dumps([grown, dontdump, dontneed, cached]))
@@ -53,13 +53,13 @@ def test_release_frees_the_mapped_pages_and_says_how_much(path: Path) -> None:
         array = np.memmap(sys.argv[1], np.uint8, "r+" if make == "r+" else "r")
         views = {"slice": array[100:5000], "asarray": np.asarray(array), "reshaped": array.reshape(-1, 4096)}
         given = views.get(make, array)
-        before = process_memory().mapped
+        before = mapped_memory()
         if make == "r+":
             array[7] = 77
         total = int(array[::4096].sum())
-        grown = process_memory().mapped - before
+        grown = mapped_memory() - before
         released = lowtide.release(given)
-        left = process_memory().mapped - before
+        left = mapped_memory() - before
         assert grown >= 31 * MIB and left <= 2 * MIB, (make, grown, left)
         assert released.freed >= 31 * MIB and released.before - released.after == released.freed, (make, released)
         assert released.after <= 2 * MIB, (make, released)

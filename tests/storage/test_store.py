@@ -61,7 +61,6 @@ def test_runs_that_cross_files_are_whole(extents: Any, whole: Any, strategy: str
 
 
 def test_what_will_come_next_is_announced_only_while_reads_miss(extents: Any, whole: Any) -> None:
-    store = Store(extents, strategy="read", cache="keep", budget="4MiB")
     asked: list[int] = []
 
     def ahead() -> Any:
@@ -69,18 +68,25 @@ def test_what_will_come_next_is_announced_only_while_reads_miss(extents: Any, wh
         return np.array([5])
 
     numbers, out = np.arange(0, 50_000, 5_000), np.zeros((10, 10), np.uint8)
-    for extent in extents:
-        Path(extent.path).read_bytes()
-    store.gather(numbers, 1, 10, wrap(out), ahead=ahead, sparse=True)
+    for _ in range(50):  # a busy machine may evict a page, or refuse one that it has, once in a while
+        store = Store(extents, strategy="read", cache="keep", budget="4MiB")
+        asked.clear()
+        for extent in extents:
+            Path(extent.path).read_bytes()
+        store.gather(numbers, 1, 10, wrap(out), ahead=ahead, sparse=True)
+        if not asked:
+            break
     assert asked == [], "cached data needs no announcement"
     for extent in extents:
         drop_page_cache(extent.path)
     if any(page_cache(extent.path).cached for extent in extents):
         pytest.skip("NOT TESTED: this filesystem does not let its page cache be dropped")
-    for _ in range(3):
+    for _ in range(500):  # a refused read starts the disk, which on a busy machine may be done before it is refused
         store.gather(numbers, 1, 10, wrap(out), ahead=ahead, sparse=True)
         for extent in extents:
             drop_page_cache(extent.path)
+        if asked:
+            break
     assert asked, "cold data must be announced ahead"
     assert np.array_equal(out, np.stack([whole[n : n + 10] for n in numbers]))
 
@@ -165,21 +171,55 @@ def test_a_pool_counts_before_it_allocates() -> None:
         return bytearray(size)
 
     pool = Pool(Budget(3 * 4096), where="here", allocate=allocate)
-    held = [pool.take(1), pool.take(4096)]
+    held = [pool.filling(1), pool.filling(4096)]
     with pytest.raises(BudgetError, match=r"here: expected at most 12\.0 KiB"):
-        pool.take(4097)
+        pool.filling(4097)
     assert made == [4096, 4096], "what was refused was never allocated"
-    pool.give(held.pop())
-    assert pool.take(8192).capacity == 8192, "a free buffer makes room for a larger one"
+    del held[1]
+    larger = pool.filling(8192)
+    assert larger.buffer.capacity == 8192, "a free buffer makes room for a larger one"
     assert pool.budget.held == 12288
+
+
+def test_a_buffer_left_without_lending_is_free_at_once_and_one_lent_is_not() -> None:
+    pool = Pool(Budget(4096), where="here")
+    with pool.filling(4096) as scratch:
+        first = scratch.buffer
+    with pool.filling(4096) as out:
+        assert out.buffer is first
+        array = out.lend((4096,), np.dtype(np.uint8))
+    del out, scratch
+    with pytest.raises(BudgetError):
+        pool.filling(4096)
+    view = array[100:200]
+    del array
+    assert pool.lent == 1, "a view keeps the buffer"
+    del view
+    assert pool.lent == 0
+    assert pool.filling(4096).buffer is first
+
+
+def test_a_buffer_whose_filling_failed_is_free_even_while_the_error_is_being_handled() -> None:
+    pool = Pool(Budget(4096), where="here")
+    try:
+        with pool.filling(4096) as out:
+            out.lend((4096,), np.dtype(np.uint8))
+            raise RuntimeError("after lending, before delivery")
+    except RuntimeError:
+        with pool.filling(4096) as again:
+            assert again.buffer is out.buffer
+    assert pool.lent == 0
+    del out, again
+    assert len(pool._free) == 1, "given back once, not once more when the error's traceback went"
 
 
 def test_a_far_too_large_free_buffer_is_not_handed_out() -> None:
     pool = Pool(Budget("1MiB"), where="here")
-    large = pool.take(256 * 1024)
-    pool.give(large)
-    assert pool.take(4096) is not large
-    assert pool.take(200 * 1024) is large
+    with pool.filling(256 * 1024) as out:
+        large = out.buffer
+    small = pool.filling(4096)
+    assert small.buffer is not large
+    assert pool.filling(200 * 1024).buffer is large
 
 
 def test_a_refused_allocation_by_the_system_loses_nothing() -> None:
@@ -189,7 +229,7 @@ def test_a_refused_allocation_by_the_system_loses_nothing() -> None:
     pool = Pool(Budget("1MiB"), where="here", allocate=allocate)
     for _ in range(3):
         with pytest.raises(MemoryError, match="the system has none"):
-            pool.take(4096)
+            pool.filling(4096)
     assert pool.budget.held == 0
 
 
@@ -199,10 +239,11 @@ def test_threads_never_get_the_same_buffer_and_never_pass_the_budget() -> None:
 
     def work(number: int) -> None:
         for _ in range(2000):
-            buffer = pool.try_take(4096)
-            if buffer is None:
+            filling = pool.try_filling(4096)
+            if filling is None:
                 continue
-            mine = pool.lend(buffer, (4096,), np.dtype(np.uint8))
+            mine = filling.lend((4096,), np.dtype(np.uint8))
+            del filling
             mine[:] = number
             if not (mine == number).all():
                 wrong.append("shared")

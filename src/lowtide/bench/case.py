@@ -1,4 +1,4 @@
-"""One job in a process of its own: ``python -m lowtide.bench.case`` reads a job and prints what it measured.
+"""One job in a process of its own: ``python -m lowtide.bench.case JOB`` prints what it measured of that job.
 
 Two lines of JSON on stdout: the first when everything is imported and nothing was read (the process that asked
 watches memory from there on), the second with the figures. Cold first, then warm: the other way round nothing would
@@ -29,7 +29,7 @@ STAYS = 0.01  # of a dropped file may be back in the cache before we call it not
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of reading: items had and how long that took. ``whole``: it came to the end by itself."""
+    """One stretch of reading: items read and how long that took. ``whole``: it came to the end by itself."""
 
     items: int
     seconds: float
@@ -125,7 +125,7 @@ def _device_bytes() -> int | None:
 
 
 def main() -> None:
-    words = json.loads(sys.stdin.readline())
+    words = json.loads(sys.argv[1])
     job = Job(**{**words, "shape": tuple(words["shape"])})
     memory = process_memory()
     print(json.dumps({"anon": memory.anon, "mapped": memory.mapped}), flush=True)

@@ -13,11 +13,12 @@ import numpy as np
 
 from lowtide.formats import Layout
 from lowtide.machine import PAGE
-from lowtide.storage.buffers import AUTO_BUDGET
+from lowtide.survey.subject import in_rows
 from lowtide.units import KIB, MIB, format_size, parse_size
 
 PATTERNS = ("chunks", "rows", "windows")
 LARGEST_CHUNK = 8 * MIB
+AUTO_BUDGET = 64 * MIB  # what budget="auto" allows at least
 BATCH = 64  # rows or windows, unless stated
 ROW_BYTES = 2 * KIB  # a row of one-dimensional numbers, unless stated
 
@@ -55,13 +56,13 @@ WAYS = (
     Way("remap, drop", "remap", "drop"),
     Way("advise, drop", "advise", "drop"),
 )
-BASELINE = "np.memmap"  # kept open, one gather a batch: what every ratio is against
+BASELINE = "np.memmap"  # kept open, one gather per batch: what every ratio is against
 BOUNDED_BASELINE = "np.memmap recreated"
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What the user wants measured; 0 or None: whatever suits the data."""
+    """What the user wants measured; 0 or None: what suits the data."""
 
     batch: int = 0
     row: int = 0
@@ -116,23 +117,10 @@ def one_file(layout: Layout) -> Layout:
 
 def as_rows(layout: Layout, ask: Ask) -> Layout:
     """One axis of numbers as rows; anything else as it is."""
-    if len(layout.shape) > 1:
-        if ask.row:
-            raise ValueError(f"--row: expected data along one axis, got shape {layout.shape}. Leave --row out.")
+    if len(layout.shape) > 1 and not ask.row:
         return layout
     width = ask.row or (ask.length if layout.dtype.kind in "iu" else max(1, ROW_BYTES // layout.dtype.itemsize))
     return in_rows(layout, width)
-
-
-def in_rows(layout: Layout, width: int) -> Layout:
-    """One axis of numbers as whole rows of ``width``; what is left over at the end is left out."""
-    count = layout.shape[0] // width
-    if count == 0:
-        raise ValueError(
-            f"{layout.extents[0].path}: expected {width} items or more for one row, got {layout.shape[0]}. "
-            f"Use --row {max(1, layout.shape[0] // 64)}."
-        )
-    return replace(layout, shape=(count, width))
 
 
 def jobs_for(layout: Layout, ask: Ask, *, cold: bool) -> list[Job]:
@@ -202,6 +190,11 @@ def useful_bytes(job: Job) -> int:
     if job.pattern == "windows":
         return (job.length + 1) * item
     return math.prod(job.shape[1:]) * item
+
+
+def data_bytes(job: Job) -> int:
+    """Bytes of the data, without the header that may stand before it."""
+    return math.prod(job.shape) * np.dtype(job.dtype).itemsize
 
 
 def most_cold(job: Job) -> int | None:

@@ -1,12 +1,13 @@
-"""The loops that are measured: each an iterator that reads a batch a step and says how many items it had.
+"""The loops that are measured: each an iterator that reads one batch per step and says how many items it had.
 
 One idea: every way delivers the same thing - rows copied into memory of the user's own, windows as two int64 arrays -
-and each rival is at its best: one gather a batch, a reused aligned buffer for chunks, an order computed in blocks
-instead of a permutation in memory. nanoGPT's loop alone is as its users have it.
+and each rival is at its best: one gather per batch, a reused aligned buffer for chunks, an order computed in blocks
+instead of a permutation in memory. Only nanoGPT's loop is as its users have it.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -16,12 +17,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lowtide.array import Array
 from lowtide.bench.jobs import Job
 from lowtide.formats import Extent, Layout
 from lowtide.order import Permutation
-from lowtide.storage import Store
-from lowtide.storage.buffers import allocate_anonymous
+from lowtide.survey.subject import Opening, opened
 from lowtide.tokens import Tokens
 
 ORDER_BLOCK = 8192  # row numbers computed at a time, as Lowtide's own iterators do
@@ -37,15 +36,13 @@ def batches(job: Job, rows: int, *, endless: bool) -> Iterator[int]:
 def _ours(job: Job, epochs: Iterable[int]) -> Iterator[int]:
     layout = layout_of_job(job)
     way = job.way_itself
-    store = Store(layout.extents, strategy=way.strategy or "auto", cache=way.cache, budget=job.budget)
-    if job.pattern == "windows":
-        with Tokens(layout, store) as tokens:
-            for x, _ in tokens.batches(job.batch, length=job.length, seed=job.seed, order="random"):
+    with opened(layout, Opening(way.strategy or "auto", way.cache, job.budget)) as data:
+        if isinstance(data, Tokens):  # one axis of integers: windows; the other patterns have rows
+            for x, _ in data.batches(job.batch, length=job.length, seed=job.seed, order="random"):
                 yield len(x)
-        return
-    with Array(layout, store) as array:
+            return
         for epoch in epochs:
-            for rows in array.chunks(job.batch) if job.pattern == "chunks" else array.shuffled(job.batch, epoch=epoch):
+            for rows in data.chunks(job.batch) if job.pattern == "chunks" else data.shuffled(job.batch, epoch=epoch):
                 yield len(rows)
 
 
@@ -74,7 +71,8 @@ def _their_chunks(job: Job, epochs: Iterable[int]) -> Iterator[int]:
     open_map = _maps(job)
     dtype = np.dtype(job.dtype)
     shape = (job.batch, *job.shape[1:])
-    memory = allocate_anonymous(max(1, int(np.prod(shape)) * dtype.itemsize))
+    size = max(1, int(np.prod(shape)) * dtype.itemsize)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # page-aligned, as ours are
     buffer: NDArray[Any] = np.ndarray(shape, dtype, memory)
     for _ in epochs:
         for first in range(0, job.shape[0], job.batch):
@@ -105,7 +103,7 @@ def _their_windows(job: Job, _: Iterable[int]) -> Iterator[int]:
 
 
 def _nanogpt(job: Job, _: Iterable[int]) -> Iterator[int]:
-    """get_batch as nanoGPT has it, on NumPy: the map recreated, a slice and a widening for every window, two stacks."""
+    """nanoGPT's get_batch on NumPy: the map recreated, a slice and a widening for every window, two stacks."""
     chance = np.random.default_rng(job.seed)
     while True:
         data = _map(job)

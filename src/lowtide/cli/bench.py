@@ -14,64 +14,64 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from lowtide.bench.advice import Advice, recommend
-from lowtide.bench.data import call, find, holds_tokens, opened
 from lowtide.bench.jobs import PATTERNS, Ask, Job, jobs_for, one_file, quick
-from lowtide.bench.run import Outcome, Progress
-from lowtide.bench.run import run as run_jobs
-from lowtide.bench.text import document, notes, pattern_rows, title
-from lowtide.cli.info import add_stated, stated
-from lowtide.cli.tables import Line, facts, show, table
+from lowtide.bench.presentation import BenchFacts, document, notes, pattern_rows, title
+from lowtide.bench.recommend import Advice, recommend
+from lowtide.bench.rounds import Measurements, OnJob, measure_all
+from lowtide.cli.flags import above_zero, add_budget, add_json, add_paths, add_stated, number, stated, whole
+from lowtide.cli.tables import Styled, facts, show, table
 from lowtide.formats import Layout
 from lowtide.machine import file_kind, read_ahead_bytes, total_memory
-from lowtide.storage import Store
+from lowtide.survey.projection import Plan, cache_reason, keeps_cache
+from lowtide.survey.subject import Opening, Subject, find, holds_tokens, opened
 from lowtide.tokens import Tokens
 from lowtide.units import MIB, format_size
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Measure every strategy and cache policy beside np.memmap, on your own file and disk."
-    parser.add_argument(
-        "paths", nargs="+", metavar="PATH", help="a file or corpus; of several files the largest is read"
+    parser.description = (
+        "Measure every strategy and cache policy beside np.memmap, on your own file and disk, and recommend one. Cold "
+        "figures throw the file out of the page cache, for every process on the machine."
     )
-    parser.add_argument("--quick", action="store_true", help="one round, under 30 seconds whatever the file's size")
-    parser.add_argument(
-        "--seconds", type=float, default=1.0, help="a case and round may take, cold and warm each (%(default)s)"
+    parser.epilog = "Example: lowtide bench data/train.bin --quick"
+    add_paths(parser, help="a file or a corpus; of several files only the largest is read")
+    add_json(parser)
+    time = parser.add_argument_group("how long")
+    time.add_argument("--quick", action="store_true", help="one round in about half a minute, whatever the file's size")
+    time.add_argument(
+        "--seconds", type=number, default=1.0, metavar="S", help="per case and round, for cold and for warm figures (1)"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds; figures are medians (%(default)s)")
-    parser.add_argument("--batch", type=int, default=0, help="rows or windows of a batch (64)")
-    parser.add_argument("--row", type=int, default=0, help="read one axis of numbers as rows of this many")
-    parser.add_argument("--length", type=int, default=1024, help="tokens of a window (%(default)s)")
-    parser.add_argument(
-        "--budget", default="auto", metavar="SIZE", help="most bytes each way of ours may hold (64 MiB)"
-    )
-    parser.add_argument("--no-drop", action="store_true", help="leave the page cache alone: warm figures only")
+    time.add_argument("--rounds", type=whole, default=3, metavar="N", help="figures are medians of N rounds (3)")
+    time.add_argument("--no-drop", action="store_true", help="leave the page cache alone: warm figures only")
+    run = parser.add_argument_group("what to read")
+    run.add_argument("--batch", type=whole, metavar="N", help="rows or windows per batch (64)")
+    run.add_argument("--row", type=whole, metavar="N", help="read one axis of numbers as rows of N")
+    run.add_argument("--length", type=whole, default=1024, metavar="N", help="tokens per window (1024)")
+    add_budget(run)
     add_stated(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def run(arguments: argparse.Namespace) -> int:
     ask = _ask(arguments)
-    whole = find(arguments.paths, stated(arguments))
-    layout = one_file(whole)
+    subject = find(arguments.paths, stated(arguments))
+    layout = one_file(subject.layout)
     jobs = jobs_for(layout, ask, cold=False)
     _refuse_early(layout, ask, jobs)
-    with _progress() as progress:
-        outcome = run_jobs(layout, ask, progress)
-    store = Store(whole.extents, budget=ask.budget)
-    budget, keep, why = store.budget.limit, not store.drop, store.cache_why
-    store.close()
-    advice = recommend(outcome.cases, keep=keep, cache_why=why, budget=budget)
-    source = arguments.paths[0] if len(arguments.paths) == 1 else list(arguments.paths)
-    settings = {"strategy": advice.strategy, "cache": advice.cache, "budget": _stated_size(budget)}
-    line = call(whole, source, stated(arguments), **settings)
-    found = _facts(whole, layout, ask, budget)
+    with opened(subject.layout, Opening(budget=ask.budget)) as data:
+        plan = data.plan()
+    found = _facts(subject, layout, ask, plan)  # now: reading may fill a file's holes where it lives in memory
+    with _progress() as on_job:
+        outcome = measure_all(layout, ask, on_job)
+    if outcome.stopped and not any(case.rounds for case in outcome.cases):
+        print("lowtide bench: stopped by Ctrl-C before the first figure.", file=sys.stderr)
+        return 1
+    advice = recommend(outcome.cases, keep=keeps_cache(plan), cache_why=cache_reason(plan), budget=plan.budget)
+    line = subject.call(Opening(advice.strategy, advice.cache, _stated_size(plan.budget)))
     if arguments.json:
         print(json.dumps(document(found, outcome, advice, line), indent=2))
     else:
-        show([*_head(found), *_tables(outcome, jobs), *_foot(outcome, ask, advice, line, found)])
+        show([*_head(found), *_tables(outcome, jobs), *_foot(found, outcome, advice, line)])
     return 0 if any(case.rounds for case in outcome.cases) else 1
 
 
@@ -81,15 +81,10 @@ def _stated_size(size: int) -> str:
 
 
 def _ask(arguments: argparse.Namespace) -> Ask:
-    for name in ("seconds", "rounds", "length"):
-        if getattr(arguments, name) <= 0:
-            raise ValueError(f"--{name}: expected more than 0, got {getattr(arguments, name)}. Leave it out.")
-    for name in ("batch", "row"):
-        if getattr(arguments, name) < 0:
-            raise ValueError(f"--{name}: expected 1 or more, got {getattr(arguments, name)}. Leave it out.")
+    above_zero(arguments, seconds="1", rounds="3", length="1024", batch="64", row="512")
     ask = Ask(
-        batch=arguments.batch,
-        row=arguments.row,
+        batch=arguments.batch or 0,
+        row=arguments.row or 0,
         length=arguments.length,
         budget=arguments.budget,
         seconds=arguments.seconds,
@@ -105,7 +100,7 @@ def _refuse_early(layout: Layout, ask: Ask, jobs: list[Job]) -> None:
         if job.way != "read, keep":
             continue
         rows = layout if job.pattern == "windows" else replace(layout, shape=job.shape)
-        with opened(rows, strategy="read", cache="keep", budget=ask.budget) as data:
+        with opened(rows, Opening("read", "keep", ask.budget)) as data:
             if isinstance(data, Tokens):
                 data.batches(job.batch, length=job.length, order="random")
             else:
@@ -113,18 +108,17 @@ def _refuse_early(layout: Layout, ask: Ask, jobs: list[Job]) -> None:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
+def _progress() -> Iterator[OnJob]:
     """A bar on stderr if that is a terminal; else nothing."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield lambda *_: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("one run that is not counted", total=None)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("a first run that is not counted", total=None)
 
         def progress(done: int, jobs: int, name: str) -> None:
             bar.update(task, completed=done, total=jobs, description=name)
@@ -132,26 +126,29 @@ def _progress() -> Iterator[Progress]:
         yield progress
 
 
-def _facts(whole: Layout, layout: Layout, ask: Ask, budget: int) -> dict[str, Any]:
-    path = layout.extents[0].path
-    return {
-        "path": path,
-        "nbytes": layout.nbytes,
-        "holes": _holes(path),
-        "files": len(whole.extents),
-        "dtype": str(layout.dtype),
-        "shape": list(layout.shape),
-        "kind": "tokens" if holds_tokens(layout) else "array",
-        "filesystem": file_kind(path).name,
-        "read_ahead": read_ahead_bytes(path),
-        "memory": total_memory(),
-        "cpus": os.cpu_count(),
-        "budget": budget,
-        "seconds_per_case": ask.seconds,
-        "rounds": ask.rounds,
-        "quick": ask.total_seconds is not None,
-        "warm_bytes": min(ask.warm_bytes, layout.nbytes),
-    }
+def _facts(subject: Subject, layout: Layout, ask: Ask, plan: Plan) -> BenchFacts:
+    path, whole = layout.extents[0].path, subject.layout
+    return BenchFacts(
+        path=path,
+        nbytes=layout.nbytes,
+        holes=_holes(path),
+        files=len(whole.extents),
+        all_nbytes=whole.nbytes,
+        dtype=str(layout.dtype),
+        dtype_guessed=subject.dtype_guessed,
+        shape=layout.shape,
+        kind="tokens" if holds_tokens(layout) else "array",
+        filesystem=file_kind(path).name,
+        read_ahead=read_ahead_bytes(path),
+        memory=total_memory(),
+        cpus=os.cpu_count(),
+        budget=plan.budget,
+        engine=plan.engine,
+        seconds_per_case=ask.seconds,
+        rounds=ask.rounds,
+        quick=ask.total_seconds is not None,
+        warm_bytes=min(ask.warm_bytes, layout.nbytes),
+    )
 
 
 def _holes(path: str) -> int:
@@ -161,43 +158,43 @@ def _holes(path: str) -> int:
     return missing if missing > max(MIB, status.st_size // 100) else 0
 
 
-def _head(found: dict[str, Any]) -> list[Line]:
-    axes = " x ".join(f"{axis:,}" for axis in found["shape"])
-    of = f", the largest of {found['files']:,} files" if found["files"] > 1 else ""
-    ahead = "" if found["read_ahead"] is None else f", read-ahead {format_size(found['read_ahead'])}"
-    memory = f"{found['cpus']} CPUs, {format_size(found['memory'])} of memory"
+def _head(found: BenchFacts) -> list[Styled]:
+    axes = " x ".join(f"{axis:,}" for axis in found.shape)
+    of = f", the largest of {found.files:,} files" if found.files > 1 else ""
+    ahead = "" if found.read_ahead is None else f", read-ahead {format_size(found.read_ahead)}"
+    memory = f"{found.cpus} CPUs, {format_size(found.memory)} of memory"
     return [
-        Line(found["path"], "bold"),
-        Line(f"{axes} {found['dtype']}, {format_size(found['nbytes'])}{of}"),
-        Line(f"{found['filesystem']}{ahead}; {memory}; budget {format_size(found['budget'])}"),
+        Styled(found.path, "bold"),
+        Styled(f"{axes} {found.dtype}, {format_size(found.nbytes)}{of}"),
+        Styled(f"{found.filesystem}{ahead}; {memory}"),
+        Styled(f"budget {format_size(found.budget)}, engine {found.engine}"),
     ]
 
 
-def _tables(outcome: Outcome, jobs: list[Job]) -> list[Line]:
+def _tables(outcome: Measurements, jobs: list[Job]) -> list[Styled]:
     lines = []
     for pattern in PATTERNS:
         job = next((job for job in jobs if job.pattern == pattern), None)
         if job is None:
             continue
         item = next(case.item_bytes for case in outcome.cases if case.pattern == pattern)
-        lines += [Line(""), Line(title(pattern, job.batch, item, job.length), "bold")]
+        lines += [Styled(""), Styled(title(pattern, job.batch, item, job.length), "bold")]
         lines += table(*pattern_rows(outcome.cases, pattern))
     return lines
 
 
-def _foot(outcome: Outcome, ask: Ask, advice: Advice, line: str, found: dict[str, Any]) -> list[Line]:
-    warm_bytes, quick_run = found["warm_bytes"], found["quick"]
+def _foot(found: BenchFacts, outcome: Measurements, advice: Advice, line: str) -> list[Styled]:
     legend = [
-        ("ratio", "to np.memmap kept open, one gather a batch"),
-        ("warm", f"the first {format_size(warm_bytes)} of the file, in the page cache, read again and again"),
+        ("ratio", "to np.memmap kept open, one gather per batch"),
+        ("warm", f"the first {format_size(found.warm_bytes)} of the file, in the page cache, read again and again"),
         ("anon, mapped", "MiB the process grew by, at most"),
     ]
     if outcome.warm_only is None:
         legend += [
             ("cache", "MiB left in the page cache after the cold part"),
-            ("disk", "bytes the disk gave for each byte asked for, cold"),
+            ("disk", "bytes the disk gave per byte asked for, cold"),
         ]
-    pairs = [*legend, *(("note", note) for note in notes(outcome, ask.seconds, quick=quick_run, holes=found["holes"]))]
-    pairs += [("because", reason) for reason in advice.reasons] + [("beside", other) for other in advice.beside]
+    pairs = [*legend, *(("note", note) for note in notes(found, outcome))]
+    pairs += [("because", reason) for reason in advice.reasons] + [("also", other) for other in advice.beside]
     styles = {name: "dim" for name, _ in legend} | {"note": "yellow", "recommended": "bold green"}
-    return [Line(""), *facts([*pairs, ("recommended", line)], styles, as_is="recommended")]
+    return [Styled(""), *facts([*pairs, ("recommended", line)], styles, as_is="recommended")]

@@ -17,18 +17,23 @@ WIDEST = 120  # longer lines are hard to read, however wide the window is
 
 
 @dataclass(frozen=True)
-class Line:
+class Styled:
     """Text and how it looks on a terminal: a rich style, '' for plain."""
 
     text: str
     style: str = ""
 
 
+def counted(number: int, what: str) -> str:
+    """A number and its noun: '1 file', '2,048 files'."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def width() -> int:
     return min(WIDEST, shutil.get_terminal_size((100, 24)).columns)
 
 
-def facts(pairs: Sequence[tuple[str, str]], styles: dict[str, str] | None = None, *, as_is: str = "") -> list[Line]:
+def facts(pairs: Sequence[tuple[str, str]], styles: dict[str, str] | None = None, *, as_is: str = "") -> list[Styled]:
     """``name  value`` lines, values wrapped under themselves; a name repeated is left blank; styled by name.
 
     ``as_is``: the name whose value is for copying and never wrapped.
@@ -44,12 +49,14 @@ def facts(pairs: Sequence[tuple[str, str]], styles: dict[str, str] | None = None
             parts = [value]
         for place, part in enumerate(parts):
             shown = name if place == 0 and name != before else ""
-            lines.append(Line(f"{shown:<{indent}}{part}".rstrip(), (styles or {}).get(name, "")))
+            lines.append(Styled(f"{shown:<{indent}}{part}".rstrip(), (styles or {}).get(name, "")))
         before = name
     return lines
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = (), gap: int = 2) -> list[Line]:
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = (), gap: int = 2
+) -> list[Styled]:
     """Columns as wide as they need: the first to the left, the others to the right; closer where that is too wide."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     if sum(widths) + gap * (len(widths) - 1) > width():
@@ -60,10 +67,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence
         return (" " * gap).join([row[0].ljust(widths[0]), *cells]).rstrip()
 
     looks = [*styles, *[""] * (len(rows) - len(styles))]
-    return [Line(line(header), "dim"), *(Line(line(row), look) for row, look in zip(rows, looks, strict=True))]
+    return [Styled(line(header), "dim"), *(Styled(line(row), look) for row, look in zip(rows, looks, strict=True))]
 
 
-def show(lines: Sequence[Line]) -> None:
+def show(lines: Sequence[Styled]) -> None:
     """Print to stdout. Text from outside is never taken for markup; control characters in it are shown, not obeyed."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         for line in lines:

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import asdict
 
-from lowtide.cli.tables import Line, facts, show
+from lowtide.cli.tables import Styled, counted, facts, show
 from lowtide.prepare import Verified, verify
 from lowtide.units import format_duration, format_size
 
@@ -38,9 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if found.faults else 0
 
 
-def _lines(found: Verified, seconds: float) -> list[Line]:
+def _lines(found: Verified, seconds: float) -> list[Styled]:
     rate = f"{format_size(found.bytes / max(seconds, 1e-9))}/s"
-    pairs = [("read", f"{found.files} files, {format_size(found.bytes)} in {format_duration(seconds)} ({rate})")]
+    pairs = [
+        ("read", f"{counted(found.files, 'file')}, {format_size(found.bytes)} in {format_duration(seconds)} ({rate})")
+    ]
     if found.tokens:
         documents = "" if found.documents is None else f", {found.documents:,} documents"
         pairs.append(("tokens", f"{found.tokens:,}{documents}"))
@@ -48,7 +50,7 @@ def _lines(found: Verified, seconds: float) -> list[Line]:
     for fault in found.faults:
         place = fault.file if fault.offset is None else f"{fault.file}, byte {fault.offset}"
         pairs.append(("fault", f"{place}: {fault.what}" if not fault.what.startswith(fault.file) else fault.what))
-    pairs.append(("result", f"{len(found.faults)} faults" if found.faults else "no fault found"))
+    pairs.append(("result", counted(len(found.faults), "fault") if found.faults else "no fault found"))
     return facts(pairs, {"fault": "red", "result": "red" if found.faults else "green"})
 
 

@@ -14,6 +14,7 @@ whole format.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ class Manifest:
         """Name and tokens of each."""
         return tuple((entry.file, entry.tokens) for entry in self.entries)
 
+    @cached_property
+    def by_name(self) -> dict[str, ShardEntry]:
+        return {entry.file: entry for entry in self.entries}
+
 
 def read_manifest(directory: Path) -> Manifest | None:
     """The manifest of a corpus; ``None`` where there is none, or only another program's."""
@@ -82,7 +87,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 def shard_documents(manifest: Manifest, directory: Path, file: str) -> Documents | None:
     """Where the documents of a shard end; ``None`` where the manifest does not say."""
-    entry = next((entry for entry in manifest.entries if entry.file == file), None)
+    entry = manifest.by_name.get(file)
     if entry is None or entry.ends is None or entry.documents is None:
         return None
     with HeaderFile(str(directory / entry.ends)) as ends:

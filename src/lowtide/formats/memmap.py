@@ -1,13 +1,15 @@
 """The ``np.memmap`` someone already has: its file, offset, dtype, shape and order.
 
 One idea: a slice of a memmap keeps the ``offset`` of the whole, so the true one is computed from where its
-data lies in the mapping. Costs a stat; touches no page of the data. Later reads see the file, not the map.
+data lies in the mapping. Costs a stat; touches no page of the data. Later reads see the file, not the map, so a
+copy-on-write map, whose changes never reach the file, is refused.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, one_extent
 
 _UNSAVED = {
-    "c": "the memmap is copy-on-write: its changes are in memory only, and Lowtide reads what is on disk",
     "r+": "the memmap is writable: Lowtide reads what is on disk, so flush() it first",
     "w+": "the memmap is writable: Lowtide reads what is on disk, so flush() it first",
 }
@@ -38,6 +39,11 @@ def read(array: npt.NDArray[Any]) -> Layout:
             "Pass the path of the file."
         )
     path = os.fspath(whole.filename)
+    if whole.mode == "c":
+        raise ValueError(
+            f"{path}: expected a memmap of mode 'r' or 'r+', got mode 'c' (copy on write), whose changes are in memory "
+            "only while Lowtide reads the file. Open it with mode='r', or save the changed array with np.save first."
+        )
     checked_dtype(array.dtype, path)
     if array.ndim == 0:
         raise FormatError(f"{path}: expected rows, got a memmap of shape (). Pass one with at least one axis.")
@@ -52,7 +58,10 @@ def read(array: npt.NDArray[Any]) -> Layout:
         _same_file(file, mapping, offset + length)
         notes = (_UNSAVED[whole.mode],) if whole.mode in _UNSAVED else ()
         fortran = not array.flags.c_contiguous
-        return one_extent("memmap", array.dtype, array.shape, file.extent(offset, length), fortran=fortran, notes=notes)
+        extent = file.extent(offset, length)
+        if whole.mode in ("r+", "w+"):
+            extent = replace(extent, may_change=True)  # its owner may write while we read
+        return one_extent("memmap", array.dtype, array.shape, extent, fortran=fortran, notes=notes)
 
 
 def _owner(array: npt.NDArray[Any]) -> np.memmap[Any, Any] | None:

@@ -2,7 +2,7 @@
 
 One idea: a run is one plan - input splits -> encoded pieces -> shards in input order - and an engine only decides where
 the middle step happens. Read in this order: ``request.py`` (what was asked for) -> ``inputs.py`` -> ``splits.py`` ->
-``blocks.py`` -> ``pieces.py`` -> ``local.py`` or ``cluster.py`` -> ``assemble.py`` -> ``shards.py`` -> ``job.py``.
+``blocks.py`` -> ``pieces.py`` -> ``processes.py`` or ``cluster.py`` -> ``assemble.py`` -> ``shards.py`` -> ``job.py``.
 """
 
 from lowtide.prepare.checks import Fault, Verified, verify

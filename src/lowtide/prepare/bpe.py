@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lowtide.errors import LowtideError
-from lowtide.prepare.ranks import byte_letters
+from lowtide.prepare.tiktoken_ranks import byte_letters
 
 SAMPLE = 32 * 1024 * 1024
 EOT = "<|endoftext|>"
@@ -78,7 +78,7 @@ def tokenizer_json(merges: list[list[str]]) -> str:
 _GIGATOKEN = f"""
 import json, sys
 from gigatoken.gigatoken_rs import train_bpe
-from lowtide.prepare.ranks import byte_letters
+from lowtide.prepare.tiktoken_ranks import byte_letters
 between, letters = {_BETWEEN!r}, byte_letters()
 _, merges = train_bpe(open(sys.argv[1], "rb").read(), int(sys.argv[2]), [{EOT!r}], separator=between)
 spelled = [["".join(letters[byte] for byte in half) for half in pair] for pair in merges]

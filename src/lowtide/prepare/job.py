@@ -25,8 +25,8 @@ from lowtide.prepare.conversion import write_foreign
 from lowtide.prepare.encoders import CACHE, Choice, choose
 from lowtide.prepare.inputs import STDIN, Input, copy_stdin, digest, list_inputs
 from lowtide.prepare.journal import Journal, refuse_foreign
-from lowtide.prepare.local import run_inline, run_local
 from lowtide.prepare.pieces import Piece, Recipe
+from lowtide.prepare.processes import run_inline, run_local
 from lowtide.prepare.request import Request, Resources
 from lowtide.prepare.sampling import compared_texts, sample_texts
 from lowtide.prepare.shards import ShardWriter

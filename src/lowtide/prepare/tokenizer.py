@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.errors import FormatError, LowtideError
-from lowtide.prepare.ranks import ranks_to_json
+from lowtide.prepare.tiktoken_ranks import ranks_to_json
 
 BYTES_EOT = 256
 _KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")

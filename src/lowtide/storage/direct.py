@@ -1,86 +1,74 @@
 """Strategy ``direct``: O_DIRECT reads that never enter the page cache.
 
-One idea: direct reads must be aligned, rows are not; so a few threads each read aligned pieces into a staging buffer of
-their own and copy out what was asked for. Threads, because direct reads have no read-ahead: somebody must keep several
-in flight.
+One idea: direct reads must be aligned, rows are not; so aligned pieces are read into one staging buffer, and what was
+asked for is copied out of it. A run that is aligned itself goes straight to its place.
 
-Costs the staging buffers (at most a quarter of the budget) and one copy. Not faster than ``read`` on cached data - it
-never uses the cache; worth it where the page cache itself is the problem.
+Costs the staging buffer (at most a quarter of the budget) and one copy, and waits for one read after another: no thread
+writes into anybody's buffer, so nothing has to be waited for when a read is interrupted. The native engine keeps many
+reads in flight. Worth it where the page cache itself is the problem.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowtide.machine import PAGE
 from lowtide.storage.buffers import Buffer, allocate_anonymous
-from lowtide.storage.files import Files
-from lowtide.storage.pread import came_short, read_failed
+from lowtide.storage.descriptors import Files
+from lowtide.storage.forks import Turn
+from lowtide.storage.read import came_short, read_failed
 from lowtide.storage.spans import Ahead, Spans
 from lowtide.units import MIB
 
-THREADS = 8
-PIECE = MIB  # sequential reads this long reach the device's rate with 8 in flight
+PIECE = 4 * MIB  # one read this long reaches most of a device's rate by itself
 
 
 class Direct:
-    """Reads spans with O_DIRECT; ``allowance`` bounds all staging buffers together."""
+    """Reads spans with O_DIRECT; ``allowance`` bounds the staging buffer."""
 
     name = "direct"
     rung = "O_DIRECT: nothing enters the page cache"
+    widens = False
+    merges = True
 
     def __init__(self, files: Files, *, alignment: int, allowance: int) -> None:
         self.files = files
         self.alignment = max(alignment, 512)
-        smallest = 2 * PAGE
-        self.threads = max(1, min(THREADS, allowance // smallest))
-        self.piece = max(smallest, min(PIECE, allowance // self.threads) // PAGE * PAGE)
-        from concurrent.futures import ThreadPoolExecutor, wait  # here: it brings logging, 4 ms at every import
-
-        self._local = threading.local()
-        self._wait = wait
-        # Threads start with the first read. Every read goes through them: no more staging buffers than counted.
-        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="lowtide-direct")
+        # At least one aligned unit of data beside the two that widening to aligned bounds may take.
+        smallest = max(2 * PAGE, 4 * self.alignment)
+        self.piece = max(smallest, min(PIECE, allowance) // self.alignment * self.alignment)
+        self._turn = Turn()
+        self._staging: memoryview | None = None
 
     def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:  # noqa: ARG002
         """Read every span into ``buffer``, or raise. Nothing is announced: there is no cache to announce to."""
-        work = self._pieces(spans, buffer)
-        shares = [work[start :: self.threads] for start in range(min(self.threads, len(work)))]
-        try:
-            running = [self._pool.submit(self._read, share) for share in shares]
-        except RuntimeError:
-            raise ValueError(
-                f"{self.files.extents[0].path}: expected an open store, got one closed meanwhile. Open it again."
-            ) from None
-        # All of them, also when one failed: nobody may write into a buffer that went back to the pool.
-        self._wait(running)
-        for done in running:
-            done.result()
+        self.files.counters.read += spans.total
+        targets = spans.targets(buffer)
+        for file, offset, target in zip(spans.file_of_each(), spans.offsets.tolist(), targets, strict=True):
+            self._read(file, offset, target[0])
 
-    def _pieces(self, spans: Spans, buffer: Buffer) -> list[tuple[int, int, memoryview]]:
-        """(file, offset, target), none longer than fits a staging buffer once widened to aligned bounds."""
+    def fetch(self, spans: Spans) -> NDArray[np.uint8] | None:  # noqa: ARG002
+        """No way without a buffer."""
+        return None
+
+    def _read(self, file: int, offset: int, target: memoryview) -> None:
+        if self._aligned(offset, target):
+            self._fetch(file, offset, len(target), target)
+            return
         most = self.piece - 2 * self.alignment
-        most = most // self.alignment * self.alignment or self.alignment
-        work = []
-        for file, offset, target in zip(
-            spans.file_of_each(), spans.offsets.tolist(), spans.targets(buffer), strict=True
-        ):
-            view = target[0]
-            work += [(file, offset + at, view[at : at + most]) for at in range(0, len(view), most)]
-        return work
-
-    def _read(self, share: list[tuple[int, int, memoryview]]) -> None:
-        for file, offset, target in share:
-            if self._aligned(offset, target):
-                self._fetch(file, offset, len(target), target)
-                continue
-            first = offset // self.alignment * self.alignment
-            staging = self._staging()
-            self._fetch(file, first, offset + len(target) - first, staging)
-            target[:] = staging[offset - first : offset - first + len(target)]
+        for at in range(0, len(target), most):
+            part = target[at : at + most]
+            first = (offset + at) // self.alignment * self.alignment
+            skip = offset + at - first
+            with self._turn.lock:  # one staging buffer, however many threads
+                staging = self._staging
+                if staging is None:
+                    staging = self._staging = memoryview(allocate_anonymous(self.piece))
+                self._fetch(file, first, skip + len(part), staging)
+                part[:] = staging[skip : skip + len(part)]
 
     def _aligned(self, offset: int, target: memoryview) -> bool:
         address: int = np.frombuffer(target, np.uint8).__array_interface__["data"][0]
@@ -106,12 +94,5 @@ class Direct:
                 raise came_short(path, first, wanted, got + more)
             got, stuck = reached, reached == got
 
-    def _staging(self) -> memoryview:
-        staging: memoryview | None = getattr(self._local, "staging", None)
-        if staging is None:
-            staging = self._local.staging = memoryview(allocate_anonymous(self.piece))
-        return staging
-
     def close(self) -> None:
-        self._pool.shutdown(wait=False)
-        self.files.close()
+        self._staging = None

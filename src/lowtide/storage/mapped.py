@@ -3,17 +3,17 @@
 One idea: copy out of a mapping a bounded piece at a time and take the pages back behind it - by dropping the mapping
 (``remap``), by ``madvise(DONTNEED)`` on it (``advise``), or not at all (``map``, the negative control).
 
-Costs: a fault maps 64 KiB around itself and more where the page cache holds large folios (200 to 400 KiB a row were
-seen), until the pages are taken back; both cures work in rounds, sized by what earlier rounds mapped, that keep this
-inside the budget. A file truncated while mapped kills a process with
-SIGBUS: the size is checked before every call, which leaves a small race that ``read`` does not have.
+Costs: a fault may map the whole 2 MiB that its page table covers, where the page cache holds large folios. So both
+cures copy in rounds that touch no more of these than their allowance pays for, whatever the last faults did.
+
+**Danger**: a file truncated while it is mapped kills the process with SIGBUS. The size is checked before every round,
+but nothing can check it during one. ``read`` has no such danger.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,17 +21,18 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from lowtide import _native
+from lowtide.errors import ReadError
 from lowtide.machine import PAGE
 from lowtide.storage.buffers import Buffer
-from lowtide.storage.cold import NOWAIT
-from lowtide.storage.files import Descriptor, Files
-from lowtide.storage.pread import announce, drop_pages
+from lowtide.storage.descriptors import KEPT, Descriptor, Files
+from lowtide.storage.forks import Turn, renew_in_children
+from lowtide.storage.read import NOWAIT, announce, drop_pages
 from lowtide.storage.spans import Ahead, Spans
 
-FAULT_AROUND = 64 * 1024  # the kernel's fault_around_bytes; only debugfs can change it
-TABLE = 512 * PAGE  # what one page table covers: no fault maps pages beyond its own table
+TABLE = 512 * PAGE  # the largest folio, and what one page table covers: no fault maps pages beyond either
+FAULT_AROUND = 64 * 1024  # the kernel's fault_around_bytes (only debugfs can change it): may reach past a folio's end
 PROBES = 4  # rows looked at to guess whether a call's data is cached
-MOST_MAPPED = 128  # files kept mapped at once: Python's mmap holds a descriptor of its own for each
 
 
 Runs = tuple[NDArray[np.int64], int, int]  # (numbers, stride, shift): run i begins at numbers[i] * stride + shift
@@ -52,7 +53,7 @@ class Mapping:
         """These runs into the rows of ``out``."""
         numbers, stride, shift = runs
         table = self.every_run(stride, shift, out.shape[1])
-        if stride == out.shape[1]:  # whole rows: one take, straight into the buffer
+        if stride == out.shape[1] and out.flags.c_contiguous:  # whole rows: one take, straight into the buffer
             # "raise" would go through a second copy, and the numbers are in range
             table.take(numbers, 0, out, "clip")
         else:
@@ -82,58 +83,117 @@ class Mapping:
                 done = stop
 
 
+class Mappings:
+    """Mappings of a store's files that are kept; beyond the process's cap the oldest go."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+        self._kept: dict[Any, Mapping] = {}
+        renew_in_children(self)
+
+    def get(self, key: Any) -> Mapping | None:
+        mapping = self._kept.get(key)
+        if mapping is not None:
+            KEPT.used(self, key)
+        return mapping
+
+    def keep(self, key: Any, mapping: Mapping) -> Mapping:
+        self._kept[key] = mapping
+        KEPT.add(self, key)  # Python's mmap holds a descriptor of its own
+        return mapping
+
+    def make(self, file: int, descriptor: Descriptor, *, advice: int | None = None) -> Mapping:
+        """A new mapping; what the system refuses is a ``ReadError`` with the file's path."""
+        extent = self.files.extents[file]
+        try:
+            return Mapping(descriptor, extent.size, advice=advice)
+        except ValueError:  # "mmap length is greater than file size": it was truncated since the last look
+            raise self.files.changed(file, os.fstat(descriptor.number)) from None
+        except OSError as problem:
+            raise ReadError(
+                f"{extent.path}: expected to map the file, got {problem.strerror}. Use strategy='read'.",
+                path=extent.path,
+                offset=extent.offset,
+                errno=problem.errno,
+            ) from problem
+
+    def let_go(self, key: Any) -> None:
+        self._kept.pop(key, None)
+
+    def clear(self) -> None:
+        self._kept = {}
+
+    def renew_after_fork(self) -> None:
+        self._kept = {}
+
+
 class Map:
-    """Strategy ``map``: one kept mapping a file, nothing taken back."""
+    """Strategy ``map``: one kept mapping per file, nothing taken back."""
 
     name = "map"
+    merges = False  # merging saves reads, and a mapping makes none
 
-    def __init__(self, files: Files, *, drop: bool) -> None:
+    def __init__(self, files: Files, engine: _native.Engine, *, drop: bool) -> None:
         self.files = files
+        self.engine = engine
+        self.widens = engine.name == "native"
         self.rung = "none: pages of a kept mapping cannot be dropped" if drop else "keep"
-        self._kept: dict[int, Mapping] = {}
+        self._mappings = Mappings(files)
 
     def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:  # noqa: ARG002
         """Copy every span into ``buffer``, or raise."""
-        for file, runs, out in tables(spans, buffer):
-            self._mapping(file).copy(runs, out)
+        self.files.counters.read += spans.total
+        if self.widens and len(spans.files) == 1:
+            lengths: Any = spans.length if spans.lengths is None else np.array(spans.lengths, np.int64)
+            runs = _native.Runs(-1, np.ascontiguousarray(spans.offsets), lengths)
+            self.engine.gather_mapped(self._mapping(spans.files[0]).bytes, runs, buffer.bytes)
+            return
+        for file, some, out in tables(spans, buffer):
+            self._mapping(file).copy(some, out)
 
     def fetch(self, spans: Spans) -> NDArray[np.uint8] | None:
         """Equal runs of one file in an array of their own, without a buffer between; None for others."""
         if spans.lengths is not None or len(spans.files) != 1:
             return None
+        self.files.counters.read += spans.total
         table = self._mapping(spans.files[0]).every_run(spans.stride, spans.shift, spans.length)
         return table[spans.numbers]
 
+    def windows(self, spans: Spans, pair: _native.Pair, *, ahead: Ahead = None) -> bool:  # noqa: ARG002
+        """Widen windows straight from the mapping; False where an id is not one of the vocabulary, or does not fit."""
+        self.files.counters.read += spans.total
+        runs = _native.Runs(-1, np.ascontiguousarray(spans.offsets), spans.length)
+        return self.engine.windows_mapped(self._mapping(spans.files[0]).bytes, runs, pair) is None
+
     def _mapping(self, file: int) -> Mapping:
         descriptor = self.files.descriptor(file)
-        mapping = self._kept.get(file)
-        if mapping is None:
-            mapping = Mapping(descriptor, self.files.extents[file].size)
-            keep(self._kept, file, mapping)
-        return mapping
+        return self._mappings.get(file) or self._mappings.keep(file, self._mappings.make(file, descriptor))
 
     def close(self) -> None:
-        self._kept.clear()
-        self.files.close()
+        self._mappings.clear()
 
 
 class Cured:
     """Strategies ``remap`` and ``advise``; ``allowance`` is the most bytes of pages they hold mapped at any moment."""
 
+    merges = True
+    widens = False
+
     def __init__(self, files: Files, *, name: str, drop: bool, allowance: int) -> None:
         self.name = name
         self.files = files
         self.drop = drop
-        self.allowance = allowance
+        # Folios that may be mapped at once. Two at least: one run may lie across two of them.
+        self.folios = max(2, allowance // (TABLE + FAULT_AROUND))
         self.rung = "keep"
         if drop:
             self.rung = ("madvise(DONTNEED)" if name == "advise" else "munmap") + ", then fadvise(DONTNEED)"
-        self._kept: dict[tuple[int, bool], Mapping] = {}
-        self._turn = threading.Lock()
-        self._around = TABLE  # bytes a fault maps beside its run: at most, until the first rounds have shown how many
+        self._mappings = Mappings(files)
+        self._turn = Turn()
 
     def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:
         """Copy every span into ``buffer``, or raise; tell the kernel of ``ahead`` while data is not cached."""
+        self.files.counters.read += spans.total
         held = self.files.descriptors(spans.files, scattered=scattered)
         if scattered and not probably_cached(held, spans):
             announce(held, spans)
@@ -141,79 +201,68 @@ class Cured:
                 later = ahead()
                 announce(self.files.descriptors(later.files, scattered=True), later)
         for file, (numbers, stride, shift), out in tables(spans, buffer):
-            done, length = 0, out.shape[1]
-            while done < len(numbers):
-                rows, columns = self._next_round(length)
-                part = slice(done, done + rows)
-                for start in range(0, length, columns):
-                    piece = out[part, start : start + columns]
-                    self._round(file, (numbers[part], stride, shift + start), piece, scattered)
-                done += rows
+            length = out.shape[1]
+            most = (self.folios - 1) * TABLE  # of one run at a time: it may begin in the middle of a folio
+            for start in range(0, length, most):
+                piece = out[:, start : start + most]
+                for part in rounds(numbers * stride + (shift + start), piece.shape[1], self.folios):
+                    self._round(file, (numbers[part], stride, shift + start), piece[part], scattered)
+
+    def fetch(self, spans: Spans) -> NDArray[np.uint8] | None:  # noqa: ARG002
+        """No way without a buffer."""
+        return None
 
     def _round(self, file: int, runs: Runs, out: NDArray[np.uint8], scattered: bool) -> None:
         descriptor = self.files.descriptor(file, scattered=scattered)
-        with self._turn:  # one round at a time, whatever the number of threads: the allowance is for all of them
-            before = mapped_bytes()
+        offsets = runs[0] * runs[1] + runs[2]
+        with self._turn.lock:  # one round at a time, whatever the number of threads: the allowance is for all of them
             mapping = self._mapping(file, descriptor, scattered)
-            mapping.copy(runs, out)
-            self._learn(mapped_bytes() - before, len(out), out.shape[1])
-            offsets = runs[0] * runs[1] + runs[2]
-            if self.name == "advise":
-                mapping.take_back(offsets, out.shape[1])
-            del mapping  # the last reference to a remapped file, and the mapping goes with it
+            try:
+                mapping.copy(runs, out)
+            finally:
+                if self.name == "advise":
+                    mapping.take_back(offsets, out.shape[1])
+                del mapping  # the last reference to a remapped file, and the mapping goes with it
         if self.drop:
             for offset in offsets.tolist():
                 drop_pages(descriptor.number, offset, out.shape[1], sequential=not scattered)
 
-    def _next_round(self, length: int) -> tuple[int, int]:
-        """How many runs, and how many bytes of each, to copy before pages are taken back."""
-        around = min(self._around, self.allowance // 2)
-        if length > self.allowance - around:
-            return 1, self.allowance - around
-        # One table's worth is kept free: a run may lie across two of them.
-        return max(1, (self.allowance - min(TABLE, self.allowance // 2)) // (length + around)), length
-
-    def _learn(self, mapped: int, rows: int, length: int) -> None:
-        """What a fault maps beside its run depends on how the page cache holds the file: look, and leave room."""
-        seen = 2 * max(0, mapped // rows - length)
-        # Up at once, down slowly: one generous round must not be followed by one too large.
-        around = max(seen, (7 * self._around + seen) // 8, 2 * FAULT_AROUND)
-        self._around = min(around, TABLE if length <= FAULT_AROUND else 2 * TABLE)
-
     def _mapping(self, file: int, descriptor: Descriptor, scattered: bool) -> Mapping:
-        size = self.files.extents[file].size
         if self.name == "remap":
-            return Mapping(descriptor, size, advice=mmap.MADV_RANDOM if scattered else None)
-        mapping = self._kept.get((file, scattered))
+            return self._mappings.make(file, descriptor, advice=mmap.MADV_RANDOM if scattered else None)
+        mapping = self._mappings.get((file, scattered))
         if mapping is None:
-            mapping = Mapping(descriptor, size, advice=mmap.MADV_RANDOM if scattered else mmap.MADV_NORMAL)
+            advice = mmap.MADV_RANDOM if scattered else mmap.MADV_NORMAL
+            mapping = self._mappings.make(file, descriptor, advice=advice)
             mapping.map.madvise(mmap.MADV_DONTDUMP)  # keeps it out of core files; frees nothing
-            keep(self._kept, (file, scattered), mapping)
+            self._mappings.keep((file, scattered), mapping)
         return mapping
 
     def close(self) -> None:
-        self._kept.clear()
-        self.files.close()
+        self._mappings.clear()
 
 
-def keep(kept: dict[Any, Mapping], key: object, mapping: Mapping) -> None:
-    """Remember a mapping; the oldest goes where there are too many."""
-    kept[key] = mapping
-    while len(kept) > MOST_MAPPED:
-        kept.pop(next(iter(kept)), None)
-
-
-def mapped_bytes() -> int:
-    """File pages this process has mapped now: 5 microseconds, and right to a few hundred KiB."""
-    try:
-        with open("/proc/self/statm", "rb", buffering=0) as file:  # noqa: PTH123 - half the cost of Path.open
-            return int(file.read(64).split()[2]) * PAGE
-    except OSError:
-        return 0
+def rounds(offsets: NDArray[np.int64], length: int, most: int) -> Iterator[slice]:
+    """Consecutive stretches of these runs that touch at most ``most`` folios of 2 MiB each (one run always passes)."""
+    if len(offsets) == 1:
+        yield slice(0, 1)
+        return
+    first, last = offsets // TABLE, (offsets + (length - 1)) // TABLE
+    # What a run adds to the run before it, where that came just before it in the file.
+    follows = (first[1:] >= first[:-1]) & (first[1:] <= last[:-1])
+    added = last - first + 1
+    added[1:][follows] = np.maximum(0, last[1:] - last[:-1])[follows]
+    total = np.cumsum(added)
+    start = 0
+    while start < len(offsets):
+        before = int(total[start]) - int(last[start] - first[start] + 1)
+        stop = max(start + 1, int(np.searchsorted(total, before + most, side="right")))
+        yield slice(start, stop)
+        start = stop
 
 
 def tables(spans: Spans, buffer: Buffer) -> Iterator[tuple[int, Runs, NDArray[np.uint8]]]:
-    """Spans as (file, runs, rows of the buffer): one table for equal runs of one file, else one a run."""
+    """Spans as (file, runs, rows of the buffer): one table for equal runs of one file, else one per run."""
     if spans.lengths is None and len(spans.files) == 1:
         rows = buffer.table(spans.length, len(spans.numbers))
         yield spans.files[0], (spans.numbers, spans.stride, spans.shift), rows

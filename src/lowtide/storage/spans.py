@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lowtide.machine import PAGE
 from lowtide.storage.buffers import Buffer
-from lowtide.storage.files import Extent
+from lowtide.storage.descriptors import Extent
 
 Offsets = NDArray[np.int64]
 

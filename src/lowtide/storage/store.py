@@ -3,7 +3,7 @@
 One idea: the caller says *which* logical bytes it wants now and which it will want next; the store alone decides how -
 strategy, merging, announcing, dropping - inside one budget. Every strategy fills the same bytes.
 
-Costs one lookup and one fstat a call on top of the reads. Knows no dtypes, rows or seeds.
+Costs one lookup and one fstat per call on top of the reads. Knows no dtypes, rows or seeds.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from lowtide import _native
+from lowtide.arguments import one_of
 from lowtide.errors import BudgetError
 from lowtide.machine import direct_alignment, file_kind, room_for_cache
-from lowtide.storage.buffers import Budget, Buffer, Pool
+from lowtide.storage.budget import Budget, Holding
+from lowtide.storage.buffers import Buffer, Filling, Pool
+from lowtide.storage.descriptors import KEPT, Extent, Files, ReadCounts
 from lowtide.storage.direct import Direct
-from lowtide.storage.files import MOST_OPEN, MOST_TOGETHER, Extent, Files, identities_of
-from lowtide.storage.mapped import MOST_MAPPED, Cured, Map
-from lowtide.storage.pread import Read
+from lowtide.storage.forks import Turn, renew_in_children
+from lowtide.storage.mapped import Cured, Map
+from lowtide.storage.native_read import NativeRead
+from lowtide.storage.read import Read
 from lowtide.storage.spans import GAP, NETWORK_GAP, Ahead, Located, Offsets, Round, Spans, merge
 from lowtide.units import KIB, MIB, format_size
 
@@ -33,6 +38,8 @@ MERGE_ROUND = 256 * KIB  # bytes merged reads bring in at a time: stays in the C
 LARGEST_ALLOWANCE = 16 * MIB
 SMALLEST_ALLOWANCE = 256 * KIB
 
+DANGER = "a file truncated while it is mapped kills the process with SIGBUS: use strategy='read' where that may happen"
+
 
 class Strategy(Protocol):
     """How bytes leave the file. All of them fill the same bytes or raise the same errors."""
@@ -41,7 +48,21 @@ class Strategy(Protocol):
     def name(self) -> str: ...
     @property
     def rung(self) -> str: ...
+    @property
+    def merges(self) -> bool:
+        """Whether reading neighbours together pays."""
+        ...
+
+    @property
+    def widens(self) -> bool:
+        """Whether it has ``windows``: read and widened in one pass."""
+        ...
+
     def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None: ...
+    def fetch(self, spans: Spans) -> NDArray[np.uint8] | None:
+        """Equal runs as rows of a fresh array, where there is a way without a buffer between; else None."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -55,26 +76,30 @@ class Store:
         strategy: str = "auto",
         cache: str = "auto",
         budget: int | str | Budget = "auto",
+        engine: str = "auto",
     ) -> None:
-        _known("strategy", strategy, STRATEGIES)
-        _known("cache", cache, CACHES)
+        self.asked = one_of("strategy", strategy, STRATEGIES), one_of("cache", cache, CACHES), engine
+        self.engine = _native.engine(engine)
         self.extents = extents
-        self.asked = (strategy, cache)
         self.where = extents[0].path if extents else "(no files)"
         if len(extents) > 1:
             self.where += f" and {len(extents) - 1} more"
         self.budget = budget if isinstance(budget, Budget) else Budget(budget)
         self.pool = Pool(self.budget, where=self.where)
+        self.files = Files(extents)
         self._located = Located(extents)
         self.total = self._located.total
         kind = file_kind(extents[0].path) if extents else None
         self.gap = NETWORK_GAP if kind is not None and kind.network else GAP
         self.drop, self.cache_why = self._decide_cache(cache)
         self.closed = False
-        self._process = os.getpid()
-        self._identities = identities_of(extents)
-        self._allowance = 0
-        self._strategy, self.strategy_why = self._make_strategy(strategy)
+        self._ranks = 1
+        self._turn = Turn()
+        self._aside: Holding | None = None
+        self._strategy: Strategy | None = None
+        self.strategy_why = ""
+        renew_in_children(self)
+        self._ready()  # a budget too small for the strategy is refused here
 
     # What a user may do with it
 
@@ -95,8 +120,8 @@ class Store:
         """
         if length == 0 or len(numbers) == 0:
             return
-        strategy = self.strategy
-        if not sparse and strategy.name != "map":  # merging saves reads, and a mapping makes none
+        self.files.counters.asked += length * len(numbers)
+        if not sparse and self.strategy.merges:
             rounds = merge(numbers * stride, length, gap=self.gap, most=self._merge_round(length))
             if rounds is not None and self._gather_merged(rounds, length, buffer):
                 return
@@ -105,80 +130,137 @@ class Store:
 
     def fetch(self, numbers: Offsets, stride: int, length: int) -> NDArray[np.uint8] | None:
         """The same runs as rows of a fresh array, where the strategy has a way without a buffer between; else None."""
-        strategy = self.strategy
-        return strategy.fetch(self._located.spans(numbers, stride, length)) if isinstance(strategy, Map) else None
+        found = self.strategy.fetch(self._located.spans(numbers, stride, length))
+        self.files.counters.asked += 0 if found is None else found.nbytes
+        return found
 
     def run(self, offset: int, length: int, buffer: Buffer) -> None:
         """Fill ``buffer`` with one run of consecutive bytes."""
         if length:
+            self.files.counters.asked += length
             spans = self._located.spans(np.array([offset], np.int64), 1, length)
             self._fill(spans, buffer, scattered=False)
 
-    def take(self, size: int) -> Buffer:
-        """A buffer from the budget."""
-        self.require_open()
-        return self.pool.take(size)
+    def windows(
+        self, numbers: Offsets, stride: int, pair: _native.Pair, *, ahead: Callable[[], Offsets] | None = None
+    ) -> bool:
+        """The windows at ``number * stride`` read and widened into ``pair`` in one pass.
 
-    def lend(self, buffer: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        return self.pool.lend(buffer, shape, dtype)
+        False where that cannot be: the strategy has no such pass, or an id is wrong (then a plain read says which).
+        """
+        strategy = self.strategy
+        if not strategy.widens:
+            return False
+        length = (pair.length + 1) * stride
+        spans = self._located.spans(numbers, stride, length)
+        if len(spans.files) > KEPT.together or (strategy.name == "map" and len(spans.files) > 1):
+            return False
+        later = None if ahead is None else lambda: self._located.spans(ahead(), stride, length)
+        self.files.counters.asked += length * len(numbers)
+        read: bool = strategy.windows(spans, pair, ahead=later)  # type: ignore[attr-defined]
+        return read
+
+    @property
+    def cold(self) -> bool:
+        """Whether the last scattered reads missed the page cache, and there are threads that can read ahead."""
+        strategy = self.strategy
+        return isinstance(strategy, NativeRead) and strategy.temperature.cold
+
+    def prefetcher(self) -> tuple[_native.Prefetching, Holding | None] | None:
+        """A native thread for somebody's next batch, where the budget has room for its staging."""
+        strategy = self.strategy
+        return strategy.prefetcher() if isinstance(strategy, NativeRead) else None
+
+    def start_windows(
+        self, thread: _native.Prefetching, numbers: Offsets, stride: int, pair: _native.Pair
+    ) -> tuple[Any, ...]:
+        """Let ``thread`` read and widen these windows; what is returned must live until it has."""
+        strategy = self.strategy
+        assert isinstance(strategy, NativeRead)  # it made the thread
+        spans = self._located.spans(numbers, stride, (pair.length + 1) * stride)
+        runs, held = strategy.runs(spans, scattered=True)
+        thread.start_windows(runs, pair, strategy.dropping(True))
+        return runs, held, pair
+
+    def prefetched(self, numbers: Offsets, stride: int, length: int, *, hits: int) -> None:
+        """Count these runs of ``length`` strides, which a native thread has read, ``hits`` of them from the cache."""
+        strategy = self.strategy
+        if isinstance(strategy, NativeRead):
+            strategy.prefetched(hits, self._located.spans(numbers, stride, length * stride))
+        self.files.counters.asked += len(numbers) * length * stride
+
+    def filling(self, size: int) -> Filling:
+        """A buffer from the budget, to fill and lend: ``with store.filling(size) as out: ...``."""
+        self.require_open()
+        return self.pool.filling(size)
+
+    @property
+    def counters(self) -> ReadCounts:
+        """Bytes asked for, read, and known to come from the page cache, since the store was opened."""
+        return self.files.counters
 
     @property
     def strategy(self) -> Strategy:
         """The strategy in use, with descriptors of this very process."""
         self.require_open()
-        if self._process != os.getpid():
-            # After a fork: new descriptors, new locks, new threads. The parent's go with the old object.
-            self._process = os.getpid()
-            self.budget.renew_after_fork()
-            self._strategy, self.strategy_why = self._make_strategy(self.asked[0])
-        return self._strategy
+        return self._strategy or self._ready()
 
     def keep_for_ranks(self, world: int) -> None:
         """Ranks that share files must not evict each other's pages; a stated ``cache="drop"`` is obeyed."""
-        if world > 1 and self.drop and self.asked[1] == "auto":
-            self.strategy.close()  # this process's own, also after a fork
+        self._ranks = max(self._ranks, world)
+        if self._ranks > 1 and self.drop and self.asked[1] == "auto":
             self.drop = False
-            self.cache_why = f"{world} ranks share these files, and dropping would evict what the others need"
-            self.budget.release_aside(self._allowance)
-            self._strategy, self.strategy_why = self._make_strategy(self.asked[0])
+            self.cache_why = f"{self._ranks} ranks share these files, and dropping would evict what the others need"
+            self._strategy = self._aside = None
+            self._ready()
+
+    def renew_after_fork(self) -> None:
+        """A child's strategy is its own: made at its first read."""
+        self._strategy = self._aside = None
 
     def close(self) -> None:
         """Close every file and give free buffers back. Arrays already handed out stay valid."""
         if not self.closed:
             self.closed = True
-            self._strategy.close()
+            self.files.close()
+            if self._strategy is not None:
+                self._strategy.close()
             self.pool.trim()
-            if self._process == os.getpid():  # after a fork the child never set it aside
-                self.budget.release_aside(self._allowance)
+            self._aside = None
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self.where}: expected an open store, got a closed one. Open it again.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        strategy, cache = self.asked
-        return _reopen, (self.extents, strategy, cache, self.budget)
+        return _reopen, (self.extents, *self.asked, self.budget, self._ranks)
 
     # How it does it
 
     def _fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:
         """Through the strategy, a bounded number of files at a time."""
         strategy = self.strategy
-        later = None if ahead is None else lambda: next(ahead().few_files(MOST_TOGETHER))[0]
-        for part, start in spans.few_files(MOST_TOGETHER):
-            into = Buffer(buffer.view[start:], 0) if start else buffer
-            strategy.fill(part, into, ahead=later, scattered=scattered)
+        if len(spans.files) == 1:
+            strategy.fill(spans, buffer, ahead=ahead, scattered=scattered)
+            return
+        most = KEPT.together
+        later = None if ahead is None else lambda: next(ahead().few_files(most))[0]
+        for part, start in spans.few_files(most):
+            strategy.fill(part, buffer.after(start), ahead=later, scattered=scattered)
 
     def _merge_round(self, length: int) -> int:
         return max(length, min(MERGE_ROUND, self.budget.limit // 32))
 
     def _gather_merged(self, rounds: list[Round], length: int, buffer: Buffer) -> bool:
         """Read neighbours together into scratch, then put each run in its place; False if there is no room for it."""
-        scratch = self.pool.try_take(max(int(turn.lengths.sum()) for turn in rounds))
-        if scratch is None:
+        self.require_open()
+        filling = self.pool.try_filling(max(int(turn.lengths.sum()) for turn in rounds))
+        if filling is None:
             return False
-        try:
+        with filling as scratch:
             for turn in rounds:
-                self._fill(self._located.unequal(turn.starts, turn.lengths), scratch, scattered=True)
-                _scatter(scratch, turn, length, buffer.bytes)
-        finally:
-            self.pool.give(scratch)
+                self._fill(self._located.unequal(turn.starts, turn.lengths), scratch.buffer, scattered=True)
+                _scatter(scratch.buffer, turn, length, buffer.bytes)
         return True
 
     def _decide_cache(self, cache: str) -> tuple[bool, str]:
@@ -189,35 +271,50 @@ class Store:
         verb = "fits" if fits else "does not fit"
         return not fits, f"{format_size(self.total)} of data {verb} in half of {format_size(room)} ({source})"
 
+    def _ready(self) -> Strategy:
+        """The strategy, made once per process; threads that come meanwhile wait for it."""
+        with self._turn.lock:
+            if self._strategy is None:
+                self._strategy, self.strategy_why = self._make_strategy(self.asked[0])
+            return self._strategy
+
     def _make_strategy(self, asked: str) -> tuple[Strategy, str]:
         why = f"strategy={asked!r} was asked for"
         name = asked
         if asked == "auto":
             name, why = "read", "reads into our own buffers: bounded, and no mapping to be killed by"
-        self._allowance = 0
-        mapped = name in ("remap", "advise", "map")
-        files = Files(self.extents, self._identities, most=MOST_OPEN - MOST_MAPPED if mapped else MOST_OPEN)
+        native = self.engine.name == "native"
+        alignment = self._direct_alignment() if native or name == "direct" else None
+        if native and (name == "read" or (name == "direct" and alignment is not None)):
+            return self._native_strategy(name, alignment), why
         if name == "direct":
-            alignment = self._direct_alignment()
             if alignment is not None:
-                return Direct(files, alignment=alignment, allowance=self._allow(name)), why
+                return Direct(self.files, alignment=alignment, allowance=self._allow(name, 4 * alignment)), why
             why = "this filesystem refuses O_DIRECT, so strategy 'read' with fadvise(DONTNEED) stands in"
-            return Read(files, drop=True), why
+            return Read(self.files, drop=True), why
         if name == "read":
-            return Read(files, drop=self.drop), why
+            return Read(self.files, drop=self.drop), why
+        why = f"{why}; {DANGER}"
         if name == "map":
-            return Map(files, drop=self.drop), why
-        return Cured(files, name=name, drop=self.drop, allowance=self._allow(name)), why
+            return Map(self.files, self.engine, drop=self.drop), why
+        return Cured(self.files, name=name, drop=self.drop, allowance=self._allow(name)), why
 
-    def _allow(self, name: str) -> int:
-        """Set aside, once, what the strategy itself may hold: staging buffers or mapped pages."""
-        allowance = min(LARGEST_ALLOWANCE, self.budget.limit // 4)
-        if allowance < SMALLEST_ALLOWANCE or not self.budget.set_aside(allowance):
+    def _native_strategy(self, name: str, alignment: int | None) -> NativeRead:
+        made = NativeRead(self.files, self.engine, self.budget, name=name, drop=self.drop, alignment=alignment)
+        self.pool.may_reclaim(made)
+        return made
+
+    def _allow(self, name: str, least: int = 0) -> int:
+        """Set aside what the strategy itself may hold as long as it is open: staging buffers or mapped pages."""
+        least = max(least, SMALLEST_ALLOWANCE)
+        allowance = max(least, min(LARGEST_ALLOWANCE, self.budget.limit // 4))
+        if 4 * least <= self.budget.limit:
+            self._aside = self.budget.reserve(allowance, aside=True)
+        if self._aside is None:
             raise BudgetError(
-                f"{self.where}: expected a budget of {format_size(4 * SMALLEST_ALLOWANCE)} or more for "
+                f"{self.where}: expected a budget of {format_size(4 * least)} or more for "
                 f"strategy={name!r}, got {format_size(self.budget.limit)}. Raise the budget or use strategy='read'."
             )
-        self._allowance = allowance
         return allowance
 
     def _direct_alignment(self) -> int | None:
@@ -230,23 +327,19 @@ class Store:
         finally:
             os.close(number)
 
-    def require_open(self) -> None:
-        if self.closed:
-            raise ValueError(f"{self.where}: expected an open store, got a closed one. Open it again.")
-
 
 def _scatter(scratch: Buffer, turn: Round, length: int, out: NDArray[np.uint8]) -> None:
-    """Runs that lie anywhere in ``scratch`` to their rows of ``out``."""
+    """Runs that lie anywhere in ``scratch`` to their rows of ``out``, in steps: what NumPy copies between is small."""
     data = scratch.bytes
     anywhere = as_strided(data, (len(data) - length + 1, length), (1, 1), writeable=False)
     rows = out[: len(out) // length * length].reshape(-1, length)
-    rows[turn.runs] = anywhere[turn.inside]
+    step = max(1, MERGE_ROUND // length)
+    for first in range(0, len(turn.runs), step):
+        part = slice(first, first + step)
+        rows[turn.runs[part]] = anywhere[turn.inside[part]]
 
 
-def _known(what: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{what}: expected one of {', '.join(allowed)}, got {value!r}. Use {what}='auto'.")
-
-
-def _reopen(extents: tuple[Extent, ...], strategy: str, cache: str, budget: Budget) -> Store:
-    return Store(extents, strategy=strategy, cache=cache, budget=budget)
+def _reopen(extents: tuple[Extent, ...], strategy: str, cache: str, engine: str, budget: Budget, ranks: int) -> Store:
+    store = Store(extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
+    store.keep_for_ranks(ranks)
+    return store

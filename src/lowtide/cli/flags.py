@@ -1,0 +1,87 @@
+"""Flags that several commands share, and what was said with them.
+
+One idea: a flag has one name, one help line and one check, wherever it appears. Parses; opens nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from lowtide.storage import CACHES, STRATEGIES
+from lowtide.survey.subject import Opening, StatedData
+
+
+def whole(text: str) -> int:
+    """For argparse: a whole number, and a refusal in the words of every other one."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def add_paths(parser: argparse.ArgumentParser, *, help: str) -> None:
+    parser.add_argument("paths", nargs="+", metavar="PATH", help=help)
+
+
+def add_stated(parser: argparse.ArgumentParser) -> None:
+    """What a headerless file cannot say itself."""
+    group = parser.add_argument_group("what the file does not say itself")
+    group.add_argument("--dtype", metavar="NAME", help="dtype of a file without a header, such as uint16")
+    group.add_argument(
+        "--shape", metavar="AXES", help="shape of a file without a header, such as -1,162 (one axis may be -1)"
+    )
+    group.add_argument("--tensor", metavar="NAME", help="which tensor to read from a file that holds several")
+
+
+def add_opening(parser: argparse.ArgumentParser) -> None:
+    """How to open it, as lowtide.open takes it."""
+    group = parser.add_argument_group("how to read it")
+    group.add_argument(
+        "--strategy", default="auto", choices=STRATEGIES, metavar="NAME", help=f"one of {', '.join(STRATEGIES)}"
+    )
+    group.add_argument(
+        "--cache", default="auto", choices=CACHES, metavar="NAME", help="page cache afterwards: auto, keep or drop"
+    )
+    add_budget(group)
+
+
+def add_budget(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--budget", default="auto", metavar="SIZE", help="most memory Lowtide may hold, such as 64MiB (auto)"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+
+def stated(arguments: argparse.Namespace) -> StatedData:
+    shape = None
+    if arguments.shape is not None:
+        try:
+            shape = tuple(int(axis) for axis in arguments.shape.strip("()[] ,").replace("x", ",").split(","))
+        except ValueError:
+            raise ValueError(
+                f"--shape: expected whole numbers, got {arguments.shape!r}. Write them as in --shape=-1,162."
+            ) from None
+    return StatedData(arguments.dtype, shape, arguments.tensor)
+
+
+def opening(arguments: argparse.Namespace) -> Opening:
+    return Opening(arguments.strategy, arguments.cache, arguments.budget)
+
+
+def above_zero(arguments: argparse.Namespace, **examples: str) -> None:
+    """Refuse 0, less, and what is no number; ``examples``: a flag's name and the value to suggest."""
+    for name, example in examples.items():
+        value, flag = getattr(arguments, name), f"--{name.replace('_', '-')}"
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{flag}: expected more than 0, got {value}. Use {flag} {example}.")

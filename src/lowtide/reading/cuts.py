@@ -1,0 +1,113 @@
+"""A cut: rows of x and y laid over tokens - which tokens are row k, and how rows are read.
+
+One idea: a feed counts rows and a cut knows what they are. ``StrideCut`` lays windows of ``length + 1`` tokens at
+stride ``length`` over one corpus, in the order of a stream. Other cuts pack documents or mix corpora; feeds do not
+know which one they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from lowtide.machine import PAGE
+from lowtide.reading.plan import Plan, project
+from lowtide.reading.streams import Stream
+from lowtide.reading.upcoming import Numbers
+from lowtide.reading.window_filler import WindowFiller
+from lowtide.storage import Store
+from lowtide.storage.budget import whole_pages
+from lowtide.units import format_size
+
+
+class Place(NamedTuple):
+    """Where a row begins: the file and the byte in it (as in ``np.fromfile(file, offset=offset)``)."""
+
+    file: str
+    offset: int
+    corpus: str | None = None  # its name in a mixture
+
+
+class Cut(Protocol):
+    """What a feed reads."""
+
+    @property
+    def length(self) -> int:
+        """Tokens per row."""
+        ...
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of a finite order; None: endless."""
+        ...
+
+    @property
+    def tail(self) -> int:
+        """Tokens of one shorter row that a finite order ends with; 0: none."""
+        ...
+
+    @property
+    def order(self) -> str: ...
+    @property
+    def stores(self) -> tuple[Store, ...]: ...
+    @property
+    def where(self) -> str: ...
+
+    def numbers(self, rows: Numbers) -> Numbers:
+        """What ``read`` wants, for rows of the stream."""
+        ...
+
+    def read(
+        self, numbers: Numbers, *, rows: int, ahead: Callable[[], Numbers] | None = None, tail: bool = False
+    ) -> Any:
+        """The batch of these rows, lent. ``rows``: how many a batch usually has; ``tail``: it is the shorter row."""
+        ...
+
+    def places(self, numbers: Numbers) -> list[Place]: ...
+    def settings(self) -> dict[str, Any]:
+        """What fixes the order beside the data, safe for JSON."""
+        ...
+
+    def fingerprint(self) -> dict[str, Any]: ...
+    def plan(self, rows: int) -> Plan: ...
+
+
+class StrideCut:
+    """Windows at stride ``length`` of one range of tokens, in the order of ``stream``."""
+
+    def __init__(self, windows: WindowFiller, stream: Stream) -> None:
+        self.tokens = windows.tokens
+        self._windows = windows
+        self._stream = stream
+        self.length = windows.length
+        self.rows = stream.rows
+        self.order = stream.order
+        self.stores = (self.tokens.store,)
+        self.where = self.tokens.store.where
+        self.tail = 0 if stream.rows is None else max(0, len(self.tokens) - 1 - stream.rows * self.length)
+
+    def numbers(self, rows: Numbers) -> Numbers:
+        """First tokens, counted from the corpus's beginning."""
+        return self._stream.starts(rows) + self.tokens.first
+
+    def read(
+        self, numbers: Numbers, *, rows: int, ahead: Callable[[], Numbers] | None = None, tail: bool = False
+    ) -> Any:
+        windows = WindowFiller(self.tokens, self.tail, self._windows.dtype) if tail else self._windows
+        return windows.read(numbers, rows=rows, ahead=ahead)
+
+    def places(self, numbers: Numbers) -> list[Place]:
+        return [Place(*self.tokens.place(int(start))) for start in numbers]
+
+    def settings(self) -> dict[str, Any]:
+        return {"length": self.length, **self._stream.settings()}
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.tokens.fingerprint()
+
+    def plan(self, rows: int) -> Plan:
+        size, scratch = self._windows.nbytes(rows)
+        window = (self.length + 1) * self.tokens.dtype.itemsize + 2 * PAGE
+        why = f"batches of {format_size(size)}, one held and one being filled, widened from {format_size(scratch)}"
+        held = 2 * size + whole_pages(scratch)
+        return project(self.tokens.store, held, announced=2 * rows * window, why=(why,))

@@ -1,0 +1,140 @@
+"""Iterators over rows: batch after batch of a pass, lent to the caller.
+
+One idea: a pass says which row is the k-th, so an iterator is a position and nothing else: it can be saved, moved, and
+asked again. The next batch's rows are known before this one is read, so each step tells the kernel of the following
+one. The position moves last: a step that fails or is interrupted delivers nothing and can be asked for again.
+
+Costs about 10 microseconds per batch beyond the reads. No threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lowtide.arguments import whole_number
+from lowtide.reading.passes import Pass
+from lowtide.reading.state import VERSION, check_state
+from lowtide.reading.upcoming import Upcoming
+from lowtide.storage.forks import Turn
+
+
+class Filler(Protocol):
+    """What turns positions into batches: rows of one array, or of several together."""
+
+    def read(self, order: Pass, upcoming: Upcoming, first: int, count: int, room: int) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much of a pass an iterator gives: epochs (None: without end) as one rank of several."""
+
+    epochs: int | None = 1
+    rank: int = 0
+    world: int = 1
+
+
+class BatchIterator:
+    """Batches of a pass. ``position`` counts this rank's rows over all epochs: pass it as ``start=`` to resume.
+
+    Each epoch ends with its own short batch. ``len(it)`` is the number of batches left.
+    """
+
+    def __init__(
+        self,
+        filler: Filler,
+        order: Pass,
+        batch: int,
+        *,
+        share: Share = Share(),  # noqa: B008 - a frozen value
+        fingerprint: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._filler = filler
+        self._order = order
+        self._batch = batch
+        self._share = share
+        self._fingerprint = fingerprint
+        rows, epochs = order.rows, share.epochs
+        self._stop = None if rows is None or epochs is None else rows * epochs
+        if rows == 0:
+            self._stop = 0  # also of endless epochs of nothing
+        self._upcoming = Upcoming(order.block, self._stop)
+        self._turn = Turn()
+        self.position = 0
+
+    def __iter__(self) -> BatchIterator:
+        return self
+
+    def __next__(self) -> Any:
+        first = last = -1
+        try:
+            with self._turn.lock:
+                first = self.position
+                count = self._count(first)
+                if count:
+                    batch = self._filler.read(self._order, self._upcoming, first, count, self._batch)
+                    last = first + count
+                    self.position = last
+                    return batch
+        except BaseException:
+            if self.position == last:  # interrupted after the position moved: the batch comes again
+                self.position = first
+            raise
+        raise StopIteration
+
+    def __len__(self) -> int:
+        """Batches left."""
+        if self._stop is None:
+            raise TypeError(
+                "len: expected an iterator with an end, got an endless one. Count batches yourself, or state epochs=1."
+            )
+        rows = self._order.rows or 1
+        left = self._stop - self.position
+        epochs, rest = divmod(left, rows)  # whole epochs still to come, and what is left of this one
+        return epochs * -(-rows // self._batch) + -(-rest // self._batch)
+
+    def __length_hint__(self) -> int:
+        return 0 if self._stop is None else len(self)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs finished."""
+        return self.position // self._order.rows if self._order.rows else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this iterator is, and of which data and order: a few integers and a fingerprint, safe for JSON."""
+        return {
+            "lowtide": VERSION,
+            "position": self.position,
+            "rank": self._share.rank,
+            "world": self._share.world,
+            **self._order.settings(),
+            "data": self._fingerprint(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where the state was; refused, naming what differs, if it is of other data, another order or rank."""
+        mine = self.state_dict()
+        self.position = check_state(state, mine, position="position", maker="iterator", most=self._stop)
+
+    def checked_start(self, start: int) -> int:
+        """``start`` if there is such a position."""
+        number = whole_number("start", start)
+        if number < 0 or (self._stop is not None and number > self._stop):
+            rows = "0 or more" if self._stop is None else f"0 to {self._stop}"
+            raise ValueError(
+                f"start: expected {rows} (rows already received), got {start}. Use start=0 for the beginning."
+            )
+        return number
+
+    def __repr__(self) -> str:
+        end = "" if self._stop is None else f" of {self._stop:,}"
+        settings = " ".join(f"{name}={value}" for name, value in self._order.settings().items() if value is not None)
+        return f"<lowtide iterator {settings} batch={self._batch} rows={self.position:,}{end}>"
+
+    def _count(self, first: int) -> int:
+        if self._stop is not None and first >= self._stop:
+            return 0
+        rows = self._order.rows
+        return self._batch if rows is None else min(self._batch, rows - first % rows)

@@ -1,0 +1,75 @@
+"""What an opened object will hold and how it will read, before it does.
+
+One idea: a plan is measured against afterwards - tests assert that no kind of memory passes what was projected - so
+it is a promise in numbers, with the reason for every choice beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lowtide.machine import PAGE
+from lowtide.storage import Store
+from lowtide.storage.mapped import TABLE
+from lowtide.storage.read import FOLIO
+from lowtide.units import MIB, format_size
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Projected bytes by kind, and the strategy, rung and engine in use."""
+
+    anon: int  # most bytes of buffers at once
+    mapped: int  # most bytes of file pages mapped at once
+    cache: int  # most bytes left in, or announced to, the page cache
+    budget: int
+    strategy: str
+    rung: str  # how the page cache is left
+    engine: str  # "python" | "native"
+    why: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"budget    {format_size(self.budget)}",
+            f"anon      up to {format_size(self.anon)}",
+            f"mapped    up to {format_size(self.mapped)}",
+            f"cache     up to {format_size(self.cache)}",
+            f"strategy  {self.strategy}, engine {self.engine}",
+            f"rung      {self.rung}",
+        ]
+        return "\n".join([*lines, *(f"because   {reason}" for reason in self.why)])
+
+
+def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = ()) -> Plan:
+    """The plan of a store whose user and iterators hold at most ``held`` bytes of buffers.
+
+    ``announced``: bytes of the batch being read and the next one, which pass through the page cache even when dropped.
+    """
+    budget = store.budget
+    name = store.strategy.name
+    files = sum(extent.size for extent in store.extents)
+    aside_mapped = budget.aside if name in ("remap", "advise") else 0
+    limit = budget.limit if budget.stated else max(budget.limit, held + budget.aside)
+    # However small the allowance, one run that lies across two page tables may map all that they cover.
+    mapped = max(aside_mapped, min(files, 2 * TABLE)) if aside_mapped else 0
+    if mapped > limit:
+        why = (*why, f"one mapped run may hold the two page tables it lies across, {format_size(2 * TABLE)} of pages")
+    engine, engine_why = store.engine.name, f"engine {store.engine.name}: {store.engine.why}"
+    if name in ("remap", "advise"):
+        engine, engine_why = "python", f"engine python: strategy {name!r} copies out of mappings in NumPy"
+    # What the kernel reads ahead of sequential reads is in flight when a chunk is dropped.
+    passing = announced + 16 * MIB + FOLIO
+    return Plan(
+        anon=min(limit, held + budget.aside) - aside_mapped,
+        mapped=files if name == "map" else mapped,
+        cache=min(files + PAGE, passing) if store.drop else files,
+        budget=limit,
+        strategy=name,
+        rung=store.strategy.rung,
+        engine=engine,
+        why=(store.strategy_why, store.cache_why, engine_why, *why),
+    )

@@ -1,0 +1,198 @@
+"""Rows of a layout, read through a store into buffers: where bytes become rows.
+
+One idea: a C-ordered row is one run of bytes, so rows are runs; a Fortran-ordered row is one item out of every column,
+so its items are gathered column by column and turned. Everything above asks for rows and never knows which.
+
+Costs nothing beyond the store for C order. Fortran order needs a second buffer of the batch's size and one read per
+column: right, but slower; ``plan()`` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.errors import BudgetError
+from lowtide.formats import Layout
+from lowtide.machine import PAGE
+from lowtide.reading.indexing import Selection
+from lowtide.reading.passes import Pass
+from lowtide.reading.upcoming import BLOCK, Numbers, Upcoming
+from lowtide.storage import Buffer, Store
+from lowtide.storage.buffers import wrap
+from lowtide.units import MIB, format_size
+
+ALIGN_FROM = 256 * 1024  # smaller results are not worth the page that aligning them costs
+COLUMNS_AT_ONCE = 1 << 16  # offsets computed at a time for scattered Fortran rows: half a MiB of them
+SPARSE_FROM = 64  # an array this many times longer than a batch holds few neighbours of it
+SCRATCH = 8 * MIB  # most bytes of whole rows read at a time where only a part of each row is wanted
+
+
+class RowFiller:
+    """``count`` rows of ``shape`` and ``dtype``: ``block`` and ``at`` fill buffers, ``read`` lends batches."""
+
+    def __init__(self, layout: Layout, store: Store) -> None:
+        self.store = store
+        self.layout = layout
+        self.dtype = layout.dtype
+        self.count = layout.shape[0]
+        self.shape = layout.shape[1:]
+        self.nbytes = math.prod(self.shape) * layout.dtype.itemsize
+        self.fortran = layout.fortran
+        self._ends = np.cumsum(layout.rows, dtype=np.int64)
+
+    @property
+    def copies(self) -> int:
+        """Buffers an iterator needs at once: one in the user's hands, one being filled, one to turn columns in."""
+        return 3 if self.fortran else 2
+
+    # Batches, lent
+
+    def read(self, order: Pass, upcoming: Upcoming, first: int, count: int, room: int) -> NDArray[Any]:
+        """Rows at positions ``[first, first + count)``, lent; ``room``: the usual number of rows of a batch.
+
+        A short batch uses a buffer of the usual size, which is there already.
+        """
+        with self.store.filling(room * self.nbytes) as out:
+            if order.consecutive:
+                self.block(int(upcoming.at(first, 1)[0]), count, out.buffer)
+            else:
+                # Of rows drawn from all over a much longer array hardly two are neighbours.
+                sparse = order.scattered and min(room, BLOCK) * SPARSE_FROM < self.count
+                self._fill(upcoming, first, count, room, out.buffer, sparse)
+            return out.lend((count, *self.shape), self.dtype)
+
+    def _fill(self, upcoming: Upcoming, first: int, count: int, room: int, buffer: Buffer, sparse: bool) -> None:
+        """In steps of at most ``BLOCK`` rows, so that what a huge batch needs beside its buffer stays small."""
+        if self.fortran:  # every step passes over all columns: one step
+            steps = [upcoming.at(first + done, min(BLOCK, count - done)) for done in range(0, count, BLOCK)]
+            self.at(np.concatenate(steps), buffer)
+            return
+        for done in range(0, count, BLOCK):
+            size = min(BLOCK, count - done)
+            later = partial(upcoming.at, first + done + size, min(room, BLOCK))
+            self.at(upcoming.at(first + done, size), buffer.after(done * self.nbytes), ahead=later, sparse=sparse)
+
+    # Buffers, filled
+
+    def block(self, first: int, count: int, buffer: Buffer) -> None:
+        """Consecutive rows."""
+        if self.fortran:
+            self._turned(np.arange(first, first + count), buffer)
+        else:
+            self.store.run(first * self.nbytes, count * self.nbytes, buffer)
+
+    def at(
+        self, numbers: Numbers, buffer: Buffer, *, ahead: Callable[[], Numbers] | None = None, sparse: bool = False
+    ) -> None:
+        """These rows, in this order; ``ahead`` gives the next call's, ``sparse`` says that few are neighbours."""
+        if self.fortran:
+            self._turned(numbers, buffer)
+        else:
+            self.store.gather(numbers, self.nbytes, self.nbytes, buffer, ahead=ahead, sparse=sparse)
+
+    # Arrays of the caller's own
+
+    def select(self, selection: Selection) -> Any:
+        """What NumPy would give for a key: whole rows in one read, parts of rows a bounded piece at a time."""
+        if selection.rest is None:
+            return self.own(selection.rows)
+        if not selection.divides or len(selection.rows) <= self._piece():
+            rows = self.own(selection.rows)
+            result = rows[selection.rest]
+            if isinstance(result, np.ndarray) and result.base is not None and result.nbytes < rows.nbytes:
+                return result.copy()  # a small view would keep all rows that were read alive
+            return result
+        return self._select_in_pieces(selection)
+
+    def own(self, numbers: range | Numbers) -> NDArray[Any]:
+        """These rows in an ordinary array of the caller's own."""
+        size = len(numbers) * self.nbytes
+        self._fits(size, f"{len(numbers)} rows")
+        if self.fortran:  # columns are turned in a buffer as large as the result
+            where = f"{self.store.where}: {len(numbers)} rows of a file in Fortran order"
+            self.store.budget.admit(size, copies=1, where=where, smaller="read fewer rows")
+        out = empty((len(numbers), *self.shape), self.dtype)
+        self._into(numbers, wrap(out))
+        return out
+
+    def _into(self, numbers: range | Numbers, buffer: Buffer) -> None:
+        if isinstance(numbers, range):
+            self.block(numbers.start, len(numbers), buffer)
+        else:
+            self.at(numbers, buffer)
+
+    def _select_in_pieces(self, selection: Selection) -> NDArray[Any]:
+        piece, total, done = self._piece(), len(selection.rows), 0
+        out: NDArray[Any] | None = None
+        with self.store.filling(piece * self.nbytes) as scratch:
+            for first in range(0, total, piece):
+                last = min(first + piece, total)
+                self._into(selection.rows[first:last], scratch.buffer)
+                rows: NDArray[Any] = np.ndarray((last - first, *self.shape), self.dtype, scratch.buffer.view)
+                found = rows[selection.rest_of(first, last)]
+                if out is None:
+                    shape = (selection.length(), *found.shape[1:])
+                    self._fits(math.prod(shape) * self.dtype.itemsize, f"a selection of {total} rows")
+                    out = np.empty(shape, found.dtype)
+                out[done : done + len(found)] = found
+                done += len(found)
+        assert out is not None  # there is more than one piece
+        return out
+
+    def _piece(self) -> int:
+        """Rows read at a time where only a part of each is wanted: a quarter of the budget, 8 MiB at most."""
+        return max(1, min(SCRATCH, self.store.budget.limit // 4) // max(1, self.nbytes))
+
+    def _fits(self, size: int, what: str) -> None:
+        budget = self.store.budget
+        if budget.stated and size > budget.limit:
+            raise BudgetError(
+                f"{self.store.where}: expected at most {format_size(budget.limit)} (the budget) at once, got a "
+                f"request for {what}, {format_size(size)}. Read fewer rows, iterate, or open with budget={size}."
+            )
+
+    # Fortran order
+
+    def _turned(self, numbers: Numbers, buffer: Buffer) -> None:
+        """Rows of Fortran-ordered extents: read by columns, then turn."""
+        out: NDArray[Any] = np.ndarray((len(numbers), *self.shape), self.dtype, buffer.view)
+        files = np.searchsorted(self._ends, numbers, side="right")
+        with self.store.filling(max(len(numbers) * self.nbytes, 1)) as scratch:
+            # Not np.unique: its first call imports numpy.ma, and a child forked meanwhile would wait for that for ever.
+            for file in sorted(set(files.tolist())):
+                mine = files == file
+                rows = self.layout.rows[file]
+                first = int(self._ends[file]) - rows
+                out[mine] = self._columns(numbers[mine] - first, first * self.nbytes, rows, scratch.buffer)
+
+    def _columns(self, numbers: Numbers, base: int, rows: int, scratch: Buffer) -> NDArray[Any]:
+        item = self.dtype.itemsize
+        columns = math.prod(self.shape)
+        consecutive = len(numbers) == 1 or bool((numbers[1:] - numbers[:-1] == 1).all())
+        step = columns if consecutive else max(1, COLUMNS_AT_ONCE // len(numbers))
+        for first in range(0, columns, step):
+            some = np.arange(first, min(first + step, columns), dtype=np.int64)
+            part = scratch.after(first * len(numbers) * item)
+            if consecutive:
+                self.store.gather(base // item + some * rows + numbers[0], item, len(numbers) * item, part)
+            else:
+                self.store.gather((base // item + some[:, None] * rows + numbers).reshape(-1), item, item, part)
+        # Axes come back reversed: the first axis varies fastest on disk.
+        turned: NDArray[Any] = np.ndarray((*reversed(self.shape), len(numbers)), self.dtype, scratch.view)
+        return turned.transpose()
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Like np.empty, page-aligned when large: the kernel copies up to five times faster into such memory."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < ALIGN_FROM:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + PAGE, np.uint8)
+    aligned = -memory.ctypes.data % PAGE
+    return np.ndarray(shape, dtype, memory, offset=aligned)

@@ -1,0 +1,79 @@
+"""Is a saved state of this data and this order? If not, what differs?
+
+One idea: only what fixes the order is compared - data, length, order, seed - so another batch size, world size or
+machine resumes a feed exactly, and everything else is refused with both values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowtide.errors import StateError
+from lowtide.reading.fingerprint import hash_of_sizes
+
+VERSION = 1
+MOST_ROWS = 2**62  # a position beyond this is no place anyone reached, and near where int64 ends
+
+NAMES = {
+    "blocks": "the data itself (sampled blocks)",
+    "tokens": "the number of tokens",
+    "shape": "the shape",
+    "first": "where the split begins",
+    "files": "the sizes of the files",
+    "dtype": "the dtype",
+}
+DAMAGED = "The state is damaged: use an older one"
+
+
+def check_state(state: Any, mine: dict[str, Any], *, position: str, maker: str, most: int | None) -> int:
+    """The position that ``state`` holds under the name ``position``, if it is of the same data and order as ``mine``.
+
+    StateError names the first thing that differs. ``maker``: what makes such states; ``most``: the last position there
+    is, None for an endless order.
+    """
+    if not isinstance(state, dict) or state.get("lowtide") != VERSION or position not in state:
+        found = type(state).__name__ if not isinstance(state, dict) else f"version {state.get('lowtide')!r}"
+        if isinstance(state, dict) and state.get("lowtide") == VERSION:
+            found = f"one without {position!r}, of something else"
+        raise StateError(
+            f"state: expected a {maker}'s state_dict() of version {VERSION}, got {found}. "
+            f"Save it with {maker}.state_dict()."
+        )
+    rows = state[position]
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+        raise StateError(f"state: expected {position} of 0 or more, got {rows!r}. {DAMAGED}.")
+    # A setting that one of the two does not mention has its default there, None.
+    for name in sorted(({*mine, *state}) - {position, "data", "lowtide"}):
+        if state.get(name) != mine.get(name):
+            raise StateError(
+                f"state: expected {name}={mine.get(name)!r}, got {state.get(name)!r}. "
+                f"Make the {maker} with {name}={state.get(name)!r} to go on where it was."
+            )
+    _check_data(state.get("data"), mine["data"])
+    most = MOST_ROWS if most is None else most
+    if rows > most:
+        raise StateError(f"state: expected {position} of at most {most}, got {rows}. {DAMAGED}.")
+    return rows
+
+
+def _check_data(data: Any, mine: dict[str, Any]) -> None:
+    if not isinstance(data, dict):
+        raise StateError(f"state: expected a fingerprint of the data, got none. {DAMAGED}.")
+    for name, value in mine.items():
+        if _of_today(name, data.get(name)) != value:
+            raise StateError(
+                f"state: expected the same data, got other data: {NAMES.get(name, name)} was "
+                f"{_short(data.get(name))} and is {_short(value)}. Open the data the state was saved with."
+            )
+
+
+def _of_today(name: str, value: Any) -> Any:
+    """States once listed every file's size; now they hold a hash of the list."""
+    if name == "files" and isinstance(value, list) and all(isinstance(size, int) for size in value):
+        return hash_of_sizes(value)
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,158 @@
+"""Windows of tokens as ``x`` and ``y``: read once, widened twice.
+
+One idea: a window of ``length + 1`` tokens is read as it lies on disk and widened into two contiguous arrays that share
+one lease, ``y`` one token ahead of ``x``. Costs one scratch buffer of the narrow tokens; nothing is converted on disk.
+Windows that follow one another are read as one long run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import DTypeLike, NDArray
+
+from lowtide import _native
+from lowtide.errors import FormatError
+from lowtide.reading.prefetch import DEPTH, Following, NativeThread
+from lowtide.reading.token_range import TokenRange
+from lowtide.reading.upcoming import Numbers
+from lowtide.storage import Buffer, Filling
+from lowtide.storage.budget import whole_pages
+
+Pair = tuple[NDArray[Any], NDArray[Any]]
+
+
+class WindowFiller:
+    """Reads batches of windows of one length from one range of tokens.
+
+    ``consecutive``: the windows of a batch follow one another in the corpus.
+    """
+
+    def __init__(
+        self, tokens: TokenRange, length: int, dtype: DTypeLike = "int64", *, consecutive: bool = False
+    ) -> None:
+        self.tokens = tokens
+        self.length = length
+        self.dtype = np.dtype(dtype)
+        self.consecutive = consecutive
+        if self.dtype.kind not in "iu" or not self.dtype.isnative:
+            raise ValueError(f"dtype: expected a native integer type for tokens, got {dtype}. Use dtype='int64'.")
+        # Ids that might not fit are looked at, batch by batch, instead of being wrapped.
+        self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
+        # What the native engine reads and widens in one pass.
+        known = tokens.dtype.isnative and tokens.dtype.name in _native.SOURCES
+        self._widens = known and self.dtype.name in ("int32", "int64")
+
+    def nbytes(self, rows: int) -> tuple[int, int]:
+        """Bytes of the batch (x and y) and of the scratch buffer of ``rows`` windows."""
+        half = whole_pages(rows * self.length * self.dtype.itemsize)
+        return 2 * half, rows * (self.length + 1) * self.tokens.dtype.itemsize
+
+    def admit(self, rows: int) -> None:
+        """Two batches (one held, one being filled) and the scratch they are widened from must fit the budget."""
+        size, scratch = self.nbytes(rows)
+        store = self.tokens.store
+        fits = bisect_right(range(1, rows), store.budget.limit - store.budget.aside, key=self._needed)
+        store.budget.admit(
+            size,
+            copies=2,
+            extra=scratch,
+            where=f"{store.where}: batches of {rows} x {self.length} per rank",
+            smaller=f"use a batch of {fits} per rank" if fits else "",
+        )
+
+    def _needed(self, rows: int) -> int:
+        size, scratch = self.nbytes(rows)
+        return 2 * size + whole_pages(scratch)
+
+    def read(self, starts: Numbers, *, rows: int | None = None, ahead: Callable[[], Numbers] | None = None) -> Pair:
+        """x and y of the windows at these tokens (counted from the corpus's beginning), lent until dropped.
+
+        ``rows``: the usual number of windows, so that a short batch uses a buffer of the usual size.
+        """
+        store = self.tokens.store
+        size, scratch = self.nbytes(max(len(starts), rows or 0, 1))
+        half, shape = size // 2, (len(starts), self.length)
+        following = ahead if isinstance(ahead, Following) and self._widens and not self.consecutive else None
+        ready = None if following is None else following.prefetch.take(starts)
+        # Before reading: a batch there is no room for is refused unread.
+        with store.filling(size) if ready is None else ready[0] as out:
+            if ready is None:
+                self._fill(starts, out.buffer, half, scratch, ahead)
+            else:
+                store.prefetched(starts, self.tokens.dtype.itemsize, self.length + 1, hits=ready[1])
+            if following is not None and store.cold:
+                self._start(following, size)
+            return out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
+
+    def _start(self, following: Following, size: int) -> None:
+        """Let native threads fill the next batches, as far as the budget has room for them."""
+        store, item, name = self.tokens.store, self.tokens.dtype.itemsize, self.tokens.dtype.name
+
+        def begin(thread: NativeThread, filling: Filling) -> Any:
+            x, y = self._halves(filling.buffer.view, size // 2, len(numbers))
+            pair = _native.Pair(x, y, self.length, name, self.tokens.vocab)
+            return store.start_windows(thread.fills, numbers, item, pair)
+
+        for step in range(1, DEPTH + 1):
+            numbers = following.at(step)
+            if not len(numbers) or not following.prefetch.start(store, numbers, size, begin):
+                break
+
+    def _fill(
+        self, starts: Numbers, buffer: Buffer, half: int, scratch_size: int, ahead: Callable[[], Numbers] | None
+    ) -> None:
+        store = self.tokens.store
+        item = self.tokens.dtype.itemsize
+        window = (self.length + 1) * item
+        if self._widens and not self.consecutive:
+            x, y = self._halves(buffer.view, half, len(starts))
+            pair = _native.Pair(x, y, self.length, self.tokens.dtype.name, self.tokens.vocab)
+            if store.windows(starts, item, pair, ahead=ahead):
+                return
+        if not self.consecutive:
+            fetched = store.fetch(starts, item, window)
+            if fetched is not None:
+                self._widen(fetched.view(self.tokens.dtype), starts, buffer, half)
+                return
+        with store.filling(scratch_size) as scratch:
+            shape = (len(starts), self.length + 1)
+            narrow: NDArray[Any] = np.ndarray(shape, self.tokens.dtype, scratch.buffer.view)
+            if self.consecutive and len(starts):
+                store.run(int(starts[0]) * item, (len(starts) * self.length + 1) * item, scratch.buffer)
+                narrow = as_strided(narrow, shape, (self.length * item, item), writeable=False)
+            else:
+                store.gather(starts, item, window, scratch.buffer, ahead=ahead, sparse=True)
+            self._widen(narrow, starts, buffer, half)
+
+    def _widen(self, narrow: NDArray[Any], starts: Numbers, buffer: Buffer, half: int) -> None:
+        if self._narrows or self.tokens.vocab is not None:
+            self._check(narrow, starts)
+        x, y = self._halves(buffer.view, half, len(starts))
+        np.copyto(x, narrow[:, :-1], casting="unsafe")
+        np.copyto(y, narrow[:, 1:], casting="unsafe")
+
+    def _halves(self, memory: Any, half: int, rows: int) -> Pair:
+        shape = (rows, self.length)
+        return np.ndarray(shape, self.dtype, memory), np.ndarray(shape, self.dtype, memory, half)
+
+    def _check(self, narrow: NDArray[Any], starts: Numbers) -> None:
+        tokens = self.tokens
+
+        def position(index: int) -> int:
+            row, column = divmod(index, self.length + 1)
+            return int(starts[row]) + column
+
+        tokens.check(narrow, position)
+        if self._narrows and narrow.size:
+            low, high = int(narrow.min()), int(narrow.max())
+            limits = np.iinfo(self.dtype)
+            if low < limits.min or high > limits.max:
+                found = low if low < limits.min else high
+                raise FormatError(
+                    f"{tokens.store.where}: expected ids that fit {self.dtype}, got {found}. Use dtype='int64'."
+                )

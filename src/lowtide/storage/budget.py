@@ -1,0 +1,96 @@
+"""The budget: the most bytes one opened object may hold at once in this process, and what it holds now.
+
+One idea: bytes are held by an object, a ``Holding``, for exactly as long as that object lives. Nothing has to be given
+back, so nothing can be forgotten: an exception at any line drops the object, and the bytes come back with it.
+
+Costs a sum over the live holdings (a handful) whenever something new is reserved; buffers that are used again reserve
+nothing. Does not allocate.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from lowtide.errors import BudgetError
+from lowtide.machine import PAGE
+from lowtide.storage.forks import Turn, renew_in_children
+from lowtide.units import MIB, format_size, parse_size
+
+AUTO_BUDGET = 64 * MIB
+AUTO_BATCHES = 3  # one in the user's hands, one being filled, one spare
+
+
+def whole_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+class Holding:
+    """Bytes counted against a budget while this object lives; ``aside``: for as long as a store is open."""
+
+    __slots__ = ("__weakref__", "aside", "size")
+
+    def __init__(self, size: int, *, aside: bool = False) -> None:
+        self.size = size
+        self.aside = aside
+
+
+class Budget:
+    """A stated budget is strict. ``"auto"`` is 64 MiB, or three batches where batches are larger than that."""
+
+    def __init__(self, budget: int | str) -> None:
+        self.stated = budget != "auto"
+        self.limit = parse_size(budget, what="budget") if self.stated else AUTO_BUDGET
+        self.peak = 0
+        self._turn = Turn()
+        self._holdings: set[weakref.ref[Holding]] = set()
+        renew_in_children(self)
+
+    def __reduce__(self) -> tuple[type[Budget], tuple[int | str]]:
+        return Budget, (self.limit if self.stated else "auto",)
+
+    @property
+    def held(self) -> int:
+        return sum(holding.size for holding in self._living())
+
+    @property
+    def aside(self) -> int:
+        """Of ``held``: what strategies keep for themselves as long as their store is open."""
+        return sum(holding.size for holding in self._living() if holding.aside)
+
+    def admit(self, batch: int, *, copies: int, where: str, smaller: str, extra: int = 0) -> None:
+        """Refuse, before a byte is read, batches of which ``copies`` cannot be held; an unstated budget grows instead.
+
+        ``smaller`` is what else would help, if anything would: ``use chunks(512)``.
+        """
+        batch = max(batch, 1)  # rows without bytes have buffers too
+        aside = self.aside
+        needed = whole_pages(batch) * copies + whole_pages(extra) + aside
+        if not self.stated:
+            batches = whole_pages(batch) * max(copies, AUTO_BATCHES)
+            self.limit = max(self.limit, batches + whole_pages(extra) + aside)
+        elif needed > self.limit:
+            raise BudgetError(
+                f"{where}: expected a budget of {format_size(needed)} or more ({copies} x {format_size(batch)}: "
+                f"what you hold and what is being filled), got {format_size(self.limit)}. "
+                f"Open with budget={needed}{' or ' + smaller if smaller else ''}."
+            )
+
+    def reserve(self, size: int, *, aside: bool = False) -> Holding | None:
+        """Hold ``size`` bytes for as long as the result lives, or None where they do not fit."""
+        with self._turn.lock:
+            held = self.held + size
+            if held > self.limit:
+                return None
+            holding = Holding(size, aside=aside)
+            self._holdings.add(weakref.ref(holding, self._holdings.discard))
+            self.peak = max(self.peak, held)
+            return holding
+
+    def renew_after_fork(self) -> None:
+        """A child starts with nothing held: what it inherited belongs to the parent's count."""
+        self._holdings = set()
+        self.peak = 0
+
+    def _living(self) -> list[Holding]:
+        # One list from the set at once: a finalizer may take from the set at any moment.
+        return [holding for reference in list(self._holdings) if (holding := reference()) is not None]

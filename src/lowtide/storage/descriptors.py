@@ -1,0 +1,277 @@
+"""Open files: descriptors on demand, one cap for the whole process, and a watch on what happens to the files.
+
+One idea: a descriptor is an object that closes itself when the last reader lets go, so that evicting one (thousands of
+shards, a few hundred descriptors) can never make another thread read from a reused number.
+
+Costs one ``fstat`` per file and call (0.5 microseconds): it tells a file that was truncated, grown, rewritten, replaced
+or deleted. Does not read data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lowtide.errors import ReadError
+from lowtide.machine import file_kind
+from lowtide.storage.forks import Turn, renew_in_children
+from lowtide.units import format_size
+
+MOST_TOGETHER = 64  # files one call reads from at a time: it keeps their descriptors, whatever else is closed meanwhile
+MOST_KEPT = 2048  # descriptors and mappings kept open, however many the process may have
+FEW = 64
+
+Key = tuple[int, bool, int]  # file, scattered, flags
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A run of data bytes in one file; ``size`` is the whole file's when its header was read.
+
+    ``may_change``: the caller may write to the file meanwhile (a memmap opened for writing), so times prove nothing.
+    """
+
+    path: str
+    offset: int
+    length: int
+    size: int
+    may_change: bool = False
+
+
+@dataclass(frozen=True)
+class FileIdentity:
+    """Which file it is, and when it was last written."""
+
+    device: int
+    inode: int
+    modified: int  # nanoseconds
+
+    @staticmethod
+    def of(status: os.stat_result) -> FileIdentity:
+        return FileIdentity(status.st_dev, status.st_ino, status.st_mtime_ns)
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What a store was asked for and did, in bytes. Races between threads may lose a count, never invent one."""
+
+    asked: int = 0
+    read: int = 0  # left the files, the gaps between merged neighbours included
+    cached: int = 0  # of those, known to have come from the page cache
+
+
+class Descriptor:
+    """One open file. Closes itself with its last reference."""
+
+    __slots__ = ("linked", "number", "status")
+
+    def __init__(self, path: str, flags: int) -> None:
+        self.number = -1
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        self.status = os.fstat(self.number)
+        self.linked = self.status.st_nlink > 0
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.number)
+
+
+class Keeper(Protocol):
+    """Somebody who keeps things open and can let go of them; one still in use stays open until its reader is done."""
+
+    def let_go(self, key: Any) -> None: ...
+
+
+class Kept:
+    """What this process keeps open, over all stores: beyond ``most``, what was not used for longest is let go.
+
+    Knows who keeps what, not the things themselves: a store that dies closes its own.
+    """
+
+    def __init__(self) -> None:
+        self._turn = Turn()
+        self._order: OrderedDict[tuple[int, Any], weakref.ref[Keeper]] = OrderedDict()
+        renew_in_children(self)
+
+    @property
+    def most(self) -> int:
+        """Half of what the process may have open now (``ulimit -n``); the rest is for everyone else."""
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return MOST_KEPT if soft == resource.RLIM_INFINITY else max(4, min(MOST_KEPT, soft // 2))
+
+    @property
+    def together(self) -> int:
+        """Files one call may read from at a time."""
+        return max(1, min(MOST_TOGETHER, self.most // 4))
+
+    def add(self, keeper: Keeper, key: Any) -> None:
+        """``keeper`` opened something; the oldest go where there are too many."""
+        most = self.most
+        with self._turn.lock:
+            self._order[id(keeper), key] = weakref.ref(keeper)
+            oldest = [self._order.popitem(last=False) for _ in range(len(self._order) - most)]
+        _let_go(oldest)
+
+    def used(self, keeper: Keeper, key: Any) -> None:
+        """Mark as used last; where nothing will have to go for long, the order does not matter."""
+        if len(self._order) > FEW:
+            with self._turn.lock:
+                if (id(keeper), key) in self._order:
+                    self._order.move_to_end((id(keeper), key))
+
+    def make_room(self) -> None:
+        """Let go of everything: somebody needs descriptors."""
+        with self._turn.lock:
+            everything, self._order = list(self._order.items()), OrderedDict()
+        _let_go(everything)
+
+    def renew_after_fork(self) -> None:
+        self._order = OrderedDict()
+
+
+def _let_go(entries: list[tuple[tuple[int, Any], weakref.ref[Keeper]]]) -> None:
+    for (_, key), reference in entries:
+        keeper = reference()
+        if keeper is not None:
+            keeper.let_go(key)
+
+
+KEPT = Kept()
+
+
+class Files:
+    """The files of a store, opened at first use. A file that is no longer what was opened is a ``ReadError``."""
+
+    def __init__(self, extents: tuple[Extent, ...]) -> None:
+        self.extents = extents
+        self.closed = False
+        self.counters = ReadCounts()
+        self._open: dict[Key, Descriptor] = {}
+        self._identities: dict[int, FileIdentity] = {}
+        devices: dict[int, bool] = {}
+        for index, extent in enumerate(extents):
+            with contextlib.suppress(OSError):  # one that is missing is reported when it is read
+                status = os.stat(extent.path)  # noqa: PTH116
+                self._identities[index] = FileIdentity.of(status)
+                if status.st_dev not in devices:
+                    devices[status.st_dev] = file_kind(extent.path).memory
+        # Bytes of a filesystem that lives in memory cannot miss and cannot be dropped.
+        self.in_memory = bool(devices) and all(devices.values())
+        self.partly_in_memory = any(devices.values())
+        renew_in_children(self)
+
+    def descriptor(self, index: int, *, scattered: bool = False, flags: int = 0) -> Descriptor:
+        """The file's descriptor; scattered reads have one of their own, told not to read ahead.
+
+        Checks on every call that the file still is what was opened.
+        """
+        if self.closed:
+            raise ValueError(f"{self.extents[index].path}: expected an open store, got a closed one. Open it again.")
+        key = (index, scattered, flags)
+        descriptor = self._open.get(key)
+        if descriptor is None:
+            descriptor = self._open_file(key)
+        else:
+            KEPT.used(self, key)
+        self._check(index, os.fstat(descriptor.number), linked=descriptor.linked)
+        return descriptor
+
+    def descriptors(self, files: list[int], *, scattered: bool, flags: int = 0) -> dict[int, Descriptor]:
+        """Those of all these files, each checked once."""
+        if len(files) == 1:
+            return {files[0]: self.descriptor(files[0], scattered=scattered, flags=flags)}
+        return {file: self.descriptor(file, scattered=scattered, flags=flags) for file in set(files)}
+
+    def changed(self, index: int, status: os.stat_result) -> ReadError:
+        """The error that says what happened to a file."""
+        extent, size = self.extents[index], status.st_size
+        if size < extent.size:
+            event = f"truncated to {format_size(size)} ({size} bytes)"
+        elif size > extent.size:
+            event = f"grown to {format_size(size)} ({size} bytes)"
+        elif self._rewritten(index, status):
+            event = "rewritten in place (its modification time changed)"
+        elif Path(extent.path).exists():
+            event = "replaced by another file"
+        else:
+            event = "deleted"
+        return ReadError(
+            f"{extent.path}: expected the file of {extent.size} bytes that was opened, got it {event} meanwhile. "
+            "Open it again once it is complete.",
+            path=extent.path,
+            offset=extent.offset,
+        )
+
+    def _check(self, index: int, status: os.stat_result, *, linked: bool) -> None:
+        extent = self.extents[index]
+        if status.st_size != extent.size or (status.st_nlink == 0 and linked) or self._rewritten(index, status):
+            raise self.changed(index, status)
+
+    def _rewritten(self, index: int, status: os.stat_result) -> bool:
+        identity = self._identities[index]
+        return (
+            status.st_mtime_ns != identity.modified
+            and status.st_ino == identity.inode
+            and status.st_dev == identity.device
+            and not self.extents[index].may_change
+        )
+
+    def _open_file(self, key: Key) -> Descriptor:
+        index, scattered, flags = key
+        extent = self.extents[index]
+        try:
+            descriptor = _opened(extent.path, flags)
+        except OSError as problem:
+            raise _cannot_open(extent, problem) from problem
+        found = FileIdentity.of(descriptor.status)
+        known = self._identities.setdefault(index, found)
+        if (known.device, known.inode) != (found.device, found.inode):
+            raise self.changed(index, descriptor.status)
+        if scattered and hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # a hint, no more
+                os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
+        self._open[key] = descriptor
+        KEPT.add(self, key)
+        return descriptor
+
+    def let_go(self, key: Key) -> None:
+        self._open.pop(key, None)
+
+    def close(self) -> None:
+        self.closed = True
+        self._open = {}
+
+    def renew_after_fork(self) -> None:
+        self._open = {}  # a child opens its own
+
+
+def _opened(path: str, flags: int) -> Descriptor:
+    try:
+        return Descriptor(path, flags)
+    except OSError as problem:
+        if problem.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    KEPT.make_room()  # somebody else in this process has taken what was left: ours can all be opened again
+    return Descriptor(path, flags)
+
+
+def _cannot_open(extent: Extent, problem: OSError) -> ReadError:
+    way_out = "Put it back and open it anew"
+    if problem.errno in (errno.EMFILE, errno.ENFILE):
+        way_out = "Close files this program no longer needs, or raise the limit (ulimit -n)"
+    elif problem.errno in (errno.EACCES, errno.EPERM):
+        way_out = "Let this user read it"
+    return ReadError(
+        f"{extent.path}: expected to open it again, got {problem.strerror}. {way_out}.",
+        path=extent.path,
+        offset=extent.offset,
+        errno=problem.errno,
+    )

@@ -1,0 +1,98 @@
+"""What files hold and how Lowtide would read them, as one frozen value.
+
+One idea: everything here comes from headers, the machine and the plan of an opened object; a guess is marked as one and
+decides nothing. Reads headers, and sixteen small blocks to notice a dtype that is probably wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lowtide.formats import Layout, dtype_smell
+from lowtide.machine import file_kind, page_cache, read_ahead_bytes
+from lowtide.survey.projection import Plan
+from lowtide.survey.subject import Opening, Subject, opened
+
+LOOKED_AT = 1000  # files asked for their page cache; a corpus of more is not worth the wait
+
+
+@dataclass(frozen=True)
+class Description:
+    """Everything there is to say about one array or corpus; None: not known, or there is none."""
+
+    paths: tuple[str, ...]
+    format: str
+    kind: str  # "tokens" | "array"
+    dtype: str
+    dtype_guessed: bool
+    shape: tuple[int, ...]
+    order: str  # "C" | "F"
+    nbytes: int
+    files: int
+    first_file: str
+    documents: int | None
+    vocab: int | None
+    eot: int | None
+    filesystem: str
+    read_ahead: int | None
+    cached: int | None  # bytes in the page cache now
+    notes: tuple[str, ...]
+    guess: str | None  # a dtype that looks wrong
+    plan: Plan
+    stated: tuple[str, ...]  # names of what the user stated
+    open: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-safe."""
+        return asdict(self)
+
+
+def describe(subject: Subject, opening: Opening) -> Description:
+    layout = subject.layout
+    with opened(layout, opening) as data:
+        plan = data.plan()
+    first = layout.extents[0]
+    said = {**vars(subject.stated), **vars(opening)}
+    if subject.dtype_guessed:
+        del said["dtype"]
+    return Description(
+        paths=subject.paths,
+        format=layout.format,
+        kind=subject.kind,
+        dtype=str(layout.dtype),
+        dtype_guessed=subject.dtype_guessed,
+        shape=layout.shape,
+        order="F" if layout.fortran else "C",
+        nbytes=layout.nbytes,
+        files=len(layout.extents),
+        first_file=first.path,
+        documents=_documents(layout),
+        vocab=layout.vocab,
+        eot=layout.eot,
+        filesystem=file_kind(first.path).name,
+        read_ahead=read_ahead_bytes(first.path),
+        cached=_cached(layout),
+        notes=layout.notes,
+        guess=dtype_smell(layout),
+        plan=plan,
+        stated=tuple(name for name, value in said.items() if value not in (None, "auto")),
+        open=subject.call(opening),
+    )
+
+
+def _documents(layout: Layout) -> int | None:
+    if layout.documents is None:
+        return None
+    # Megatron's table has one boundary more than documents: the first is where the first begins.
+    return sum(max(0, shard.count - (shard.kind == "megatron")) for shard in layout.documents.shards)
+
+
+def _cached(layout: Layout) -> int | None:
+    """Bytes of the data in the page cache now, where the kernel tells."""
+    if len(layout.extents) > LOOKED_AT:
+        return None
+    with contextlib.suppress(OSError):
+        return sum(page_cache(extent.path, extent.offset, extent.length).cached for extent in layout.extents)
+    return None

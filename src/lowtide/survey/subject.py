@@ -1,0 +1,118 @@
+"""What the paths on a command line hold: tokens or an array, opened as the library would.
+
+One idea: headers decide, and one axis of integers counts as tokens; several paths are one corpus or one array, as a
+list is for ``lowtide.open``. A headerless file whose dtype nobody stated is described by a guess that stays marked as
+one: the library itself asks for a statement. Costs what opening costs, and one block of 64 KiB for a guess.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lowtide.array import Array
+from lowtide.formats import Layout, MissingDtypeError, layout_of, token_layout
+from lowtide.formats.layout import HEADERLESS
+from lowtide.storage import Store
+from lowtide.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class StatedData:
+    """What the user said about the data; None: nothing."""
+
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    tensor: str | None = None
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How to open it, as ``lowtide.open`` takes it."""
+
+    strategy: str = "auto"
+    cache: str = "auto"
+    budget: int | str = "auto"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was named and what it holds. ``stated`` includes a guessed dtype, because opening it asks for one."""
+
+    paths: tuple[str, ...]
+    stated: StatedData
+    layout: Layout
+    dtype_guessed: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "tokens" if holds_tokens(self.layout) else "array"
+
+    def call(self, opening: Opening) -> str:
+        """The line of Python that opens it so."""
+        layout, stated = self.layout, self.stated
+        words = [json.dumps(self.paths[0] if len(self.paths) == 1 else list(self.paths), ensure_ascii=False)]
+        if layout.format in HEADERLESS and stated.dtype is not None:
+            words.append(f"dtype={json.dumps(stated.dtype)}")
+            if len(layout.shape) > 1:
+                words.append(f"shape={(-1, *layout.shape[1:])}")
+        if stated.tensor is not None:
+            words.append(f"tensor={json.dumps(stated.tensor)}")
+        words += [f"{name}={json.dumps(value)}" for name, value in vars(opening).items() if value != "auto"]
+        # open_tokens takes no shape, and of a tensor's name nobody knows that it means tokens.
+        plain = stated.shape is None and stated.tensor is None
+        function = "open_tokens" if holds_tokens(layout) and plain else "open"
+        return f"lowtide.{function}({', '.join(words)})"
+
+
+def find(paths: Sequence[str], stated: StatedData) -> Subject:
+    """Everything the paths name together, or the error that says most about why there is nothing."""
+    try:
+        return Subject(tuple(paths), stated, _layout(paths, stated))
+    except MissingDtypeError as problem:
+        if problem.guess is None:
+            raise
+        stated = replace(stated, dtype=problem.guess)
+    return Subject(tuple(paths), stated, _layout(paths, stated), dtype_guessed=True)
+
+
+def _layout(paths: Sequence[str], stated: StatedData) -> Layout:
+    # Of a model's many tensors one may look like tokens; which one is meant is for the user to say.
+    named = any(path.endswith((".safetensors", ".npz", ".h5", ".hdf5")) for path in paths)
+    if stated.shape is not None or stated.tensor is not None or named:
+        return layout_of(paths, dtype=stated.dtype, shape=stated.shape, tensor=stated.tensor)
+    try:
+        return token_layout(paths, dtype=stated.dtype)
+    except ValueError as not_tokens:
+        try:
+            return layout_of(paths, dtype=stated.dtype)
+        except IsADirectoryError:
+            raise not_tokens from None  # it knows directories, and says what this one lacks
+
+
+def holds_tokens(layout: Layout) -> bool:
+    return len(layout.shape) == 1 and layout.dtype.kind in "iu"
+
+
+def opened(layout: Layout, opening: Opening) -> Array | Tokens:
+    """An object over the layout: tokens where it holds tokens. The one place that builds one from a layout."""
+    store = Store(layout.extents, strategy=opening.strategy, cache=opening.cache, budget=opening.budget)
+    if not holds_tokens(layout):
+        return Array(layout, store)
+    tokens = Tokens(layout, store)
+    tokens.vocab, tokens.eot, tokens.bos = layout.vocab, layout.eot, layout.bos
+    return tokens
+
+
+def in_rows(layout: Layout, width: int) -> Layout:
+    """One axis of numbers as whole rows of ``width``; what is left over at the end is left out."""
+    if len(layout.shape) > 1:
+        raise ValueError(f"--row: expected data along one axis, got shape {layout.shape}. Leave --row out.")
+    count = layout.shape[0] // width
+    if count == 0:
+        raise ValueError(
+            f"{layout.extents[0].path}: expected {width} items or more for one row, got {layout.shape[0]}. "
+            f"Use --row {max(1, layout.shape[0] // 64)}."
+        )
+    return replace(layout, shape=(count, width))
