@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.prepare.conftest import make_documents, snapshot
 
 import lowtide
 from lowtide.errors import FormatError
 from lowtide.prepare import decoder_of, kept_memmap, machine_corpus
-from tests.prepare.conftest import make_documents, snapshot
 
 
 @pytest.fixture(scope="module")
