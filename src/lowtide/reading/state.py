@@ -21,6 +21,8 @@ NAMES = {
     "first": "where the split begins",
     "files": "the sizes of the files",
     "dtype": "the dtype",
+    "part": "the part of the array",
+    "members": "the arrays read together",
 }
 DAMAGED = "The state is damaged: use an older one"
 
