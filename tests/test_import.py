@@ -18,13 +18,13 @@ SOURCE = Path(lowtide.__file__).parent
 
 # The modules of ours that opening and reading need. What measures, reports, trains or prints is loaded when it is used.
 ROOMS = {
-    "lowtide": "arguments array atomic errors feed tokens units",
+    "lowtide": "arguments array atomic errors feed together tokens units",
     "lowtide.formats": "arrays corpus datatrove documents foreign guess header layout literal litgpt llmc manifest"
     " megatron memmap npy raw recognise safetensors smell sources",
     "lowtide.machine": "cgroups files limits pages",
     "lowtide.order": "feistel local orders words",
-    "lowtide.reading": "cuts fingerprint indexing iterators passes plan row_filler state streams token_range upcoming"
-    " window_filler",
+    "lowtide.reading": "column_stats cuts fingerprint html_table indexing iterators kept_rows parts passes plan"
+    " row_filler row_iteration state stratified streams token_range upcoming window_filler",
     "lowtide.storage": "budget buffers descriptors direct forks mapped read release spans store",
 }
 OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in names.split())}

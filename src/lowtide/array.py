@@ -87,13 +87,13 @@ class Array(RowIteration):
 
     def __repr__(self) -> str:
         part = "" if self._part is None else f" part of {self.layout.shape[0]:,} rows"
-        return f"<lowtide.Array {self._store.where} shape={self.shape} dtype={self.dtype} {format_size(self.nbytes)}{part}>"
+        return f"<lowtide.Array {self.where} shape={self.shape} dtype={self.dtype} {format_size(self.nbytes)}{part}>"
 
     def _repr_html_(self) -> str:
-        facts = {"file": self._store.where, "shape": str(self.shape), "dtype": str(self.dtype)}
+        facts = {"file": self.where, "shape": str(self.shape), "dtype": str(self.dtype)}
         if self._part is not None:
             facts["part of"] = f"{self.layout.shape[0]:,} rows"
-        facts |= {"bytes": format_size(self.nbytes), "budget": format_size(self._store.budget.limit)}
+        facts |= {"bytes": format_size(self.nbytes), "budget": format_size(self.budget.limit)}
         return html_table("lowtide.Array", facts)
 
     # One read
@@ -115,7 +115,7 @@ class Array(RowIteration):
 
     def stats(self) -> ColumnStats:
         """Of every column, in float64, in one pass: count, mean, std, min and max of the numbers, and how many NaN."""
-        return stats_of(self, self._rows.shape, self.dtype, self._store.where)
+        return stats_of(self, self._rows.shape, self.dtype, self.where)
 
     # Parts
 
@@ -125,7 +125,7 @@ class Array(RowIteration):
         Shares files and budget with this one. An index of 4 bytes per row counts against the budget; a slice needs
         none.
         """
-        parent = Parent(self.layout.shape[0], self._part, self._store.budget, self._store.where)
+        parent = Parent(self.layout.shape[0], self._part, self.budget, self.where)
         return Array(self.layout, self._store, subset_of(parent, which))
 
     def split(self, val: float | int = 0.1, *, seed: int | None = None) -> tuple[Array, Array]:
@@ -146,7 +146,7 @@ class Array(RowIteration):
         """Projected bytes by kind and how reading happens, and why: for batches of ``batch`` rows, or at most."""
         rows = self._rows
         size = (self._comfortable() if batch is None else counted_batch("plan", batch)) * rows.nbytes
-        held = self._store.budget.limit if batch is None else rows.copies * whole_pages(size)
+        held = self.budget.limit if batch is None else rows.copies * whole_pages(size)
         why: tuple[str, ...] = ()
         if rows.fortran:
             why = ("the file is in Fortran order: a row is one item of every column, so reads are many and small",)
@@ -178,8 +178,3 @@ class Array(RowIteration):
         strategy, cache = self._store.asked[:2]
         store = Store(self.layout.extents, strategy=strategy, cache=cache, budget=budget)
         return RowFiller(self.layout, store, self._part)
-
-    @property
-    def budget(self) -> Budget:
-        """The budget it shares with its parts and iterators."""
-        return self._store.budget

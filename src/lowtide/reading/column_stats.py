@@ -109,7 +109,7 @@ class _Work:
             with np.errstate(invalid="ignore", over="ignore"):
                 while self._problem is None and self._take_one():
                     pass
-        except BaseException as problem:  # noqa: BLE001 - run() raises it
+        except BaseException as problem:  # run() raises it
             self._problem = self._problem or problem
 
     def _take_one(self) -> bool:

@@ -3,8 +3,8 @@
 One idea: a part maps its own row numbers to those of the array it was taken from, and nothing else changes, so that
 everything an array can do a part can do too. Parts of parts are chains.
 
-``Stretch`` and ``stratified.Stratified`` are computed and hold nothing per row; ``Listed`` holds an index of 4 bytes per
-row (8 from 2**32 rows on), counted against the budget of whoever reads through it. Reads no files.
+``Stretch`` and ``stratified.Stratified`` are computed and hold nothing per row; ``Listed`` holds an index of 4 bytes
+per row (8 from 2**32 rows on), counted against the budget of whoever reads through it. Reads no files.
 """
 
 from __future__ import annotations
@@ -158,7 +158,9 @@ def subset_of(parent: Parent, which: Any) -> Part:
         return chained(Stretch(which.start, len(which)), parent.part)
     wanted = np.asarray(which)
     if wanted.ndim != 1:
-        raise ValueError(f"subset: expected one axis of rows, got shape {wanted.shape}. Use a.subset(rows.reshape(-1)).")
+        raise ValueError(
+            f"subset: expected one axis of rows, got shape {wanted.shape}. Use a.subset(rows.reshape(-1))."
+        )
     if wanted.dtype == bool:
         if len(wanted) != parent.count:
             raise IndexError(

@@ -23,7 +23,7 @@ from lowtide.formats import Layout
 from lowtide.machine import PAGE
 from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
 from lowtide.reading.indexing import Selection
-from lowtide.reading.parts import Part, Stretch, lists_of
+from lowtide.reading.parts import Part, Stretch, chained, lists_of
 from lowtide.reading.passes import Pass
 from lowtide.reading.upcoming import BLOCK, Numbers, Upcoming
 from lowtide.storage import Budget, Buffer, Pool, Store
@@ -98,6 +98,10 @@ class RowFiller:
                 "part": None if self.part is None else self.part.settings(),
             }
         return dict(self._fingerprint)
+
+    def part_of(self, part: Part) -> RowFiller:
+        """The rows of ``part`` of these rows, from the same store."""
+        return RowFiller(self.layout, self.store, chained(part, self.part))
 
     def __reduce__(self) -> tuple[object, ...]:
         return RowFiller, (self.layout, self.store, self.part)

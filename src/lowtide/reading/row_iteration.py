@@ -50,6 +50,16 @@ class RowIteration:
     def __len__(self) -> int:
         return self._all_rows.count
 
+    @property
+    def where(self) -> str:
+        """What it reads: the file, or the first of several."""
+        return self._all_rows.where
+
+    @property
+    def budget(self) -> Budget:
+        """The budget that it shares with its parts and iterators."""
+        return self._all_rows.budget
+
     def chunks(
         self, rows: int | None = None, *, start: int = 0, epochs: int | None = 1, rank: int = 0, world: int = 1
     ) -> BatchIterator:
