@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from operator import length_hint
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def check_epochs(batches: list[list[int]], rows: int, batch: int, *, epochs: int
         assert [len(one) for one in part] == [batch] * (rows // batch) + ([rows % batch] if rows % batch else [])
         orders.append([row for one in part for row in one])
         assert sorted(orders[-1]) == list(range(rows))
-    assert all(one != other for one, other in zip(orders, orders[1:], strict=False))
+    assert all(one != other for one, other in pairwise(orders))
 
 
 @pytest.mark.parametrize("batch", [1, 7, 10, 103, 500])
@@ -187,9 +187,9 @@ def test_states_of_other_data_other_indices_and_other_makers_are_refused(a: lowt
         other.shuffled(BATCH).load_state_dict(a.shuffled(BATCH).state_dict())
     with pytest.raises(lowtide.StateError, match=r"expected indices='"):
         a.gather([1, 2, 3], 2).load_state_dict(a.gather([1, 2, 4], 2).state_dict())
-    with pytest.raises(lowtide.StateError, match=r"expected indices=None, got|expected order='sample', got 'gather'"):
+    with pytest.raises(lowtide.StateError, match=r"expected indices=None, got '"):
         a.sample(2).load_state_dict(a.gather([1, 2, 4], 2).state_dict())
-    with pytest.raises(lowtide.StateError, match=r"expected a iterator's state_dict|expected an iterator's state_dict"):
+    with pytest.raises(lowtide.StateError, match=r"expected an iterator's state_dict"):
         a.sample(2).load_state_dict({"lowtide": 1, "rows": 4})
 
 

@@ -10,6 +10,7 @@ Members keep their own strategy and cache. The arrays given are not touched: eac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.array import Array, open
+from lowtide.errors import BudgetError
 from lowtide.machine import PAGE
 from lowtide.reading.html_table import html_table
 from lowtide.reading.indexing import select
@@ -188,6 +190,11 @@ class _MemberRows:
     def read(self, order: Pass, upcoming: Upcoming, first: int, count: int, room: int) -> Any:
         if count <= REMEMBERED and not order.consecutive:
             upcoming = _Remembered(upcoming)
+        with suppress(BudgetError):
+            return self.packed([one.read(order, upcoming, first, count, room) for one in self.members])
+        # Each member has buffers of its own; free ones of another size, or of another member, may fill the budget.
+        for pool in self.pools:
+            pool.trim()
         return self.packed([one.read(order, upcoming, first, count, room) for one in self.members])
 
     def packed(self, parts: Sequence[Any]) -> Any:

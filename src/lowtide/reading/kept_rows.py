@@ -106,7 +106,7 @@ class GivenArray:
         self.count = len(rows) if part is None else part.count
         self.shape, self.dtype = rows.shape[1:], rows.dtype
         self.nbytes = math.prod(self.shape) * rows.dtype.itemsize
-        self.pools = (Pool(budget, where=where),)
+        self.pools: tuple[Pool, ...] = (Pool(budget, where=where),)
 
     def fingerprint(self) -> dict[str, Any]:
         """As for files: dtype, shape and blocks sampled at fixed places."""
@@ -126,7 +126,9 @@ class GivenArray:
         return found if selection.rest is None else found[selection.rest]
 
     def part_of(self, part: Part) -> GivenArray:
-        return GivenArray(self.rows, self.budget, self.where, chained(part, self.part))
+        found = GivenArray(self.rows, self.budget, self.where, chained(part, self.part))
+        found.pools = self.pools  # parts share their buffers, as parts of a file do
+        return found
 
     def __reduce__(self) -> tuple[object, ...]:
         return GivenArray, (self.rows, self.budget, self.where, self.part)
