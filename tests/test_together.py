@@ -167,9 +167,11 @@ def test_batches_that_do_not_fit_are_refused_with_the_number_that_does(directory
 
 
 def test_holding_batches_beyond_the_budget_says_what_to_do(directory: Path) -> None:
-    with lowtide.together(directory / "X.npy", directory / "Y.npy", budget="256KiB") as both:
-        with pytest.raises(lowtide.BudgetError, match="Drop arrays"):
-            list(both.shuffled(64))
+    with (
+        lowtide.together(directory / "X.npy", directory / "Y.npy", budget="256KiB") as both,
+        pytest.raises(lowtide.BudgetError, match="Drop arrays"),
+    ):
+        list(both.shuffled(64))
 
 
 def test_arrays_of_unequal_length_are_refused_with_both_numbers(directory: Path) -> None:

@@ -23,7 +23,7 @@ from lowtide.errors import BudgetError
 from lowtide.machine import PAGE
 from lowtide.reading.html_table import html_table
 from lowtide.reading.indexing import select
-from lowtide.reading.kept_rows import GivenArray, Kept, KeptRows
+from lowtide.reading.kept_rows import GivenArray, KeptRows, RowMemory
 from lowtide.reading.parts import Listed, Parent, Part, lists_of, subset_of
 from lowtide.reading.passes import Pass
 from lowtide.reading.plan import Plan, project
@@ -294,7 +294,7 @@ def _with_small_ones_kept(sources: Sequence[RowFiller | GivenArray], budget: Bud
     """Members that fit into half of the budget, the smallest first, as rows to keep."""
     members: list[Rows] = list(sources)
     room = (budget.limit - budget.aside) // 2
-    files = [(k, Kept(one)) for k, one in enumerate(sources) if isinstance(one, RowFiller)]
+    files = [(k, RowMemory(one)) for k, one in enumerate(sources) if isinstance(one, RowFiller)]
     for k, kept in sorted(files, key=lambda found: found[1].nbytes):
         if 0 < kept.nbytes <= room and kept.hold():
             members[k] = KeptRows(kept)

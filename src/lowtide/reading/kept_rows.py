@@ -25,7 +25,7 @@ from lowtide.storage.budget import Holding, whole_pages
 from lowtide.storage.forks import Turn
 
 
-class Kept:
+class RowMemory:
     """All rows of a filler in memory, from the first batch on; several parts may take from them."""
 
     def __init__(self, source: RowFiller) -> None:
@@ -52,7 +52,7 @@ class Kept:
         return rows
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Kept, (self.source,)
+        return RowMemory, (self.source,)
 
 
 class KeptRows:
@@ -60,7 +60,7 @@ class KeptRows:
 
     copies = 2
 
-    def __init__(self, kept: Kept, part: Part | None = None) -> None:
+    def __init__(self, kept: RowMemory, part: Part | None = None) -> None:
         self.kept = kept
         self.part = part
         self.filler = kept.source if part is None else kept.source.part_of(part)
