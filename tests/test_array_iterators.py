@@ -129,7 +129,7 @@ def test_chunks_of_a_rank_are_one_stretch_of_the_file(a: lowtide.Array) -> None:
 
 
 def test_a_state_goes_on_exactly_where_it_was(a: lowtide.Array, path: Path) -> None:
-    makers = {
+    makers: dict[str, Any] = {
         "shuffled": lambda x: x.shuffled(BATCH, seed=5, epochs=3, rank=1, world=2),
         "local": lambda x: x.shuffled(BATCH, seed=5, epochs=3, locality=240),
         "chunks": lambda x: x.chunks(BATCH, epochs=2),

@@ -219,7 +219,9 @@ def test_members_without_rows_make_no_batches(tmp_path: Path) -> None:
 
 
 def test_a_state_goes_on_where_it_was_and_names_the_member_that_differs(directory: Path) -> None:
-    make = lambda **more: lowtide.together(x=directory / "X.npy", y=Y, **more)  # noqa: E731
+    def make(**more: Any) -> lowtide.Together:
+        return lowtide.together(x=directory / "X.npy", y=Y, **more)
+
     iterator = make().shuffled(64, seed=4, epochs=2)
     list(islice(iterator, 45))
     state = json.loads(json.dumps(iterator.state_dict()))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-PIECE = 32768  # items at a time: 256 KiB as float64
+PIECE = 65536  # items at a time: 512 KiB as float64
 FOLDED = 512  # narrow rows are laid side by side until a line is about this wide
 GUESS_ROWS = 256  # rows whose mean is the guess
 FAR = 100  # a mean this many times the spread costs squares 4 of their 16 digits; beyond, the guess is taken off
