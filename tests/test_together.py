@@ -26,7 +26,8 @@ Z = np.asfortranarray(np.stack([np.arange(ROWS), -np.arange(ROWS)], axis=1).asty
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("together")
-    for name, rows in {"X": X, "Y": Y, "Z": Z}.items():
+    members: dict[str, Any] = {"X": X, "Y": Y, "Z": Z}
+    for name, rows in members.items():
         np.save(directory / f"{name}.npy", rows)
     return directory
 

@@ -99,7 +99,8 @@ class Stratified:
         turn = (word & np.uint64(RUN - 1)).astype(np.int64)
         # A sorted set turned by `turn` is the same sorted list begun at another place.
         begin = below[pattern, RUN - turn]
-        return (chosen[pattern, (place + begin) % chosen.shape[1]] + turn) % RUN
+        found: Numbers = (chosen[pattern, (place + begin) % chosen.shape[1]] + turn) % RUN
+        return found
 
     def _table(self, quota: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of each pattern: this part's rows of a run, sorted; and how many of them lie below each row."""
