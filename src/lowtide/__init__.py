@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lowtide.array import Array, open
+from lowtide.create import create
 from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError
 from lowtide.feed import Feed
 from lowtide.storage.release import release
@@ -23,6 +24,7 @@ __all__ = [
     "StateError",
     "Together",
     "Tokens",
+    "create",
     "open",
     "open_tokens",
     "release",

@@ -33,7 +33,7 @@ from lowtide.units import format_size
 Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDArray[Any]]
 
 
-def open(
+def open(  # noqa: PLR0913 - keyword-only options of the public surface
     source: Source,
     *,
     dtype: DTypeLike | None = None,
@@ -43,8 +43,10 @@ def open(
     strategy: str = "auto",
     cache: str = "auto",
     budget: int | str = "auto",
+    engine: str = "auto",
 ) -> Array:
-    """Open a ``.npy`` file, raw numbers, one tensor of a ``.safetensors``, a memmap, or a list or glob of them.
+    """Open a ``.npy`` file, raw numbers, a memmap, or a list or glob of them; also one array - ``tensor`` - of a
+    ``.safetensors``, ``.npz`` or HDF5 file.
 
     Reads headers only. ``budget`` is the most bytes the array may hold at once, such as ``"64MiB"``.
 
@@ -52,7 +54,7 @@ def open(
     >>> for rows in a.shuffled(4096, seed=0): ...
     """
     layout = layout_of(source, dtype=dtype, shape=shape, offset=offset, tensor=tensor)
-    return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
+    return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
 
 
 class Array(RowIteration):
@@ -175,6 +177,6 @@ class Array(RowIteration):
     def reader(self, budget: Budget) -> RowFiller:
         """The same rows through a store of its own that counts against ``budget``."""
         self._store.require_open()
-        strategy, cache = self._store.asked[:2]
-        store = Store(self.layout.extents, strategy=strategy, cache=cache, budget=budget)
+        strategy, cache, engine = self._store.asked
+        store = Store(self.layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
         return RowFiller(self.layout, store, self._part)

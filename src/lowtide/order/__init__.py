@@ -6,7 +6,7 @@ what the rest of Lowtide uses. Nothing here opens a file. Promises and costs: do
 """
 
 from lowtide.order.local import LocalPermutation
-from lowtide.order.orders import InOrder, Order, Permutation, rank_slice
+from lowtide.order.orders import Order, Permutation, rank_slice
 from lowtide.order.words import draws, key
 
-__all__ = ["InOrder", "LocalPermutation", "Order", "Permutation", "draws", "key", "rank_slice"]
+__all__ = ["LocalPermutation", "Order", "Permutation", "draws", "key", "rank_slice"]

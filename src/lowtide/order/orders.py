@@ -1,4 +1,4 @@
-"""Which row comes at which position: in order, or all rows shuffled. (``local`` shuffles neighbours only.)
+"""Which row comes at which position when all rows are shuffled. (``local`` shuffles neighbours only.)
 
 One idea: an order is a pure function of (seed, epoch, position). It holds a few numbers instead of an index,
 any stretch of it is computed when asked for, and resuming needs nothing but the position. All kinds share
@@ -44,28 +44,6 @@ class Order(Protocol):
     def inverse(self, rows: ArrayLike) -> Rows:
         """The positions at which these rows come."""
         ...
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """Row i at position i."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "n", row_count("InOrder", self.n))
-
-    def __len__(self) -> int:
-        return self.n
-
-    def at(self, positions: ArrayLike) -> Rows:
-        return checked("InOrder.at", positions, self.n).view(np.int64)
-
-    def block(self, start: int, count: int) -> Rows:
-        return stretch("InOrder.block", start, count, self.n).view(np.int64)
-
-    def inverse(self, rows: ArrayLike) -> Rows:
-        return checked("InOrder.inverse", rows, self.n).view(np.int64)
 
 
 @dataclass(frozen=True)

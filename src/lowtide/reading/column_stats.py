@@ -58,11 +58,11 @@ def stats_of(array: Chunked, shape: tuple[int, ...], dtype: np.dtype[Any], where
     columns = math.prod(shape)
     with np.errstate(invalid="ignore", over="ignore"):
         if columns == 0:
-            return _Sums(columns, np.zeros(0)).result(shape)
+            return _FoldedSums(columns, np.zeros(0)).result(shape)
         chunks = array.chunks()
         first = next(chunks, None)
         if first is None:
-            return _Sums(columns, np.zeros(columns)).result(shape)
+            return _FoldedSums(columns, np.zeros(columns)).result(shape)
         work = _Work(chunks, columns, _guess(first[:GUESS_ROWS].reshape(-1, columns)))
         work.add(0, first)
         del first  # its buffer is free for the chunks to come
@@ -85,11 +85,11 @@ class _Work:
     """Chunks, and threads that take them in turn."""
 
     def __init__(self, chunks: Iterator[NDArray[Any]], columns: int, guess: Floats) -> None:
-        self.sums = _Sums(columns, guess)
+        self.sums = _FoldedSums(columns, guess)
         self._chunks = chunks
         self._taken = 1  # the first chunk is the caller's
         self._added = 0
-        self._done: dict[int, _Sums] = {}
+        self._done: dict[int, _FoldedSums] = {}
         self._taking, self._adding = threading.Lock(), threading.Lock()
         self._problem: BaseException | None = None
 
@@ -123,7 +123,7 @@ class _Work:
 
     def add(self, number: int, chunk: NDArray[Any]) -> None:
         """Sum a chunk; what was summed is added up in the order of the file."""
-        mine = _Sums(self.sums.columns, self.sums.guess)
+        mine = _FoldedSums(self.sums.columns, self.sums.guess)
         mine.add(chunk.reshape(len(chunk), -1))
         with self._adding:
             self._done[number] = mine
@@ -132,22 +132,22 @@ class _Work:
                 self._added += 1
 
 
-class _Sums:
+class _FoldedSums:
     """Sums of columns; ``wide`` of folded rows, ``rest`` of the rows that did not fill a fold."""
 
     def __init__(self, columns: int, guess: Floats) -> None:
         self.columns = columns
         self.fold = max(1, FOLDED // max(1, columns))
         self.guess = guess
-        self.wide = _Lines(np.tile(guess, self.fold))
-        self.rest = _Lines(guess)
+        self.wide = _LineSums(np.tile(guess, self.fold))
+        self.rest = _LineSums(guess)
 
     def add(self, rows: NDArray[Any]) -> None:
         whole = len(rows) // self.fold * self.fold
         self.wide.add(rows[:whole].reshape(-1, self.columns * self.fold))
         self.rest.add(rows[whole:])
 
-    def merge(self, other: _Sums) -> None:
+    def merge(self, other: _FoldedSums) -> None:
         self.wide.merge(other.wide)
         self.rest.merge(other.rest)
 
@@ -169,7 +169,7 @@ class _Sums:
         return ColumnStats(count.reshape(shape), mean, std, least, most, nan.reshape(shape))
 
 
-class _Lines:
+class _LineSums:
     """Sums over lines of one width."""
 
     def __init__(self, guess: Floats) -> None:
@@ -203,7 +203,7 @@ class _Lines:
         self.total += np.add.reduce(apart)
         self.squares += np.einsum("ij,ij->j", apart, apart)
 
-    def merge(self, other: _Lines) -> None:
+    def merge(self, other: _LineSums) -> None:
         self.rows += other.rows
         self.total += other.total
         self.squares += other.squares

@@ -1,0 +1,152 @@
+"""Who makes the calls: the C core where it was built, its Python twin elsewhere. The same bytes from both.
+
+One idea: an engine is a set of functions with the same names. ``engine()`` says which one is in use and why; nothing
+above this room asks whether there is a compiler. Importing loads the extension where it is (under a millisecond), reads
+no environment and starts no thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lowtide._native import bijection, later, twin
+from lowtide._native.runs import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Pair, Problem, Runs
+
+try:
+    import lowtide._native._core as _core
+except ImportError as problem:  # not built, or built for another interpreter
+    _missing: str | None = str(problem)
+else:
+    _missing = None
+
+__all__ = [
+    "DROP",
+    "DROP_SEQUENTIAL",
+    "ENGINES",
+    "KEEP",
+    "SOURCES",
+    "WAYS",
+    "Engine",
+    "Pair",
+    "Prefetching",
+    "Problem",
+    "ReadQueue",
+    "Runs",
+    "engine",
+]
+
+ENGINES = ("auto", "native", "python")
+VARIABLE = "LOWTIDE_ENGINE"
+NOTE = Path(__file__).parent / "not_built.txt"  # written by setup.py when the compiler failed
+
+
+class ReadQueue(Protocol):
+    """A queue: fills targets, one call at a time."""
+
+    def gather(self, runs: Runs, into: Any, drop: int, /) -> Problem | None: ...
+    def windows(self, runs: Runs, pair: Pair, drop: int, /) -> Problem | None: ...
+    def counters(self) -> tuple[int, int, int]: ...
+    def close(self) -> None: ...
+
+
+class Prefetching(Protocol):
+    """A queue that fills one target while its owner does something else."""
+
+    def start_gather(self, runs: Runs, into: Any, drop: int, /) -> None: ...
+    def start_windows(self, runs: Runs, pair: Pair, drop: int, /) -> None: ...
+    def wait(self) -> Problem | None: ...
+    def cancel(self) -> None: ...
+    def ready(self) -> bool: ...
+    def counters(self) -> tuple[int, int, int]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Engine:
+    """``name`` is native or python; ``why`` says in words how it came to be chosen."""
+
+    name: str
+    why: str
+
+    @property
+    def functions(self) -> Any:
+        return _core if self.name == "native" else twin
+
+    def queue(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> ReadQueue:
+        """A queue that reads misses this way, with at most ``depth`` in flight and ``staging`` bytes of its own."""
+        made: ReadQueue = self.functions.Queue(way, depth, staging, alignment)
+        return made
+
+    def prefetcher(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> Prefetching:
+        """The same with ``start`` and ``wait``; native, a thread fills the target."""
+        module = _core if self.name == "native" else later
+        made: Prefetching = module.Prefetcher(way, depth, staging, alignment)
+        return made
+
+    def gather_mapped(self, mapping: Any, runs: Runs, into: Any) -> Problem | None:
+        """Runs of a mapping, copied."""
+        return problem_of(self.functions.gather_mapped(mapping, runs, into))
+
+    def windows_mapped(self, mapping: Any, runs: Runs, pair: Pair) -> Problem | None:
+        """Windows of a mapping, widened."""
+        return problem_of(self.functions.windows_mapped(mapping, runs, pair))
+
+    def announce(self, runs: Runs) -> None:
+        """Tell the kernel of reads to come."""
+        self.functions.announce(runs)
+
+    def permute(self, numbers: Any, n: int, constants: Any, tweaks: Any = None, *, inverted: bool = False) -> None:
+        """Map numbers below n in place by the bijection of these constants, or back."""
+        (_core if self.name == "native" else bijection).permute(numbers, n, constants, tweaks, inverted)
+
+    def unavailable(self) -> dict[str, str]:
+        """Each way of reading misses, and why it cannot be had here ('': it can). Asks the kernel each time."""
+        found: dict[str, str] = self.functions.unavailable()
+        return found
+
+
+def problem_of(found: tuple[str, int, int, int] | None) -> Problem | None:
+    """What a call gave, with names: the native engine answers in plain tuples."""
+    return None if found is None else Problem(*found)
+
+
+def engine(asked: str = "auto") -> Engine:
+    """The engine to use. ``asked`` wins over the environment variable LOWTIDE_ENGINE; ``native`` is had or refused."""
+    if asked not in ENGINES:
+        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {asked!r}. Use engine='auto'.")
+    if asked != "auto":
+        return _chosen(asked, f"engine={asked!r} was asked for")
+    stated = os.environ.get(VARIABLE, "auto")
+    if stated not in ENGINES:
+        raise ValueError(f"{VARIABLE}: expected one of {', '.join(ENGINES)}, got {stated!r}. Use {VARIABLE}=auto.")
+    if stated != "auto":
+        return _chosen(stated, f"{VARIABLE}={stated}")
+    return _found()
+
+
+@functools.cache
+def _found() -> Engine:
+    if _missing is None:
+        return Engine("native", "the extension is built")
+    return Engine("python", why_missing())
+
+
+def _chosen(name: str, why: str) -> Engine:
+    if name == "native" and _missing is not None:
+        raise ValueError(
+            f"engine: expected the native engine ({why}), got none: {why_missing()}. "
+            "Use engine='python', or install again where there is a C compiler."
+        )
+    return Engine(name, why)
+
+
+def why_missing() -> str:
+    """Why there is no extension, in words."""
+    try:
+        return f"the extension was not built: {NOTE.read_text().strip()}"
+    except OSError:
+        return f"the extension does not load: {_missing}"

@@ -1,0 +1,96 @@
+/* What the C core is made of: runs of bytes, where they go, and what went wrong.
+ *
+ * One idea: every way of reading ends in the same `lt_deliver`, which copies bytes to their place or widens tokens
+ * into x and y. A way only decides how bytes reach memory. Nothing here knows Python.
+ */
+#ifndef LOWTIDE_CORE_H
+#define LOWTIDE_CORE_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+enum { LT_FINE = 0, LT_READ_FAILED = 1, LT_BAD_TOKEN = 2, LT_INTERRUPTED = 3, LT_NO_MEMORY = 4, LT_REFUSED = 5 };
+
+/* Types of tokens on disk. */
+enum { LT_UINT8, LT_UINT16, LT_UINT32, LT_INT32, LT_INT64, LT_SOURCES };
+
+/* How misses are read. READ and ANNOUNCE need nothing but system calls that every machine has. */
+enum { LT_READ, LT_ANNOUNCE, LT_THREADS, LT_AIO, LT_URING, LT_WAYS };
+
+/* What happens to the page cache behind the reads. SEQUENTIAL also asks the kernel not to cache (RWF_DONTCACHE). */
+enum { LT_KEEP, LT_DROP, LT_DROP_SEQUENTIAL };
+
+typedef struct {
+    int64_t count;
+    const int32_t *fds;    /* one per run, or one for all */
+    const int32_t *direct; /* the same files opened with O_DIRECT, in the same shape; NULL: none */
+    int one_fd;
+    const int64_t *offsets;
+    const int64_t *lengths; /* one per run, or one for all */
+    int one_length;
+} lt_runs;
+
+/* Where runs go. Without `x` bytes are copied to into + targets[run]. With it they are tokens of a narrow array of
+ * rows x (length + 1) that exists nowhere: targets[run] is the run's first token in it, and columns 0 .. length-1 are
+ * widened into x, columns 1 .. length into y. A run stays inside one row; several runs may share a row. */
+typedef struct {
+    unsigned char *into;
+    const int64_t *targets;
+    void *x, *y;
+    int64_t length;
+    int source;     /* LT_UINT8 ... */
+    int wide;       /* bytes of an element of x and y: 4 or 8 */
+    uint64_t limit; /* ids must be below it; 0: every id that the wide type can hold */
+} lt_sink;
+
+/* The failure of lowest run number. kind READ_FAILED: `at` bytes of the run came, value is errno, 0 = end of file.
+ * kind BAD_TOKEN: value is the id that stands `at` bytes into the run. */
+typedef struct {
+    int kind;
+    int64_t run, at, value;
+} lt_problem;
+
+typedef struct {
+    lt_runs runs;
+    lt_sink sink;
+    int drop;
+    int (*interrupted)(void *); /* asked now and then; nonzero: stop, wait for what is in flight, return */
+    void *token;
+    int64_t asked;           /* clock of the last question */
+    atomic_int stop;         /* nonzero: start nothing new */
+    pthread_mutex_t noting;  /* threads note problems */
+    atomic_int noted;        /* nonzero: `problem` holds something */
+    lt_problem problem;
+} lt_call;
+
+static inline int32_t lt_fd(const lt_runs *runs, int64_t run) { return runs->fds[runs->one_fd ? 0 : run]; }
+static inline int32_t lt_direct(const lt_runs *runs, int64_t run) { return runs->direct[runs->one_fd ? 0 : run]; }
+static inline int64_t lt_length(const lt_runs *runs, int64_t run) { return runs->lengths[runs->one_length ? 0 : run]; }
+
+/* deliver.c */
+void lt_call_begin(lt_call *call);
+void lt_call_end(lt_call *call);
+void lt_note(lt_call *call, int kind, int64_t run, int64_t at, int64_t value);
+int64_t lt_worst(lt_call *call); /* the run of the problem noted so far; INT64_MAX: none */
+int lt_asks_to_stop(lt_call *call, int now);
+void lt_deliver(lt_call *call, int64_t run, int64_t at, const unsigned char *bytes, int64_t length);
+void lt_deliver_mapped(lt_call *call, const unsigned char *base, int64_t size);
+int64_t lt_item(int source);
+
+/* widen.c: count tokens to x and as many to y; either may be NULL. Returns nonzero if an id is refused. */
+int lt_widen(int source, int wide, const void *from, int64_t count, void *x, void *y, uint64_t limit);
+int64_t lt_first_refused(int source, int wide, const void *from, int64_t count, uint64_t limit, int64_t *id);
+
+/* permute.c: numbers mapped in place; returns the index of the first one that is not below n, or -1. */
+int64_t lt_permute(uint64_t *numbers, int64_t count, uint64_t n, const uint64_t *constants, int rounds,
+                   const uint64_t *tweaks, int inverted);
+
+/* available.c: an empty string, or why not. */
+const char *lt_unavailable(int way);
+
+#endif

@@ -1,0 +1,175 @@
+/* A queue's life, and one call through it: what is cached at once, the misses all together by the queue's way. */
+#include "queue.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PAGE 4096
+#define LARGEST_PIECE (512 * 1024) /* long runs: reads this long reach the device's rate with a few in flight */
+
+static int64_t rounded(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+static unsigned char *pages(int64_t bytes) {
+    void *at = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) return NULL;
+    /* A fork while the device writes would give one of the two processes a stale copy. */
+    madvise(at, (size_t)bytes, MADV_DONTFORK);
+    return at;
+}
+
+int64_t lt_least_staging(int way, unsigned depth, int64_t alignment) {
+    if (way < LT_THREADS) return 0;
+    /* Every thread, and at least 8 reads of a queue, have room for a page of a long run and its unaligned ends. */
+    return (way == LT_THREADS ? depth : 8) * (PAGE + 2 * alignment);
+}
+
+static int open_way(lt_queue *queue) {
+    int error = 0;
+    if (queue->way == LT_URING) {
+        const char *why = lt_unavailable(LT_URING);
+        if (*why) return ENOSYS;
+        queue->backend = &lt_uring;
+        queue->self = lt_uring_open(queue->depth, queue->staging, queue->bytes, &error);
+    } else if (queue->way == LT_AIO) {
+        queue->backend = &lt_aio;
+        queue->self = lt_aio_open(queue->depth, &error);
+    } else if (queue->way == LT_THREADS) {
+        queue->pool = lt_pool_open(queue->depth);
+        return queue->pool ? 0 : EAGAIN;
+    }
+    return error;
+}
+
+int lt_queue_open(lt_queue *queue, int way, unsigned depth, int64_t bytes, int64_t alignment) {
+    memset(queue, 0, sizeof *queue);
+    if (bytes < lt_least_staging(way, depth, alignment)) return EINVAL;
+    queue->way = way, queue->depth = depth, queue->alignment = alignment;
+    queue->owner = getpid();
+    queue->bytes = way >= LT_THREADS ? rounded(bytes, PAGE) : 0;
+    queue->scratch = pages(LT_SCRATCH);
+    if (queue->scratch == NULL) return ENOMEM;
+    if (queue->bytes) queue->staging = pages(queue->bytes);
+    int error = queue->bytes && queue->staging == NULL ? ENOMEM : open_way(queue);
+    if (error) lt_queue_close(queue);
+    return error;
+}
+
+void lt_queue_close(lt_queue *queue) {
+    /* After a fork nothing of the parent's is touched: its threads, rings and staging are not here. */
+    int forked = queue->owner != getpid();
+    if (queue->self) queue->backend->close(queue->self, forked);
+    if (queue->pool && !forked) lt_pool_close(queue->pool);
+    if (queue->staging && !forked) munmap(queue->staging, (size_t)queue->bytes);
+    if (queue->scratch && !forked) munmap(queue->scratch, LT_SCRATCH);
+    free(queue->misses);
+    memset(queue, 0, sizeof *queue);
+}
+
+/* Keeps reads in flight until every piece has come, or until it is told to stop; then waits for those that fly. */
+static int keep_in_flight(lt_queue *queue, lt_pieces *pieces, unsigned slots, int64_t slot_bytes) {
+    lt_slot *slot = malloc(slots * (sizeof *slot + sizeof(int64_t) + 2 * sizeof(unsigned)));
+    if (slot == NULL) return LT_NO_MEMORY;
+    int64_t *results = (int64_t *)(slot + slots);
+    unsigned *vacant = (unsigned *)(results + slots), *came = vacant + slots, empty = slots, flying = 0;
+    int more = 1;
+    for (unsigned i = 0; i < slots; i++) vacant[i] = slots - 1 - i;
+    for (;;) {
+        while (more && empty) {
+            unsigned index = vacant[empty - 1];
+            if (!lt_pieces_next(pieces, &slot[index])) {
+                more = 0;
+                break;
+            }
+            slot[index].memory = queue->staging + index * slot_bytes;
+            queue->backend->queue(queue->self, index, &slot[index]);
+            empty--, flying++;
+        }
+        if (flying == 0) break;
+        /* Waiting for a few at a time widens some while others fly; waiting for each alone would wake us too often. */
+        unsigned few = more ? flying / 4 + 1 : 16;
+        int count = queue->backend->wait(queue->self, flying < few ? flying : few, came, results);
+        if (count <= 0) lt_asks_to_stop(pieces->call, 1);
+        for (int i = 0; i < count; i++) {
+            unsigned index = came[i];
+            if (lt_slot_came(pieces->call, &slot[index], results[i], pieces->alignment) == LT_SLOT_AGAIN) {
+                queue->backend->queue(queue->self, index, &slot[index]);
+            } else {
+                vacant[empty++] = index, flying--;
+            }
+        }
+        lt_asks_to_stop(pieces->call, 0);
+    }
+    free(slot);
+    return LT_FINE;
+}
+
+/* A pipe or an eventfd in a queue would be waited for for ever, and directories have other errors there than in pread:
+ * the misses before the first file that is no file. */
+static int64_t only_files(lt_queue *queue, lt_call *call, int64_t missed) {
+    struct stat found;
+    int32_t last = -1;
+    for (int64_t i = 0; i < missed; i++) {
+        const lt_miss *miss = &queue->misses[i];
+        int32_t fd = call->runs.direct ? lt_direct(&call->runs, miss->run) : lt_fd(&call->runs, miss->run);
+        if (fd == last) continue;
+        last = fd;
+        if (fstat(fd, &found) != 0 || S_ISREG(found.st_mode) || S_ISBLK(found.st_mode)) continue;
+        lt_note(call, LT_READ_FAILED, miss->run, miss->at, S_ISDIR(found.st_mode) ? EISDIR : ESPIPE);
+        return i;
+    }
+    return missed;
+}
+
+static int read_together(lt_queue *queue, lt_call *call, int64_t missed) {
+    int64_t longest = 0, align = call->runs.direct ? queue->alignment : 1;
+    for (int64_t i = 0; i < missed; i++) {
+        int64_t left = lt_length(&call->runs, queue->misses[i].run) - queue->misses[i].at;
+        if (left > longest) longest = left;
+    }
+    unsigned threads = queue->way == LT_THREADS ? queue->depth : 1;
+    int64_t most = queue->bytes / threads / (queue->way == LT_THREADS ? 1 : 8) - 2 * align;
+    if (most > LARGEST_PIECE) most = LARGEST_PIECE;
+    int64_t piece = longest < most ? longest : most / PAGE * PAGE; /* whole tokens, whatever their size */
+    int64_t slot_bytes = align > 1 ? (piece + 2 * align - 2) / align * align : rounded(piece, 64);
+    lt_pieces pieces = {.call = call, .misses = queue->misses, .count = missed, .piece = piece, .alignment = align};
+    if (queue->way == LT_THREADS) {
+        lt_pool_read(queue->pool, &pieces, queue->staging, slot_bytes);
+        return LT_FINE;
+    }
+    int64_t slots = queue->bytes / slot_bytes;
+    if (slots > queue->depth) slots = queue->depth;
+    if (slots > missed && longest <= piece) slots = missed;
+    return keep_in_flight(queue, &pieces, (unsigned)slots, slot_bytes);
+}
+
+int lt_queue_fill(lt_queue *queue, lt_call *call) {
+    if (queue->scratch == NULL || queue->owner != getpid()) return LT_REFUSED;
+    int64_t missed;
+    if (queue->way == LT_READ) {
+        queue->runs += call->runs.count;
+        for (int64_t run = 0; run < call->runs.count && run <= lt_worst(call); run++) {
+            lt_read_plain(queue, call, run, 0);
+            if ((run & 15) == 15 && lt_asks_to_stop(call, 0)) break;
+        }
+    } else if ((missed = lt_read_cached(queue, call)) < 0) {
+        return LT_NO_MEMORY;
+    } else if (queue->way == LT_ANNOUNCE) {
+        lt_announce(&call->runs, queue->misses, missed);
+        for (int64_t i = 0; i < missed && queue->misses[i].run <= lt_worst(call); i++) {
+            lt_read_plain(queue, call, queue->misses[i].run, queue->misses[i].at);
+            if ((i & 15) == 15 && lt_asks_to_stop(call, 0)) break;
+        }
+    } else if ((missed = only_files(queue, call, missed)) && !atomic_load(&call->stop)) {
+        if (read_together(queue, call, missed) != LT_FINE) return LT_NO_MEMORY;
+        for (int64_t i = 0; i < missed; i++) {
+            queue->moved += lt_length(&call->runs, queue->misses[i].run) - queue->misses[i].at;
+            if (call->drop && !call->runs.direct) lt_drop_run(&call->runs, queue->misses[i].run, call->drop);
+        }
+    }
+    if (atomic_load(&call->stop)) return LT_INTERRUPTED;
+    return call->problem.kind;
+}

@@ -1,0 +1,227 @@
+"""Both engines fill the same bytes, by every way of reading, cached or not, as NumPy has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.native.asked import (
+    PYTHON,
+    aligned,
+    blank_pair,
+    expected,
+    forget,
+    int64,
+    native,
+    noise,
+    opened,
+    random_runs,
+    require,
+)
+
+from lowtide import machine
+from lowtide._native import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Engine, Pair, Problem, Runs
+
+SIZE = 1 << 20
+# way, through O_DIRECT: every combination that has a meaning
+ROUTES = [(way, direct) for way in WAYS for direct in (False, True) if direct <= (way in ("threads", "aio", "uring"))]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("native") / "noise.dat"
+    noise(path, SIZE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def content(file: Path) -> bytes:
+    return file.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def fds(file: Path) -> Iterator[tuple[int, int]]:
+    with opened(file) as fd, opened(file, direct=True) as direct:
+        yield fd, direct
+
+
+def queue_of(engine: Engine, way: str, **settings: int) -> Any:
+    if engine.name == "native":
+        require(way)
+    return engine.queue(way, **settings)
+
+
+def engines(way: str) -> list[Engine]:
+    return [native()] + ([PYTHON] if way in ("read", "announce", "threads") else [])
+
+
+@pytest.mark.parametrize(("way", "direct"), ROUTES)
+@pytest.mark.parametrize("cold", [False, True])
+def test_gather_gives_the_bytes_of_the_file(
+    way: str, direct: bool, cold: bool, content: bytes, fds: tuple[int, int]
+) -> None:
+    runs = random_runs(fds[0], SIZE, 200, 3001, direct=fds[1] if direct else None)
+    for engine in engines(way):
+        queue = queue_of(engine, way, depth=16)
+        for turn in range(3):
+            if cold:
+                forget(fds[0])
+            into = np.zeros(200 * 3001, np.uint8)
+            assert queue.gather(runs, into, KEEP) is None
+            assert into.tobytes() == expected(content, runs), f"{engine.name}, turn {turn}"
+
+
+@pytest.mark.parametrize(("way", "direct"), ROUTES)
+def test_long_runs_pass_through_small_staging(way: str, direct: bool, content: bytes, fds: tuple[int, int]) -> None:
+    runs = Runs(fds[0], int64(1, 100_001, 5), int64(700_000, 900_000, 3), None, fds[1] if direct else None)
+    for engine in engines(way):
+        queue = queue_of(engine, way, depth=8, staging=8 * (4096 + 2 * 4096))
+        forget(fds[0])
+        into = np.zeros(1_600_003, np.uint8)
+        assert queue.gather(runs, into, KEEP) is None
+        assert into.tobytes() == expected(content, runs)
+
+
+@pytest.mark.parametrize(("way", "direct"), ROUTES)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_windows_are_what_numpy_makes_of_them(
+    way: str, direct: bool, content: bytes, fds: tuple[int, int], data: st.DataObject
+) -> None:
+    source = data.draw(st.sampled_from(SOURCES))
+    wide = data.draw(st.sampled_from(["int32", "int64"]))
+    length, rows = data.draw(st.integers(1, 300)), data.draw(st.integers(0, 40))
+    vocab = data.draw(st.one_of(st.none(), st.sampled_from([1, 200, 256, 60_000, 65_536, 2**31, 2**32, 2**62])))
+    item = np.dtype(source).itemsize
+    offsets = np.array(data.draw(st.lists(st.integers(0, SIZE - 301 * 8), min_size=rows, max_size=rows)), np.int64)
+    runs = Runs(fds[0], offsets, (length + 1) * item, None, fds[1] if direct else None)
+    if data.draw(st.booleans()):
+        forget(fds[0])
+    narrow = np.array([np.frombuffer(content, source, length + 1, int(offset)) for offset in offsets], source).reshape(
+        rows, length + 1
+    )
+    limit = np.iinfo(wide)
+    wider = narrow.astype(object)
+    bad = (wider > limit.max) | (wider < limit.min)
+    if vocab is not None:
+        bad |= (wider >= vocab) | (wider < 0)
+    problem = None
+    if bad.any():
+        row, column = divmod(int(np.argmax(bad)), length + 1)
+        problem = ("token", row, column * item, int(narrow[row, column]))
+    for engine in engines(way):
+        x, y = np.zeros((rows, length), wide), np.zeros((rows, length), wide)
+        found = queue_of(engine, way, depth=16).windows(runs, Pair(x, y, length, source, vocab), KEEP)
+        assert found == problem, engine.name
+        if problem is None:
+            assert np.array_equal(x, narrow[:, :-1]) and np.array_equal(y, narrow[:, 1:]), engine.name
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_window_may_come_in_pieces_from_several_files(
+    content: bytes, fds: tuple[int, int], data: st.DataObject
+) -> None:
+    length, rows = data.draw(st.integers(1, 50)), data.draw(st.integers(1, 10))
+    cuts = [sorted(data.draw(st.sets(st.integers(1, length), max_size=3))) for _ in range(rows)]
+    offsets, lengths = [], []
+    for row in range(rows):
+        bounds = [0, *cuts[row], length + 1]
+        for first, last in pairwise(bounds):
+            offsets.append(data.draw(st.integers(0, 1000)))
+            lengths.append(2 * (last - first))
+    runs = Runs(np.full(len(offsets), fds[0], np.int32), int64(*offsets), int64(*lengths))
+    narrow = np.frombuffer(expected(content, runs), "uint16").reshape(rows, length + 1)
+    order = np.random.default_rng(len(offsets)).permutation(len(offsets))
+    targets = (np.cumsum(runs.lengths) - runs.lengths) // 2
+    mixed = Runs(runs.fds, runs.offsets[order], runs.lengths[order], targets[order])
+    for engine in (native(), PYTHON):
+        for asked in (runs, mixed):
+            x, y = np.zeros((2, rows, length), "int64")
+            assert engine.queue("read").windows(asked, Pair(x, y, length, "uint16", None), KEEP) is None
+            assert np.array_equal(x, narrow[:, :-1]) and np.array_equal(y, narrow[:, 1:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    source=st.sampled_from(SOURCES),
+    wide=st.sampled_from(["int32", "int64"]),
+    length=st.integers(1, 200),
+    offsets=st.lists(st.integers(0, SIZE), max_size=20),
+)
+def test_a_mapping_gives_the_same_windows_and_ends_where_the_file_does(
+    content: bytes, source: str, wide: str, length: int, offsets: list[int]
+) -> None:
+    item, rows = np.dtype(source).itemsize, len(offsets)
+    runs = Runs(-1, int64(*offsets), (length + 1) * item)
+    results = []
+    for engine in (native(), PYTHON):
+        x, y = np.zeros((2, rows, length), wide)
+        into = np.zeros(rows * (length + 1) * item, np.uint8)
+        found = engine.windows_mapped(content, runs, Pair(x, y, length, source, None))
+        copied = engine.gather_mapped(content, runs, into)
+        results.append(
+            (found, copied, None if found else (x.tobytes(), y.tobytes()), None if copied else into.tobytes())
+        )
+        if not copied:
+            assert into.tobytes() == expected(content, runs)
+    assert results[0] == results[1]
+
+
+def test_targets_put_runs_anywhere(content: bytes, fds: tuple[int, int]) -> None:
+    runs = Runs(fds[0], int64(10, 20, 30), int64(5, 0, 7), int64(20, 30, 3))
+    for engine in (native(), PYTHON):
+        into = bytearray(30)
+        assert engine.queue("announce").gather(runs, into, KEEP) is None
+        assert into == bytes(3) + content[30:37] + bytes(10) + content[10:15] + bytes(5)
+
+
+@pytest.mark.parametrize(("way", "direct"), ROUTES)
+@pytest.mark.parametrize("drop", [DROP, DROP_SEQUENTIAL])
+def test_dropping_leaves_nothing_in_the_page_cache(
+    way: str, direct: bool, drop: int, file: Path, fds: tuple[int, int]
+) -> None:
+    """The negative control is the same read without dropping."""
+    length = 4096 if drop == DROP else 128 * 1024
+    runs = Runs(fds[0], np.arange(0, SIZE, length), length, None, fds[1] if direct else None)
+    into = aligned(SIZE)
+    # What a caller of scattered reads does: the kernel then brings in no more than was asked for.
+    os.posix_fadvise(fds[0], 0, 0, os.POSIX_FADV_RANDOM if drop == DROP else os.POSIX_FADV_NORMAL)
+    for engine in engines(way):
+        queue = queue_of(engine, way)
+        for _ in range(2):  # the second time the queue knows that nothing is cached
+            forget(fds[0])
+            assert queue.gather(runs, into, drop) is None
+            assert machine.page_cache(file).cached == 0, engine.name
+        if not direct:
+            assert queue.gather(runs, into, KEEP) is None
+            assert machine.page_cache(file).cached == SIZE
+
+
+@pytest.mark.parametrize(("way", "direct"), ROUTES)
+def test_the_end_of_a_file_names_the_run_and_what_came(way: str, direct: bool, fds: tuple[int, int]) -> None:
+    runs = Runs(fds[0], int64(0, SIZE - 1500, 5, SIZE + 5), 2000, None, fds[1] if direct else None)
+    for engine in engines(way):
+        for _ in range(3):
+            assert queue_of(engine, way).gather(runs, bytearray(8000), KEEP) == ("read", 1, 1500, 0)
+        tokens = queue_of(engine, way).windows(runs, blank_pair(4, 999), KEEP)
+        assert tokens == ("read", 1, 1500, 0)
+
+
+def test_problems_have_names() -> None:
+    assert Problem("read", 1, 2, 3).run == 1
+
+
+def test_counters_tell_hits_from_misses(fds: tuple[int, int]) -> None:
+    queue = native().queue("announce")
+    runs = random_runs(fds[0], SIZE, 10, 100)
+    os.pread(fds[0], SIZE, 0)
+    queue.gather(runs, bytearray(1000), KEEP)
+    assert queue.counters() == (10, 10, 1000)
