@@ -20,12 +20,21 @@ from lowtide.storage.budget import whole_pages
 from lowtide.units import format_size
 
 
+class DocumentPlace(NamedTuple):
+    """Where a document, or the piece of one that stands in a row, begins, and how many tokens it has there."""
+
+    file: str
+    offset: int
+    tokens: int
+
+
 class Place(NamedTuple):
     """Where a row begins: the file and the byte in it (as in ``np.fromfile(file, offset=offset)``)."""
 
     file: str
     offset: int
     corpus: str | None = None  # its name in a mixture
+    documents: tuple[DocumentPlace, ...] = ()  # of a packed row
 
 
 class Cut(Protocol):

@@ -125,6 +125,21 @@ class Store:
         self.files.counters.asked += 0 if found is None else found.nbytes
         return found
 
+    def pieces(
+        self,
+        offsets: Offsets,
+        lengths: Offsets,
+        buffer: Buffer,
+        *,
+        ahead: Callable[[], tuple[Offsets, Offsets]] | None = None,
+    ) -> None:
+        """Fill ``buffer`` with runs of unequal length, one after the other; ``ahead`` gives the next call's."""
+        if len(offsets) == 0:
+            return
+        self.files.counters.asked += int(lengths.sum())
+        later = None if ahead is None else lambda: self._located.unequal(*ahead())
+        self._fill(self._located.unequal(offsets, lengths), buffer, ahead=later, scattered=True)
+
     def run(self, offset: int, length: int, buffer: Buffer) -> None:
         """Fill ``buffer`` with one run of consecutive bytes."""
         if length:
