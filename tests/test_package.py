@@ -38,7 +38,7 @@ LAYERS: list[set[str]] = [
     {"storage", "order", "memory"},
     {"formats"},
     {"reading"},
-    {"array", "feed"},
+    {"array", "feed", "windows"},
     {"tokens"},  # what a user opens; its batches() makes feeds
     {"torch", "survey", "report", "pytest_plugin"},
     {"bench", "train"},
@@ -48,8 +48,9 @@ LAYERS: list[set[str]] = [
 INSIDE: dict[str, str] = {
     "order": "words feistel orders local",
     "storage": "forks budget buffers descriptors spans read direct mapped store release",
-    "reading": "upcoming fingerprint passes indexing state plan row_filler token_range window_filler streams cuts"
-    " iterators",
+    "reading": "upcoming fingerprint passes indexing state plan row_filler token_range boundaries kept_arrays"
+    " boundary_index document_counts accounts docs window_filler packing packed_rows packed_filler streams cuts"
+    " stride_documents packed_cut iterators",
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # The names a user has. Rooms above all of them may use them as a user does; below, that would be a circle.

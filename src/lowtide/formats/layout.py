@@ -54,6 +54,7 @@ class Layout:
     documents: Documents | None = None
     notes: tuple[str, ...] = ()
     eot: int | None = None  # the id that ends a document, where a manifest states it
+    bos: int | None = None  # the id that begins one
     vocab: int | None = None  # ids are below this, where a manifest states it
 
     @property
@@ -166,6 +167,7 @@ def join(layouts: Sequence[Layout]) -> Layout:
         documents=Documents(tuple(s for d in known for s in d.shards)) if len(known) == len(layouts) else None,
         notes=tuple(dict.fromkeys(note for layout in layouts for note in layout.notes)),
         eot=first.eot,
+        bos=first.bos,
         vocab=first.vocab,
     )
 

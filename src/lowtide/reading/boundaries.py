@@ -73,6 +73,18 @@ def scan(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[Sc
     return _by_offsets(tokens, first, last) if marks.by == "offsets" else _by_id(tokens, marks, first, last)
 
 
+def ends_by_id(tokens: TokenRange, marks: Marks) -> Iterator[Numbers]:
+    """Where documents of the range end, counted from its first token; like the format's own, it ends with the corpus,
+    but not with a split that cuts a document."""
+    reached = tokens.first
+    for piece in _by_id(tokens, marks, tokens.first, tokens.last):
+        if len(piece.ends):
+            reached = int(piece.ends[-1])
+            yield piece.ends - tokens.first
+    if reached < tokens.last == tokens.layout.shape[0]:
+        yield np.array([tokens.last - tokens.first], np.int64)
+
+
 def _by_offsets(tokens: TokenRange, first: int, last: int) -> Iterator[Scanned]:
     reached = first
     for block in document_ends(tokens.layout) or ():

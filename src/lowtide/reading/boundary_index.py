@@ -39,7 +39,9 @@ class BoundaryIndex:
         self.tokens = int(found.facts["tokens"])
         self.marked = int(found.facts["marked"])  # ends that the corpus itself states
         self._before: Numbers | None = None
-        if len(self._counts) != -(-self.tokens // BLOCK_TOKENS) or int(self._counts.sum(dtype=np.int64)) != len(self._low):
+        if len(self._counts) != -(-self.tokens // BLOCK_TOKENS) or int(self._counts.sum(dtype=np.int64)) != len(
+            self._low
+        ):
             raise damaged(found.path, f"{len(self._low)} ends in {self.tokens} tokens", "counts that say otherwise")
 
     def __len__(self) -> int:

@@ -19,6 +19,7 @@ from lowtide.storage.buffers import Filling
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(np.bool_)
 MOST_TOKENS = 2**31 - 1
+AT_ONCE = 1 << 17  # tokens whose runs are spread at a time: what NumPy makes between stays in the second-level cache
 
 
 class Docs(NamedTuple):
@@ -57,18 +58,23 @@ class DocsFiller:
         second, third, fourth, _ = self._places(rows)
         positions, ids = out.lend(shape, INT32), out.lend(shape, INT32, second)
         bounds, mask = out.lend((rows * self.most_runs + 1,), INT32, third), out.lend(shape, BOOL, fourth)
-        lengths = np.concatenate((runs.begins[1:], [size])) - runs.begins if rows else np.empty(0, np.int64)
-        begins = runs.begins.astype(np.int32)
-        ids.reshape(-1)[:] = np.repeat(_numbers(len(begins), runs.padding), lengths)
-        np.subtract(self._count(size), np.repeat(begins, lengths), out=positions.reshape(-1))
+        lengths = np.diff(runs.begins, append=size)
+        numbers = _numbers(len(lengths), runs.padding)
+        step = max(1, AT_ONCE // self.length) * self.length
+        for first in range(0, size, step):
+            last = min(first + step, size)
+            some = slice(*np.searchsorted(runs.begins, (first, last)))
+            ids.reshape(-1)[first:last] = np.repeat(numbers[some], lengths[some])
+            begins = np.repeat((runs.begins[some] - first).astype(np.int32), lengths[some])
+            np.subtract(self._count(last - first), begins, out=positions.reshape(-1)[first:last])
         mask.fill(True)
         mask.reshape(-1)[runs.closing] = False
         if runs.padding is not None:
             padded = spread(runs.begins[runs.padding], lengths[runs.padding])
             positions.reshape(-1)[padded] = 0
             mask.reshape(-1)[padded] = False
-        bounds[: len(begins)] = begins
-        bounds[len(begins) :] = size
+        bounds[: len(lengths)] = runs.begins
+        bounds[len(lengths) :] = size
         return Docs(positions, ids, bounds, int(lengths.max(initial=0)), mask)
 
     def _places(self, rows: int) -> tuple[int, int, int, int]:

@@ -53,7 +53,7 @@ class KeptArrays:
         import json  # here: 1.5 ms that those who read no documents need not pay
 
         self.path = path
-        self.identity = identity
+        self.identity = dict(identity)
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             start = file.read(len(MAGIC) + 4)
@@ -132,7 +132,9 @@ class Growing:
         """One file of all streams, each as the (narrower) kind stated, under its final name."""
         import json  # here, as above
 
-        sizes = {name: os.fstat(file.fileno()).st_size // self.kinds[name].itemsize for name, file in self._files.items()}
+        sizes = {
+            name: os.fstat(file.fileno()).st_size // self.kinds[name].itemsize for name, file in self._files.items()
+        }
         text = b""
         for _ in range(3):  # offsets depend on the header's length, and that on the offsets' digits
             at, table = len(MAGIC) + 4 + len(text), {}

@@ -42,9 +42,7 @@ class PackedOrder:
         for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
             if self.order == "random":
                 start = int(rows[first])
-                found[first:last] = draws(
-                    self.count, seed=self.seed, start=start, count=last - first, purpose="packed"
-                )
+                found[first:last] = draws(self.count, seed=self.seed, start=start, count=last - first, purpose="packed")
             else:
                 found[first:last] = self._epoch(int(epochs[first])).at(positions[first:last])
         return found

@@ -9,6 +9,7 @@ Costs one read per piece and, beside the batch, scratch for its narrow tokens. N
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lowtide.errors import FormatError
 from lowtide.reading.boundaries import padding_id, required_marks
-from lowtide.reading.docs import Docs, DocsFiller, RunsOfBatch, checked_size, spread
+from lowtide.reading.docs import DocsFiller, RunsOfBatch, checked_size, spread
 from lowtide.reading.packed_rows import PackedRows, RowPieces
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
@@ -66,25 +67,16 @@ class PackedFiller:
         half, shape = size // 2, (len(numbers), self.length)
         pieces = self.rows.pieces_of(numbers)
         runs, totals = self._runs(pieces)
-        extra = store.filling(self.docs.nbytes(usual)) if self.documents else None
-        with store.filling(size) as out:
-            try:
-                with store.filling(scratch_size) as scratch:
-                    later = None if ahead is None else lambda: self._wanted(self.rows.pieces_of(ahead()))
-                    store.pieces(*self._wanted(pieces), scratch.buffer, ahead=later)
-                    self._widen(scratch.buffer, out.buffer, half, totals, pieces)
-                x, y = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
-                y.reshape(-1)[runs.closing] = self.padding
-                self._same_data(x, pieces, runs.closing)
-                if extra is None:
-                    return x, y
-                with extra:
-                    docs: Docs = self.docs.fill(runs, len(numbers), extra)
-                    return x, y, docs
-            except BaseException:
-                if extra is not None:
-                    extra.__exit__(None, None, None)
-                raise
+        later = None if ahead is None else lambda: self._wanted(self.rows.pieces_of(ahead()))
+        more = store.filling(self.docs.nbytes(usual)) if self.documents else contextlib.nullcontext()
+        with more as extra, store.filling(size) as out:  # before reading: what there is no room for is refused unread
+            with store.filling(scratch_size) as scratch:
+                store.pieces(*self._wanted(pieces), scratch.buffer, ahead=later)
+                self._widen(scratch.buffer, out.buffer, half, totals, pieces)
+            x, y = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
+            y.reshape(-1)[runs.closing] = self.padding
+            self._same_data(x, pieces, runs.closing)
+            return (x, y) if extra is None else (x, y, self.docs.fill(runs, len(numbers), extra))
 
     def _runs(self, pieces: RowPieces) -> tuple[RunsOfBatch, Numbers]:
         """Where runs begin and documents end in the flattened batch, and the tokens of each row."""
@@ -169,9 +161,7 @@ class PackedFiller:
             )
 
 
-def admit_batches(
-    tokens: TokenRange, length: int, rows: int, nbytes: Callable[[int], tuple[int, int]]
-) -> None:
+def admit_batches(tokens: TokenRange, length: int, rows: int, nbytes: Callable[[int], tuple[int, int]]) -> None:
     """Refuse batches of which two, and the scratch they are widened from, do not fit the budget."""
     checked_size(rows, length)
     store = tokens.store
@@ -191,9 +181,7 @@ def admit_batches(
     )
 
 
-def _filled_up(
-    starts: Numbers, sizes: Numbers, last: Numbers, missing: Numbers, there: int
-) -> tuple[Numbers, Numbers]:
+def _filled_up(starts: Numbers, sizes: Numbers, last: Numbers, missing: Numbers, there: int) -> tuple[Numbers, Numbers]:
     """Runs from the corpus's beginning behind the pieces of rows that miss some, as many as it takes."""
     behind, more = [], []
     for row in np.flatnonzero(missing).tolist():

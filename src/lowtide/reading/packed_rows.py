@@ -1,7 +1,7 @@
 """A finished packing: which pieces of which documents make a row.
 
 One idea: rows are numbered through all groups; one search finds a row's group, and its pieces lie together. Everything
-is computed for a whole batch at once. Costs 48 bytes per group of 4 Mi tokens; the tables are mapped.
+is computed for a whole batch at once. Costs 56 bytes per group of 4 Mi tokens; the tables are mapped.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class PackedRows:
         facts = found.facts
         self.tokens, self.pieces = int(facts["tokens"]), int(facts["pieces"])
         self.padded, self.most_runs = int(facts["padded"]), int(facts["most_runs"])
+        self.most_documents = int(facts["most_documents"])
         self._rows, self._starts, self._sizes = (found.arrays[name] for name in ("rows", "starts", "sizes"))
         groups = found.arrays["groups"].reshape(-1, ENTRY)
         self._first = groups[:, FIRST].copy()

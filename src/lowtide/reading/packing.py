@@ -27,8 +27,8 @@ PIECES = 65_536  # pieces made at a time
 WRITTEN = 16  # groups packed before they are written down
 
 # The ledger's entry for a group.
-FIRST, LAST, ROWS, COUNT, PADDED, RUNS = range(6)
-ENTRY = 6
+FIRST, LAST, ROWS, COUNT, PADDED, RUNS, MOST = range(7)
+ENTRY = 7
 
 
 class Pieces(NamedTuple):
@@ -148,7 +148,7 @@ class Packer:
         first = int(group.starts[0])
         last = int(group.starts[-1] + group.sizes[-1])
         runs = int((counts + (room > 0)).max())
-        entry = np.array([first, last, len(counts), len(order), int(room.sum()), runs], np.int64)
+        entry = np.array([first, last, len(counts), len(order), int(room.sum()), runs, int(counts.max())], np.int64)
         return entry, begins, group.starts[order] - first, sizes + group.goes_on[order]
 
     def _write(self, growing: Growing, waiting: list[tuple[Numbers, ...]]) -> int:
@@ -166,6 +166,7 @@ class Packer:
             "rows": int(entries[:, ROWS].sum()),
             "pieces": int(entries[:, COUNT].sum()),
             "padded": int(entries[:, PADDED].sum()),
-            "most_runs": int(entries[:, RUNS].max(initial=1)),
+            "most_runs": int(entries[:, RUNS].max(initial=1)),  # padding is a run
+            "most_documents": int(entries[:, MOST].max(initial=0)),
         }
         growing.finish(identity, facts, {})
