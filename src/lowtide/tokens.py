@@ -29,7 +29,7 @@ from lowtide.windows import Windows
 ITERATED = 65_536  # tokens read at a time when somebody loops over them one by one
 
 
-def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
+def open_tokens(
     source: Source,
     *,
     dtype: DTypeLike | None = None,

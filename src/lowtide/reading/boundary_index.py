@@ -72,7 +72,8 @@ class BoundaryIndex:
         """How many ends are at or before each position: bisection inside the block it falls into, all at once."""
         before = self._prefix()
         block = np.minimum(positions >> BITS, len(self._counts))
-        low, high = before[block], before[np.minimum(block + 1, len(self._counts))]
+        low: Numbers = before[block]
+        high: Numbers = before[np.minimum(block + 1, len(self._counts))]
         inside = positions & (BLOCK_TOKENS - 1)
         for _ in range(int((high - low).max(initial=0)).bit_length()):
             middle = (low + high) >> 1

@@ -96,7 +96,8 @@ class DocsFiller:
 def spread(begins: Numbers, lengths: Numbers) -> Numbers:
     """Every position of the stretches ``[begin, begin + length)``."""
     before = np.cumsum(lengths) - lengths
-    return np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
+    found: Numbers = np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
+    return found
 
 
 def checked_size(rows: int, length: int) -> None:

@@ -42,7 +42,7 @@ class Kept:
 
     def places(self) -> tuple[Path, Path]:
         """Where it may lie, best first."""
-        cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
         return Path(self.beside).parent / FOLDER / self.name, Path(cache) / "lowtide" / self.name
 
 
@@ -137,11 +137,11 @@ class Growing:
         }
         text = b""
         for _ in range(3):  # offsets depend on the header's length, and that on the offsets' digits
-            at, table = len(MAGIC) + 4 + len(text), {}
+            at, table = len(MAGIC) + 4 + len(text), dict[str, tuple[str, int, int]]()
             for name, count in sizes.items():
                 at = -(-at // ALIGNED) * ALIGNED
                 kind = np.dtype(kinds.get(name, self.kinds[name]))
-                table[name] = [kind.str, count, at]
+                table[name] = (kind.str, count, at)
                 at += count * kind.itemsize
             text = json.dumps({"identity": identity, "facts": facts, "arrays": table}).encode().ljust(len(text))
         with atomic_write(self.target) as out:

@@ -156,8 +156,8 @@ class PackedFiller:
             found = int(x.reshape(-1)[closing[wrong[0]]])
             path, offset = self.tokens.place(int(pieces.starts[whole[wrong[0]]] + pieces.sizes[whole[wrong[0]]] - 1))
             raise FormatError(
-                f"{path}: expected {self._marks} at the end of a document (byte {offset}), got {found}: the tokens have "
-                f"changed since their documents were indexed. Delete {self.rows.kept.path} and the index beside it."
+                f"{path}: expected {self._marks} at the end of a document (byte {offset}), got {found}: the tokens "
+                f"have changed since their documents were indexed. Delete {self.rows.kept.path} and the index beside it."
             )
 
 

@@ -38,6 +38,10 @@ class Pieces(NamedTuple):
     sizes: Numbers
     goes_on: NDArray[np.bool_]
 
+    def part(self, first: int, last: int | None) -> Pieces:
+        some = slice(first, last)
+        return Pieces(self.starts[some], self.sizes[some], self.goes_on[some])
+
 
 def streams(length: int) -> dict[str, str]:
     """The arrays of a packing: the ledger of groups first. ``sizes``: tokens, and one more where a document goes on."""
@@ -69,8 +73,8 @@ def groups_of(pieces: Iterator[Pieces]) -> Iterator[Pieces]:
             size = min(int(full), GROUP_PIECES)
             if size > len(held.starts):
                 break
-            yield Pieces(*(part[:size] for part in held))
-            held = Pieces(*(part[size:] for part in held))
+            yield held.part(0, size)
+            held = held.part(size, None)
     if len(held.starts):
         yield held
 
