@@ -118,7 +118,7 @@ def _by_id(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[
 def few_true(hits: NDArray[np.bool_]) -> Numbers:
     """Like np.flatnonzero, four times faster where hits are few: eight at a time are looked at first."""
     whole = len(hits) // 8 * 8
-    words = np.flatnonzero(hits[:whole].view(np.uint64))
-    rows, columns = np.nonzero(hits[:whole].reshape(-1, 8)[words])
+    words = hits[:whole].view(np.uint64).nonzero()[0]
+    rows, columns = hits[:whole].reshape(-1, 8)[words].nonzero()
     found: Any = words[rows] * 8 + columns
     return found if whole == len(hits) else np.concatenate((found, np.flatnonzero(hits[whole:]) + whole))

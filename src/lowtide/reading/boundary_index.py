@@ -120,8 +120,8 @@ def boundary_index(tokens: TokenRange, marks: Marks, progress: Progress = None) 
     if marks.by != "offsets" and found.marked == 0:
         first = "last" if marks.by == "eot" else "first"
         raise FormatError(
-            f"{tokens.store.where}: expected the id {marks.id} ({marks.by}) as the {first} token of every document, got "
-            f"none among {len(corpus)} tokens. Open with the {marks.by}= that this tokenizer writes."
+            f"{tokens.store.where}: expected the id {marks.id} ({marks.by}) as the {first} token of every document, "
+            f"got none among {len(corpus)} tokens. Open with the {marks.by}= that this tokenizer writes."
         )
     return found
 

@@ -102,8 +102,12 @@ class StrideCut:
     def read(
         self, numbers: Numbers, *, rows: int, ahead: Callable[[], Numbers] | None = None, tail: bool = False
     ) -> Any:
-        windows = WindowFiller(self.tokens, self.tail, self._windows.dtype) if tail else self._windows
+        windows = self.shorter() if tail else self._windows
         return windows.read(numbers, rows=rows, ahead=ahead)
+
+    def shorter(self) -> WindowFiller:
+        """For the one shorter row that a finite order ends with."""
+        return WindowFiller(self.tokens, self.tail, self._windows.dtype)
 
     def places(self, numbers: Numbers) -> list[Place]:
         return [Place(*self.tokens.place(int(start))) for start in numbers]

@@ -20,6 +20,7 @@ from lowtide.storage.buffers import Filling
 INT32, BOOL = np.dtype(np.int32), np.dtype(np.bool_)
 MOST_TOKENS = 2**31 - 1
 AT_ONCE = 1 << 17  # tokens whose runs are spread at a time: what NumPy makes between stays in the second-level cache
+FEW = 4  # rows per run that begins inside a row, from which on such runs are written one by one
 
 
 class Docs(NamedTuple):
@@ -52,30 +53,60 @@ class DocsFiller:
         """Bytes of the buffer that holds a batch's docs."""
         return self._places(rows)[3]
 
-    def fill(self, runs: RunsOfBatch, rows: int, out: Filling) -> Docs:
-        """The docs of ``rows`` rows, in a buffer of ``nbytes(rows)`` or more."""
-        shape, size = (rows, self.length), rows * self.length
+    def fill(self, runs: RunsOfBatch, rows: int, out: Filling, base: int) -> Docs:
+        """The docs of ``rows`` rows, in ``nbytes(rows)`` of a buffer from byte ``base`` on."""
+        shape, size, begins = (rows, self.length), rows * self.length, runs.begins
         second, third, fourth, _ = self._places(rows)
-        positions, ids = out.lend(shape, INT32), out.lend(shape, INT32, second)
-        bounds, mask = out.lend((rows * self.most_runs + 1,), INT32, third), out.lend(shape, BOOL, fourth)
-        lengths = np.diff(runs.begins, append=size)
-        numbers = _numbers(len(lengths), runs.padding)
-        step = max(1, AT_ONCE // self.length) * self.length
-        for first in range(0, size, step):
-            last = min(first + step, size)
-            some = slice(*np.searchsorted(runs.begins, (first, last)))
-            ids.reshape(-1)[first:last] = np.repeat(numbers[some], lengths[some])
-            begins = np.repeat((runs.begins[some] - first).astype(np.int32), lengths[some])
-            np.subtract(self._count(last - first), begins, out=positions.reshape(-1)[first:last])
+        positions, ids = out.lend(shape, INT32, base), out.lend(shape, INT32, base + second)
+        bounds = out.lend((rows * self.most_runs + 1,), INT32, base + third)
+        mask = out.lend(shape, BOOL, base + fourth)
+        bounds[: len(begins)] = begins
+        bounds[len(begins) :] = size
+        lengths = bounds[1 : len(begins) + 1] - bounds[: len(begins)]
+        if (len(begins) - rows) * FEW <= rows:
+            self._by_rows(begins, lengths, positions, ids)
+        else:
+            self._by_runs(begins, lengths, positions.reshape(-1), ids.reshape(-1))
         mask.fill(True)
         mask.reshape(-1)[runs.closing] = False
         if runs.padding is not None:
-            padded = spread(runs.begins[runs.padding], lengths[runs.padding])
-            positions.reshape(-1)[padded] = 0
-            mask.reshape(-1)[padded] = False
-        bounds[: len(lengths)] = runs.begins
-        bounds[len(lengths) :] = size
+            numbers = runs.padding.cumsum()
+            numbers[runs.padding] = np.arange(len(begins))[runs.padding] + 1
+            self._pad(runs.padding, numbers, lengths, Docs(positions, ids, bounds, 0, mask))
         return Docs(positions, ids, bounds, int(lengths.max(initial=0)), mask)
+
+    def _by_rows(
+        self, begins: Numbers, lengths: NDArray[np.int32], positions: NDArray[np.int32], ids: NDArray[np.int32]
+    ) -> None:
+        """Where most rows are one run: rows first, then the few runs that begin inside one."""
+        counting = self._count(self.length)
+        positions[:] = counting
+        ids[:] = begins.searchsorted(np.arange(0, positions.size, self.length))[:, None]
+        flat_positions, flat_ids = positions.reshape(-1), ids.reshape(-1)
+        for run in (begins % self.length).nonzero()[0].tolist():
+            first, length = int(begins[run]), int(lengths[run])
+            flat_positions[first : first + length] = counting[:length]
+            flat_ids[first : first + length] = run
+
+    def _by_runs(
+        self, begins: Numbers, lengths: NDArray[np.int32], positions: NDArray[np.int32], ids: NDArray[np.int32]
+    ) -> None:
+        """Every run spread over its tokens, some rows at a time."""
+        numbers = np.arange(len(begins), dtype=np.int32)
+        step = max(1, AT_ONCE // self.length) * self.length
+        for first in range(0, len(ids), step):
+            last = min(first + step, len(ids))
+            some = slice(*begins.searchsorted((first, last)))
+            ids[first:last] = numbers[some].repeat(lengths[some])
+            starts = (begins[some] - first).astype(np.int32).repeat(lengths[some])
+            np.subtract(self._count(last - first), starts, out=positions[first:last])
+
+    def _pad(self, padding: NDArray[np.bool_], less: Numbers, lengths: NDArray[np.int32], docs: Docs) -> None:
+        """Padding has no number: runs behind it move down, by ``less``, and its own become -1."""
+        docs.ids.reshape(-1)[:] -= less.astype(np.int32).repeat(lengths)
+        padded = spread(docs.cu_seqlens[: len(padding)][padding].astype(np.int64), lengths[padding].astype(np.int64))
+        docs.positions.reshape(-1)[padded] = 0
+        docs.loss_mask.reshape(-1)[padded] = False
 
     def _places(self, rows: int) -> tuple[int, int, int, int]:
         """Where ids, cu_seqlens and loss_mask begin, and where it all ends."""
@@ -107,11 +138,3 @@ def checked_size(rows: int, length: int) -> None:
             f"batch: expected at most {MOST_TOKENS} tokens per rank with documents=True, got {rows} x {length}. "
             f"Use a batch of {MOST_TOKENS // length} per rank."
         )
-
-
-def _numbers(count: int, padding: NDArray[np.bool_] | None) -> NDArray[np.int32]:
-    if padding is None:
-        return np.arange(count, dtype=np.int32)
-    found = np.cumsum(~padding, dtype=np.int32) - np.int32(1)
-    found[padding] = -1
-    return found

@@ -9,7 +9,6 @@ Costs one read per piece and, beside the batch, scratch for its narrow tokens. N
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
@@ -44,8 +43,8 @@ class PackedFiller:
         self.docs = DocsFiller(rows.length, rows.most_runs)
         self._marks = required_marks(tokens)
         self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
-        limit = np.iinfo(self.dtype).max
-        if self.padding > limit:
+        self._widest = int(np.iinfo(tokens.dtype).max)  # a padding id may be beyond what the files can hold
+        if self.padding > np.iinfo(self.dtype).max:
             raise ValueError(
                 f"dtype: expected a type that holds the padding id {self.padding}, got {self.dtype}. Use dtype='int64'."
             )
@@ -53,7 +52,7 @@ class PackedFiller:
     def nbytes(self, rows: int) -> tuple[int, int]:
         """Bytes of the batch (x, y and docs) and of the scratch they are widened from."""
         pair, scratch = self.windows.nbytes(rows)
-        return pair + (whole_pages(self.docs.nbytes(rows)) if self.documents else 0), scratch
+        return pair + (self.docs.nbytes(rows) if self.documents else 0), scratch
 
     def admit(self, rows: int) -> None:
         """Two batches and the scratch must fit the budget."""
@@ -68,62 +67,65 @@ class PackedFiller:
         pieces = self.rows.pieces_of(numbers)
         runs, totals = self._runs(pieces)
         later = None if ahead is None else lambda: self._wanted(self.rows.pieces_of(ahead()))
-        more = store.filling(self.docs.nbytes(usual)) if self.documents else contextlib.nullcontext()
-        with more as extra, store.filling(size) as out:  # before reading: what there is no room for is refused unread
+        with store.filling(self.nbytes(usual)[0]) as out:  # before reading: what there is no room for is refused unread
             with store.filling(scratch_size) as scratch:
                 store.pieces(*self._wanted(pieces), scratch.buffer, ahead=later)
                 self._widen(scratch.buffer, out.buffer, half, totals, pieces)
             x, y = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
             y.reshape(-1)[runs.closing] = self.padding
             self._same_data(x, pieces, runs.closing)
-            return (x, y) if extra is None else (x, y, self.docs.fill(runs, len(numbers), extra))
+            return (x, y, self.docs.fill(runs, len(numbers), out, size)) if self.documents else (x, y)
 
-    def _runs(self, pieces: RowPieces) -> tuple[RunsOfBatch, Numbers]:
-        """Where runs begin and documents end in the flattened batch, and the tokens of each row."""
+    def _runs(self, pieces: RowPieces) -> tuple[RunsOfBatch, Numbers | None]:
+        """Where runs begin and documents end in the flattened batch, and the tokens of each row; None: all full."""
         count = len(pieces.counts)
-        upto = np.cumsum(pieces.sizes)
-        bounds = np.cumsum(pieces.counts)
-        after = upto[bounds - 1] if count else upto
+        upto = pieces.sizes.cumsum()
+        whole = ~pieces.goes_on
+        if count == 0 or int(upto[-1]) == count * self.length:
+            return RunsOfBatch(upto - pieces.sizes, (upto - 1)[whole]), None
+        after = upto[pieces.counts.cumsum() - 1]
         totals = np.diff(after, prepend=0)
-        # Rows are full but for their padding, so what was padded before a row is what moves its pieces on.
+        # What was padded before a row moves its pieces on.
         missing = self.length * np.arange(count) - (after - totals)
-        begins = upto - pieces.sizes + np.repeat(missing, pieces.counts)
-        closing = (begins + pieces.sizes - 1)[~pieces.goes_on]
-        short = np.flatnonzero(totals < self.length)
-        if len(short) == 0:
-            return RunsOfBatch(begins, closing), totals
+        begins = upto - pieces.sizes + missing.repeat(pieces.counts)
+        closing = (begins + pieces.sizes - 1)[whole]
+        short = (totals < self.length).nonzero()[0]
         both = np.concatenate((begins, short * self.length + totals[short]))
-        order = np.argsort(both, kind="stable")
+        order = both.argsort(kind="stable")
         return RunsOfBatch(both[order], closing, order >= len(begins)), totals
 
     def _wanted(self, pieces: RowPieces) -> tuple[Numbers, Numbers]:
         """The bytes to read: rows of ``length + 1`` tokens, each full."""
         item, there = self.tokens.dtype.itemsize, self.tokens.layout.shape[0]
-        starts, sizes = pieces.starts, pieces.sizes + pieces.goes_on
+        starts, sizes = pieces.starts, pieces.sizes.copy()
         if len(starts) == 0:
             return starts, sizes
-        last = np.cumsum(pieces.counts) - 1
-        missing = self.length + 1 - np.add.reduceat(sizes, last - pieces.counts + 1)
-        behind = np.minimum(missing, there - (starts[last] + sizes[last]))
-        sizes[last] += behind
-        missing -= behind
-        if missing.any():  # at the corpus's very end there is nothing behind: its first tokens do as well
+        last = pieces.counts.cumsum() - 1
+        # A full row takes one token more, be it the next one of its document or any: only the former will be seen.
+        sizes[last] += 1
+        if int(sizes.sum()) != len(last) * (self.length + 1):
+            sizes[last] += self.length + 1 - np.add.reduceat(sizes, last - pieces.counts + 1)
+        beyond = starts[last] + sizes[last] - there
+        if (beyond > 0).any():  # at the corpus's very end there is nothing behind: its first tokens do as well
+            missing = np.maximum(beyond, 0)
+            sizes[last] -= missing
             starts, sizes = _filled_up(starts, sizes, last, missing, there)
         return starts * item, sizes * item
 
-    def _widen(self, scratch: Buffer, out: Buffer, half: int, totals: Numbers, pieces: RowPieces) -> None:
-        count, columns = len(totals), self.length + 1
+    def _widen(self, scratch: Buffer, out: Buffer, half: int, totals: Numbers | None, pieces: RowPieces) -> None:
+        count, columns = len(pieces.counts), self.length + 1
         narrow: NDArray[Any] = np.ndarray((count, columns), self.tokens.dtype, scratch.view)
-        short = np.flatnonzero(totals < self.length)
-        padded = spread(short * columns + totals[short], columns - totals[short])
-        narrow.reshape(-1)[padded] = narrow.dtype.type(min(self.padding, np.iinfo(narrow.dtype).max))
+        short = None if totals is None else (totals < self.length).nonzero()[0]
+        if totals is not None and short is not None:
+            padded = spread(short * columns + totals[short], columns - totals[short])
+            narrow.reshape(-1)[padded] = min(self.padding, self._widest)
         if self.tokens.vocab is not None or self._narrows:
             self._check(narrow, pieces)
         x: NDArray[Any] = np.ndarray((count, self.length), self.dtype, out.view)
         y: NDArray[Any] = np.ndarray((count, self.length), self.dtype, out.view, half)
         np.copyto(x, narrow[:, :-1], casting="unsafe")
         np.copyto(y, narrow[:, 1:], casting="unsafe")
-        if self.padding > np.iinfo(narrow.dtype).max:  # an id that the file's type cannot hold
+        if totals is not None and short is not None and self.padding > self._widest:
             wide = spread(short * self.length + totals[short], self.length - totals[short])
             x.reshape(-1)[wide] = y.reshape(-1)[wide] = self.padding
 
@@ -157,7 +159,7 @@ class PackedFiller:
             path, offset = self.tokens.place(int(pieces.starts[whole[wrong[0]]] + pieces.sizes[whole[wrong[0]]] - 1))
             raise FormatError(
                 f"{path}: expected {self._marks} at the end of a document (byte {offset}), got {found}: the tokens "
-                f"have changed since their documents were indexed. Delete {self.rows.kept.path} and the index beside it."
+                f"have changed since their documents were indexed. Delete {self.rows.kept.path} and its index."
             )
 
 

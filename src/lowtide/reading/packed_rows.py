@@ -45,25 +45,25 @@ class PackedRows:
         zero = np.zeros(1, np.int64)
         self._row_bounds = np.concatenate((zero, np.cumsum(groups[:, ROWS])))
         self._piece_bounds = np.concatenate((zero, np.cumsum(groups[:, COUNT])))
-        if int(self._row_bounds[-1]) != len(self._rows) or int(self._piece_bounds[-1]) != len(self._starts):
-            raise damaged(found.path, f"{len(self._rows)} rows of {len(self._starts)} pieces", "groups of others")
+        if int(self._row_bounds[-1]) + 1 != len(self._rows) or int(self._piece_bounds[-1]) != len(self._starts):
+            raise damaged(found.path, f"{len(self._rows) - 1} rows of {len(self._starts)} pieces", "groups of others")
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) - 1
 
     def pieces_of(self, rows: Numbers) -> RowPieces:
         """The pieces of these rows."""
-        group = np.searchsorted(self._row_bounds, rows, side="right") - 1
-        first = self._piece_bounds[group] + self._rows[rows]
-        last = self._piece_bounds[group + 1].copy()
-        inner = np.flatnonzero(rows + 1 < self._row_bounds[group + 1])
-        last[inner] = self._piece_bounds[group[inner]] + self._rows[rows[inner] + 1]
-        counts = last - first
-        numbers = np.arange(int(counts.sum())) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        group = self._row_bounds.searchsorted(rows, side="right") - 1
+        before = self._piece_bounds[group]
+        begins, ends = self._rows[rows], self._rows[rows + 1]
+        counts = (ends - begins).astype(np.int64)  # unsigned: also right where the low half began again
+        first = before + (begins - before.astype(np.uint32))
+        upto = counts.cumsum()
+        numbers = (first - upto + counts).repeat(counts)
+        numbers += np.arange(len(numbers))
         sizes = self._sizes[numbers].astype(np.int64)
         goes_on = sizes > self.length
-        starts = self._starts[numbers] + np.repeat(self._first[group], counts)
-        return RowPieces(counts, starts, sizes - goes_on, goes_on)
+        return RowPieces(counts, self._starts[numbers] + self._first[group].repeat(counts), sizes - goes_on, goes_on)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedRows, (self.kept, self.length)

@@ -29,6 +29,7 @@ WRITTEN = 16  # groups packed before they are written down
 # The ledger's entry for a group.
 FIRST, LAST, ROWS, COUNT, PADDED, RUNS, MOST = range(7)
 ENTRY = 7
+LOW = 2**32 - 1  # of the pieces before a row only the low half is kept: a group tells the rest
 
 
 class Pieces(NamedTuple):
@@ -125,13 +126,15 @@ class Packer:
 
     def __init__(self, index: BoundaryIndex, first: int, last: int, length: int, progress: Progress = None) -> None:
         self.index, self.first, self.last, self.length, self.progress = index, first, last, length, progress
+        self._pieces = 0  # written so far
 
     def run(self, growing: Growing, identity: dict[str, Any]) -> None:
         entries = growing.entries()
         entries = entries[: len(entries) // ENTRY * ENTRY].reshape(-1, ENTRY)
         rows, count = int(entries[:, ROWS].sum()), int(entries[:, COUNT].sum())
         if not growing.keep({"groups": entries.size, "rows": rows, "starts": count, "sizes": count}):
-            entries = entries[:0]
+            entries, count = entries[:0], 0
+        self._pieces = count
         done = int(entries[-1, LAST]) if len(entries) else self.first
         waiting: list[tuple[Numbers, ...]] = []
         # A group ends with a piece, so a document that goes on is cut from there just as from its beginning.
@@ -153,17 +156,20 @@ class Packer:
         last = int(group.starts[-1] + group.sizes[-1])
         runs = int((counts + (room > 0)).max())
         entry = np.array([first, last, len(counts), len(order), int(room.sum()), runs, int(counts.max())], np.int64)
-        return entry, begins, group.starts[order] - first, sizes + group.goes_on[order]
+        return entry, counts, group.starts[order] - first, sizes + group.goes_on[order]
 
     def _write(self, growing: Growing, waiting: list[tuple[Numbers, ...]]) -> int:
-        groups, rows, starts, sizes = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
-        growing.append(groups=groups, rows=rows, starts=starts, sizes=sizes)
+        groups, counts, starts, sizes = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
+        rows = self._pieces + counts.cumsum() - counts
+        self._pieces += len(starts)
+        growing.append(groups=groups, rows=rows & LOW, starts=starts, sizes=sizes)
         done = int(groups.reshape(-1, ENTRY)[-1, LAST])
         if self.progress is not None:
             self.progress(done - self.first, self.last - self.first)
         return done
 
     def _finish(self, growing: Growing, identity: dict[str, Any]) -> None:
+        growing.append(rows=np.array([self._pieces & LOW]))  # behind the last row
         entries = growing.entries().reshape(-1, ENTRY)
         facts = {
             "tokens": self.last - self.first,

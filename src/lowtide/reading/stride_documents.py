@@ -42,10 +42,14 @@ class StrideDocumentsCut(StrideCut):
     def read(
         self, numbers: Numbers, *, rows: int, ahead: Callable[[], Numbers] | None = None, tail: bool = False
     ) -> Any:
-        docs = DocsFiller(self.tail, self._most_runs) if tail else self._docs
-        with self.tokens.store.filling(docs.nbytes(max(len(numbers), rows, 1))) as out:
-            x, y = super().read(numbers, rows=rows, ahead=ahead, tail=tail)
-            return x, y, docs.fill(self._runs(numbers, x, y), len(numbers), out)
+        windows, docs = self._windows, self._docs
+        if tail:
+            windows, docs = self.shorter(), DocsFiller(self.tail, self._most_runs)
+        usual = max(len(numbers), rows, 1)
+        pair = windows.nbytes(usual)[0]
+        with self.tokens.store.filling(pair + docs.nbytes(usual)) as out:
+            x, y = windows.into(out, numbers, rows=usual, ahead=ahead)
+            return x, y, docs.fill(self._runs(numbers, x, y), len(numbers), out, pair)
 
     def admit(self, rows: int) -> None:
         """Two batches with their docs, and the scratch, must fit the budget."""
@@ -60,7 +64,7 @@ class StrideDocumentsCut(StrideCut):
 
     def _nbytes(self, rows: int) -> tuple[int, int]:
         pair, scratch = self._windows.nbytes(rows)
-        return pair + whole_pages(self._docs.nbytes(rows)), scratch
+        return pair + self._docs.nbytes(rows), scratch
 
     def _runs(self, starts: Numbers, x: NDArray[Any], y: NDArray[Any]) -> RunsOfBatch:
         length = x.shape[1]
@@ -72,7 +76,7 @@ class StrideDocumentsCut(StrideCut):
         else:
             begins = few_true((x == self._marks.id).reshape(-1))
             begins = begins[begins % length != 0]
-            ends = np.flatnonzero(y[:, -1] == self._marks.id) * length + length - 1
+            ends = (y[:, -1] == self._marks.id).nonzero()[0] * length + length - 1
             closing = np.concatenate((begins - 1, ends))
         inner = closing + 1
         inner = inner[inner % length != 0]  # behind a row's last token its next row begins anyway

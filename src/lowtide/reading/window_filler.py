@@ -20,6 +20,7 @@ from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
 from lowtide.storage import Buffer
 from lowtide.storage.budget import whole_pages
+from lowtide.storage.buffers import Filling
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
@@ -69,13 +70,16 @@ class WindowFiller:
 
         ``rows``: the usual number of windows, so that a short batch uses a buffer of the usual size.
         """
-        store = self.tokens.store
-        size, scratch = self.nbytes(max(len(starts), rows or 0, 1))
-        half = size // 2
-        with store.filling(size) as out:  # before reading: a batch there is no room for is refused unread
-            self._fill(starts, out.buffer, half, scratch, ahead)
-            shape = (len(starts), self.length)
-            return out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
+        count = max(len(starts), rows or 0, 1)
+        with self.tokens.store.filling(self.nbytes(count)[0]) as out:  # before reading: no room, no read
+            return self.into(out, starts, rows=count, ahead=ahead)
+
+    def into(self, out: Filling, starts: Numbers, *, rows: int, ahead: Callable[[], Numbers] | None = None) -> Pair:
+        """The same in a buffer of at least ``nbytes(rows)``, lent by whoever has taken it."""
+        size, scratch = self.nbytes(rows)
+        self._fill(starts, out.buffer, size // 2, scratch, ahead)
+        shape = (len(starts), self.length)
+        return out.lend(shape, self.dtype), out.lend(shape, self.dtype, size // 2)
 
     def _fill(
         self, starts: Numbers, buffer: Buffer, half: int, scratch_size: int, ahead: Callable[[], Numbers] | None
