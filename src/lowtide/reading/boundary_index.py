@@ -152,6 +152,7 @@ class _Building:
         if self.progress is not None:
             self.progress(total, total)
         self._finish(growing, total)
+        self.corpus.store.pool.trim()  # no batch needs a buffer of a scan's size
 
     def _write(
         self, growing: Growing, pending: list[NDArray[np.int64]], done: int, upto: int
