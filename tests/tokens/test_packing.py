@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def pieces_of_batch(x: Any, docs: Any) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
     bounds = sorted(set(docs.cu_seqlens.tolist()))
     flat, ids = x.reshape(-1), docs.ids.reshape(-1)
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+    for first, last in pairwise(bounds):
         assert len(set(ids[first:last].tolist())) == 1
         if ids[first] >= 0:
             found[flat[first:last].tobytes()] += 1
@@ -173,9 +174,11 @@ def test_a_state_of_another_cut_or_other_boundaries_is_refused(long_corpus: Path
             stride.load_state_dict(packed.state_dict())
         with pytest.raises(lowtide.StateError, match="cut"):
             packed.load_state_dict(stride.state_dict())
-        with lowtide.open_tokens(long_corpus, dtype="uint16", bos=0) as other:
-            with pytest.raises(lowtide.StateError, match="boundaries"):
-                other.windows(128, cut="packed").batches(4).load_state_dict(packed.state_dict())
+        with (
+            lowtide.open_tokens(long_corpus, dtype="uint16", bos=0) as other,
+            pytest.raises(lowtide.StateError, match="documents_by='bos=0', got 'eot=0'"),
+        ):
+            other.windows(128, cut="packed").batches(4).load_state_dict(packed.state_dict())
 
 
 def test_where_names_every_document_of_a_packed_row(long_corpus: Path) -> None:

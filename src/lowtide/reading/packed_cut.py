@@ -107,7 +107,7 @@ class PackedCut:
 
     def settings(self) -> dict[str, Any]:
         marks = str(required_marks(self.tokens))
-        return {"length": self.length, "cut": "packed", "boundaries": marks, **self._stream.settings()}
+        return {"length": self.length, "cut": "packed", "documents_by": marks, **self._stream.settings()}
 
     def fingerprint(self) -> dict[str, Any]:
         return self.tokens.fingerprint()
