@@ -204,7 +204,7 @@ def test_the_packing_is_the_same_when_it_was_made_in_smaller_steps(
         with open_long(long_corpus) as tokens:
             windows = tokens.windows(96, cut="packed")
             rows.append(np.array(next(windows.batches(len(windows), order="sequential"))[0]))
-    assert np.array_equal(*rows)
+    assert np.array_equal(rows[0], rows[1])
 
 
 def test_padding_is_small_and_the_account_names_what_others_would_lose(long_corpus: Path) -> None:
