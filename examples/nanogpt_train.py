@@ -12,16 +12,13 @@
 Nothing else changes. Every batch is bit for bit what it was under the same torch seed, and torch's generator is left
 where nanoGPT would leave it, so a run that is half done goes on as if nothing had happened.
 
-**A few more: every window once an epoch, and exact resume.** nanoGPT draws starts with replacement: after an epoch's
+**A few more: every window once per epoch, and exact resume.** nanoGPT draws starts with replacement: after an epoch's
 worth of tokens more than a third has not been seen, and a resumed run draws other batches than an uninterrupted one.
 
-    before   X, Y = get_batch('train')      twice: before the loop, and after the forward pass
-    after    state = batches.state_dict(); X, Y = next(batches)
+    import lowtide                          among the imports
+    import lowtide.torch
 
-    before   checkpoint = {'model': ..., ...}
-    after    checkpoint = {'model': ..., ..., 'feed': state}
-
-and, above the first of them:
+    above `checkpoint = None`, which comes after the model and the optimiser have taken what they need from it:
 
     feed = lowtide.open_tokens(os.path.join(data_dir, 'train.bin'), dtype='uint16').batches(
         batch_size * ddp_world_size, length=block_size, seed=1337,
@@ -29,6 +26,12 @@ and, above the first of them:
     batches = lowtide.torch.tensors(feed, device=device)
     if init_from == 'resume':
         batches.load_state_dict(checkpoint['feed'])
+
+    before   X, Y = get_batch('train')      twice: before the loop, and after the forward pass
+    after    state = batches.state_dict(); X, Y = next(batches)
+
+    before   torch.save(checkpoint, ...)
+    after    checkpoint['feed'] = state; torch.save(checkpoint, ...)
 
 nanoGPT fetches a batch ahead of training on it. `state` is from before that fetch, so that a resumed run begins with
 the batch that was fetched and not yet learned from.
@@ -88,7 +91,7 @@ def one_line(data_dir: Path, vocab: int) -> None:
 
 
 def exactly_once(data_dir: Path, vocab: int) -> None:
-    """Every window once an epoch; stopped twice and resumed, it learns from the rows it would have learned from."""
+    """Every window once per epoch; stopped twice and resumed, it learns from the rows it would have learned from."""
     whole, interrupted = (rows_learned(data_dir, vocab, stops) for stops in ((100,), (40, 71, 100)))
     assert torch.equal(whole, interrupted)
     print(f"exactly once: {len(whole)} rows, the same with two stops on the way")

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import torch.distributed.nn.functional  # before the group exists: its defaults would keep the group, and gloo's threads
 from numpy_loop import made_up
 from torch import distributed
 from torch.nn import functional

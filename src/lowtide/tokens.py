@@ -7,6 +7,7 @@ Slices give arrays you own, ``split`` gives a training and a validation range ov
 from __future__ import annotations
 
 from collections.abc import Iterator
+from os import PathLike
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lowtide.arguments import at_least
 from lowtide.feed import Feed, Skips
-from lowtide.formats import Layout, document_ends, token_layout
+from lowtide.formats import Layout, column_layout, document_ends, token_layout
 from lowtide.formats.sources import Source
 from lowtide.reading.boundaries import ends_by_id, marks_of
 from lowtide.reading.boundary_index import Progress
@@ -29,26 +30,39 @@ from lowtide.windows import Windows
 ITERATED = 65_536  # tokens read at a time when somebody loops over them one by one
 
 
-def open_tokens(
+def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     source: Source,
     *,
     dtype: DTypeLike | None = None,
     eot: int | None = None,
     bos: int | None = None,
     vocab: int | None = None,
+    tensor: str | None = None,
+    column: str | None = None,
+    cache_dir: str | PathLike[str] | None = None,
     strategy: str = "auto",
     cache: str = "auto",
     budget: int | str = "auto",
+    engine: str = "auto",
 ) -> Tokens:
     """Open a corpus: a token file of any known format, a glob, a list or a directory of them. Reads headers only.
 
     Headerless files need ``dtype``. ``vocab`` is the number of ids; one beyond it is an error at the batch that has it.
-    ``eot`` is the id that ends a document, ``bos`` the one that begins it.
+    ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
+    ``.safetensors``, ``.npz`` or HDF5 file that holds several. ``column`` names the ids of Parquet or Arrow files,
+    which are decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated).
 
     >>> tokens = lowtide.open_tokens("train.bin", dtype="uint16", vocab=50257, budget="256MiB")
     """
-    layout = token_layout(source, dtype=dtype)
-    tokens = Tokens(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
+    if column is None:
+        layout = token_layout(source, dtype=dtype, tensor=tensor)
+    elif tensor is None:
+        layout = column_layout(source, column, dtype=dtype, cache_dir=cache_dir)
+    else:
+        raise ValueError(
+            f"column: expected column= or tensor=, got column={column!r} and tensor={tensor!r}. Leave one out."
+        )
+    tokens = Tokens(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
     tokens.vocab = layout.vocab if vocab is None else at_least("vocab", vocab, 1)
     tokens.eot = layout.eot if eot is None else at_least("eot", eot, 0)
     tokens.bos = layout.bos if bos is None else at_least("bos", bos, 0)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,13 @@ def flags(settings: Settings) -> list[str]:
     return words
 
 
-def start(*words: str, **environment: str) -> subprocess.Popen[str]:
+TRAIN = ["-m", "lowtide", "train"]
+
+
+def start(*words: str, command: Sequence[str] = TRAIN, **environment: str) -> subprocess.Popen[str]:
     """``lowtide train`` in a process of its own, with one thread."""
     return subprocess.Popen(
-        [sys.executable, "-m", "lowtide", "train", *words],
+        [sys.executable, *command, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,16 +87,16 @@ def start(*words: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def start_ranks(world: int, *words: str) -> list[subprocess.Popen[str]]:
+def start_ranks(world: int, *words: str, command: Sequence[str] = TRAIN) -> list[subprocess.Popen[str]]:
     """The same command on several ranks, as torchrun starts them but with nobody watching over them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), "GLOO_SOCKET_IFNAME": "lo"}
-    return [start(*words, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(world)]
+    return [start(*words, command=command, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(world)]
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 240) -> None:
     """Until something is true of a running process; fails, with what it said, when it ends or takes too long."""
     ends = time.monotonic() + seconds
     while not condition():

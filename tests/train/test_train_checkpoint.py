@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from lowtide.errors import StateError
-from lowtide.train import checkpoint
+from lowtide.train import branches, checkpoint
+from lowtide.train.branches import Branch
 
 
 def contents(step: int, size: int = 1000) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def contents(step: int, size: int = 1000) -> dict[str, Any]:
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, contents(7), keep=2)
+    path = Branch(tmp_path).save(contents(7), keep=2)
     loaded = checkpoint.load(path)
     assert (path.name, loaded["step"], loaded["feed"]) == ("step-00000007.pt", 7, {"rows": 7})
     torch.testing.assert_close(loaded["model"]["weight"], torch.full((1000,), 7.0))
@@ -41,15 +42,15 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_the_newest_are_kept_and_latest_points_at_the_last(tmp_path: Path) -> None:
     for step in (10, 20, 30, 100_000_000):
-        checkpoint.save(tmp_path, contents(step), keep=2)
-    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step-00000030.pt", "step-100000000.pt"]
+        Branch(tmp_path).save(contents(step), keep=2)
+    assert [path.name for path in branches.saved(tmp_path)] == ["step-00000030.pt", "step-100000000.pt"]
     assert (tmp_path / "latest.pt").resolve().name == "step-100000000.pt"
-    assert checkpoint.newest(tmp_path).name == "step-100000000.pt"
+    assert branches.newest(tmp_path).name == "step-100000000.pt"
 
 
 @pytest.mark.parametrize("left", [0, 1, 100, 0.5, 0.99])
 def test_a_checkpoint_cut_short_is_refused_naming_the_one_before(tmp_path: Path, left: float) -> None:
-    good, bad = (checkpoint.save(tmp_path, contents(step), keep=2) for step in (1, 2))
+    good, bad = (Branch(tmp_path).save(contents(step), keep=2) for step in (1, 2))
     size = bad.stat().st_size
     with bad.open("r+b") as file:
         file.truncate(int(left * size) if isinstance(left, float) else left)
@@ -60,12 +61,12 @@ def test_a_checkpoint_cut_short_is_refused_naming_the_one_before(tmp_path: Path,
 
 
 def test_one_flipped_bit_in_the_weights_is_found(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, contents(3), keep=1)
+    path = Branch(tmp_path).save(contents(3), keep=1)
     whole = bytearray(path.read_bytes())
     place = whole.index(torch.full((8,), 3.0).numpy().tobytes())
     whole[place + 1] ^= 4
     path.write_bytes(whole)
-    with pytest.raises(StateError, match=r"wrong checksum in .*No other one is beside it"):
+    with pytest.raises(StateError, match=r"wrong checksum in .*No whole one is beside it"):
         checkpoint.load(path)
 
 
@@ -94,16 +95,42 @@ def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_nothing_to_resume_from_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"expected a checkpoint to resume from, got none\. Start without"):
-        checkpoint.newest(tmp_path / "none")
+        branches.newest(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="expected a checkpoint, got no such file"):
         checkpoint.load(tmp_path / "none.pt")
+
+
+def test_what_is_no_file_is_refused_naming_one_that_is_whole(tmp_path: Path) -> None:
+    good = Branch(tmp_path).save(contents(1), keep=9)
+    directory, link = tmp_path / "step-00000002.pt", tmp_path / "step-00000003.pt"
+    directory.mkdir()
+    link.symlink_to("gone.pt")
+    for path, what in ((directory, "a directory"), (link, "a link to nothing")):
+        with pytest.raises(FileNotFoundError, match=rf"got {what}\. Go on from a whole one: --resume {good}\."):
+            checkpoint.load(path)
+
+
+def test_a_damaged_checkpoint_is_never_offered_instead_of_another_damaged_one(tmp_path: Path) -> None:
+    paths = [Branch(tmp_path).save(contents(step), keep=9) for step in (1, 2)]
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-100])
+    for path in paths:
+        with pytest.raises(StateError, match="No whole one is beside it: start again without --resume"):
+            checkpoint.load(path)
+
+
+def test_a_path_with_a_blank_is_quoted_in_the_advice(tmp_path: Path) -> None:
+    directory = tmp_path / "my runs"
+    good = Branch(directory).save(contents(1), keep=9)
+    with pytest.raises(FileNotFoundError, match=rf"--resume '{good}'\."):
+        checkpoint.load(directory / "step-00000009.pt")
 
 
 def _save_with_little_room(directory: Path, answers: Any) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
     try:
-        checkpoint.save(directory, contents(2, size=1_000_000), keep=1)
+        Branch(directory).save(contents(2, size=1_000_000), keep=1)
     except OSError as problem:
         answers.put((problem.errno, str(problem)))
     else:
@@ -111,7 +138,7 @@ def _save_with_little_room(directory: Path, answers: Any) -> None:
 
 
 def test_a_write_that_fails_keeps_the_last_good_checkpoint_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    good = checkpoint.save(tmp_path, contents(1), keep=1)
+    good = Branch(tmp_path).save(contents(1), keep=1)
     fresh = multiprocessing.get_context("spawn")
     answers = fresh.SimpleQueue()
     child = fresh.Process(target=_save_with_little_room, args=(tmp_path, answers))
@@ -127,18 +154,18 @@ def test_a_write_that_fails_keeps_the_last_good_checkpoint_and_leaves_nothing_be
 def test_what_a_killed_writer_left_is_tidied(tmp_path: Path) -> None:
     (tmp_path / ".step-00000009.pt.123-abcd.tmp").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine")
-    checkpoint.tidy(tmp_path)
+    branches.tidy(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_an_earlier_run_is_set_aside_whole(tmp_path: Path) -> None:
-    assert checkpoint.set_aside(tmp_path) is None
+    assert branches.set_aside(tmp_path) is None
     for expected in ("earlier-1", "earlier-2"):
-        checkpoint.save(tmp_path, contents(5), keep=2)
-        aside = checkpoint.set_aside(tmp_path)
+        Branch(tmp_path).save(contents(5), keep=2)
+        aside = branches.set_aside(tmp_path)
         assert aside == tmp_path / expected
         assert checkpoint.load(aside / "step-00000005.pt")["step"] == 5
-        assert checkpoint.saved(tmp_path) == []
+        assert branches.saved(tmp_path) == []
         assert not (tmp_path / "latest.pt").is_symlink()
 
 

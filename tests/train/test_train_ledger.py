@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lowtide.errors import StateError
+from lowtide.errors import LowtideError, StateError
 from lowtide.train import ledger
 
 
@@ -35,9 +39,66 @@ def test_the_chain_forgets_what_a_resume_overtook(tmp_path: Path) -> None:
         for step in range(5):
             lines.stepped(step, step, step, 100 + step)
     with ledger.Ledger(path) as lines:
-        lines.resumed(2)
+        lines.began(2)
         lines.stepped(2, 2, 2, 202)
     assert [(entry["step"], entry["sum"]) for entry in ledger.chain(path)] == [(0, 100), (1, 101), (2, 202)]
+
+
+def test_a_run_killed_before_its_first_checkpoint_and_started_anew_leaves_a_whole_chain(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    for steps in (2, 3):
+        with ledger.Ledger(path) as lines:
+            lines.began(0)
+            for step in range(steps):
+                lines.stepped(step, step, step, 100 * steps + step)
+    assert [entry["sum"] for entry in ledger.chain(path)] == [300, 301, 302]
+
+
+@pytest.mark.parametrize("torn", ["{", '{"step":2,"first', '{"step":2,"first":2,"last":2,"sum":1}'])
+def test_a_torn_last_line_is_not_read_and_the_next_run_writes_over_it(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "ledger"
+    with ledger.Ledger(path) as lines:
+        for step in range(2):
+            lines.stepped(step, step, step, step)
+    with path.open("a") as file:
+        file.write(torn)
+    assert len(ledger.chain(path)) == 2
+    with ledger.Ledger(path) as lines:
+        lines.began(1)
+        lines.stepped(1, 1, 1, 7)
+    assert [entry["sum"] for entry in ledger.chain(path)] == [0, 7]
+
+
+def test_a_line_that_is_no_step_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.write_text('{"step":0,"first":0,"last":0,"sum":1}\nhello\n')
+    with pytest.raises(StateError, match="expected a step in line 2, got 'hello'"):
+        ledger.chain(path)
+
+
+def _write_with_little_room(path: Path, answers: Any) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))  # two lines and a part of the third
+    try:
+        with ledger.Ledger(path) as lines:
+            for step in range(9):
+                lines.stepped(step, step, step, step)
+    except Exception as problem:
+        answers.put((isinstance(problem, LowtideError), str(problem)))
+
+
+def test_a_full_disk_is_a_typed_error_and_leaves_only_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    fresh = multiprocessing.get_context("spawn")
+    answers = fresh.SimpleQueue()
+    child = fresh.Process(target=_write_with_little_room, args=(path, answers))
+    child.start()
+    typed, message = answers.get()
+    child.join()
+    assert typed
+    assert message.startswith(f"{path}: expected to add a line of 38 bytes to the ledger, got 'File too large'.")
+    assert path.read_bytes().endswith(b"}\n")
+    assert len(ledger.chain(path)) == 2
 
 
 def test_a_missing_step_is_found(tmp_path: Path) -> None:

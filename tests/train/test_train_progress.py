@@ -12,29 +12,29 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.train.gauge import MOST_POINTS, Gauge, Point, Reading, Verdict, thinned
-from lowtide.train.picture import draw
-from lowtide.train.progress import JsonLines, Lines, Outcome, Stepped, clock
+from lowtide.train.curves import draw
+from lowtide.train.gauge import MOST_POINTS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, thinned
+from lowtide.train.progress import JsonLines, Lines, RunOutcome, Stepped, clock
 from lowtide.units import MIB
 
 LAST_LINE = re.compile(
     r"lowtide train: steps=\d+ val_loss=\d+\.\d+ tokens_per_s=\d+ anon_mib=\d+\.\d mapped_mib=\d+\.\d "
-    r"cache_mib=\d+\.\d budget=(ok|broken)"
+    r"cache_mib=\d+\.\d budget=(ok|broken|unknown)"
 )
-STEPPED = Stepped(10, 3.25, 1e-3, 20_000.0, 0.001, 61.0, Reading(300 * MIB, 200 * MIB, 10 * MIB))
+STEPPED = Stepped(10, 3.25, 1e-3, 20_000.0, 0.001, 61.0, MemoryNow(300 * MIB, 200 * MIB, 10 * MIB))
 
 
-def outcome(ok: bool = True) -> Outcome:
-    settled, peak = Reading(300 * MIB, 200 * MIB, 0), Reading(302 * MIB, 199 * MIB, 0)
-    verdict = Verdict(settled, peak, Reading(301 * MIB, 200 * MIB, 10 * MIB), 64 * MIB, ok)
-    return Outcome(900, 1.5, 3.4, 21_000.4, 0.001, 99.0, verdict, "def f():\n  pass", "out/train.png", 0)
+def outcome(ok: bool = True) -> RunOutcome:
+    settled, peak = MemoryNow(300 * MIB, 200 * MIB, 0), MemoryNow(302 * MIB, 199 * MIB, 0)
+    verdict = BudgetVerdict(settled, peak, MemoryNow(301 * MIB, 200 * MIB, 10 * MIB), 64 * MIB, ok)
+    return RunOutcome(900, 1.5, 3.4, 21_000.4, 0.001, 99.0, verdict, "def f():\n  pass", "out/train.png", 0)
 
 
-def points(count: int) -> list[Point]:
+def points(count: int) -> list[CurvePoint]:
     found = []
     for n in range(count):
         val = 3.0 - n / count if n % 100 == 0 else math.nan
-        found.append(Point(n * 1.0, n, 3.0 - n / count, val, Reading(300 * MIB, 200 * MIB, 10 * MIB)))
+        found.append(CurvePoint(n * 1.0, n, 3.0 - n / count, val, MemoryNow(300 * MIB, 200 * MIB, 10 * MIB)))
     return found
 
 
@@ -76,7 +76,7 @@ def test_a_clock_reads_as_people_write_it(seconds: float, text: str) -> None:
 
 
 def test_a_long_run_keeps_few_points_and_every_val_loss() -> None:
-    kept: list[Point] = []
+    kept: list[CurvePoint] = []
     for point in points(5000):
         kept = thinned([*kept, point])
     assert len(kept) <= MOST_POINTS
@@ -106,6 +106,14 @@ def test_growth_after_settling_is_held_against_the_budget_even_when_given_back(g
     said, measured = found.stdout.split()
     assert said == word
     assert int(measured) == pytest.approx(grown, abs=2)
+
+
+def test_a_run_that_never_settled_says_unknown() -> None:
+    gauge = Gauge([], 0)
+    gauge.read()
+    assert gauge.verdict().word == "unknown"
+    gauge.settle()
+    assert gauge.verdict().word != "unknown"
 
 
 def test_the_gauge_sees_the_corpus_in_the_page_cache(tmp_path: Path) -> None:

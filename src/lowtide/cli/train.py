@@ -22,12 +22,13 @@ from lowtide.errors import LowtideError
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 try:
-    from lowtide.train import checkpoint
+    from lowtide.train import branches, checkpoint
     from lowtide.train.compute import choose
     from lowtide.train.live import Live
-    from lowtide.train.progress import JsonLines, Lines, Progress
+    from lowtide.train.progress import JsonLines, Lines, RunProgress
     from lowtide.train.run import run as run_training
     from lowtide.train.settings import Settings, from_toml, layered
+    from lowtide.train.signals import StoppedEarly
 except ModuleNotFoundError as problem:
     if problem.name != "torch":
         raise
@@ -49,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="go on from the newest checkpoint of --out-dir, or from this one",
     )
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object a line on stdout; the last has the figures"
+        "--json", action="store_true", help="one JSON object per line on stdout; the last has the figures"
     )
     for setting in fields(Settings):
         _add_setting(parser, setting.name, setting.default, setting.metadata["help"])
@@ -83,20 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
     progress = _progress(arguments.json)
     try:
         outcome = run_training(settings, progress, resume)
+    except StoppedEarly as stopped:
+        print(f"lowtide train: {stopped}", file=sys.stderr)
+        return 128 + stopped.number
     finally:
         progress.close()
-    code = 128 + outcome.stopped_by if outcome.stopped_by else 0
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        _leave(code)
-    return code
-
-
-def _leave(code: int) -> None:
-    """End a rank at once. All is saved and said; a rank was once seen to abort in teardown ("terminate called
-    without an active exception"), and torchrun then calls a finished run failed. Never reproduced: a guard."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return 128 + outcome.stopped_by if outcome.stopped_by else 0
 
 
 def _asked_for(arguments: argparse.Namespace) -> tuple[Settings, Path | None]:
@@ -106,11 +99,14 @@ def _asked_for(arguments: argparse.Namespace) -> tuple[Settings, Path | None]:
     settings = layered(config, flags)
     if arguments.resume is None:
         return settings, None
-    path = checkpoint.newest(Path(settings.out_dir)) if arguments.resume == NEWEST else Path(arguments.resume)
-    return layered(checkpoint.load_settings(path), {"out_dir": settings.out_dir}, config, flags), path
+    if arguments.resume == NEWEST:
+        path = branches.newest(Path(settings.out_dir))
+        return layered(checkpoint.load_settings(path), {"out_dir": settings.out_dir}, config, flags), path
+    path = Path(arguments.resume)  # goes on where it lies, unless told otherwise
+    return layered(checkpoint.load_settings(path), {"out_dir": str(path.parent)}, config, flags), path
 
 
-def _progress(as_json: bool) -> Progress:
+def _progress(as_json: bool) -> RunProgress:
     if as_json:
         return JsonLines()
     return Live() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else Lines()

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from lowtide import _native
 from lowtide.errors import FormatError
 from lowtide.reading.boundaries import padding_id, required_marks
 from lowtide.reading.docs import DocsFiller, RunsOfBatch, checked_size, spread
 from lowtide.reading.packed_rows import PackedRows, RowPieces
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
-from lowtide.reading.window_filler import WindowFiller
-from lowtide.storage import Buffer
+from lowtide.reading.window_filler import Pair, WindowFiller
 from lowtide.storage.budget import whole_pages
 
 
@@ -43,7 +43,6 @@ class PackedFiller:
         self.docs = DocsFiller(rows.length, rows.most_runs)
         self._marks = required_marks(tokens)
         self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
-        self._widest = int(np.iinfo(tokens.dtype).max)  # a padding id may be beyond what the files can hold
         if self.padding > np.iinfo(self.dtype).max:
             raise ValueError(
                 f"dtype: expected a type that holds the padding id {self.padding}, got {self.dtype}. Use dtype='int64'."
@@ -66,11 +65,11 @@ class PackedFiller:
         half, shape = size // 2, (len(numbers), self.length)
         pieces = self.rows.pieces_of(numbers)
         runs, totals = self._runs(pieces)
-        later = None if ahead is None else lambda: self._wanted(self.rows.pieces_of(ahead()))
         with store.filling(self.nbytes(usual)[0]) as out:  # before reading: what there is no room for is refused unread
-            with store.filling(scratch_size) as scratch:
-                store.pieces(*self._wanted(pieces), scratch.buffer, ahead=later)
-                self._widen(scratch.buffer, out.buffer, half, totals, pieces)
+            pair = self.windows.halves(out.buffer.view, half, len(numbers))
+            self._read(pair, pieces, scratch_size, ahead)
+            if totals is not None:
+                self._pad(pair, totals)
             x, y = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
             y.reshape(-1)[runs.closing] = self.padding
             self._same_data(x, pieces, runs.closing)
@@ -112,22 +111,29 @@ class PackedFiller:
             starts, sizes = _filled_up(starts, sizes, last, missing, there)
         return starts * item, sizes * item
 
-    def _widen(self, scratch: Buffer, out: Buffer, half: int, totals: Numbers | None, pieces: RowPieces) -> None:
-        count, columns = len(pieces.counts), self.length + 1
-        narrow: NDArray[Any] = np.ndarray((count, columns), self.tokens.dtype, scratch.view)
-        short = None if totals is None else (totals < self.length).nonzero()[0]
-        if totals is not None and short is not None:
-            padded = spread(short * columns + totals[short], columns - totals[short])
-            narrow.reshape(-1)[padded] = min(self.padding, self._widest)
-        if self.tokens.vocab is not None or self._narrows:
-            self._check(narrow, pieces)
-        x: NDArray[Any] = np.ndarray((count, self.length), self.dtype, out.view)
-        y: NDArray[Any] = np.ndarray((count, self.length), self.dtype, out.view, half)
-        np.copyto(x, narrow[:, :-1], casting="unsafe")
-        np.copyto(y, narrow[:, 1:], casting="unsafe")
-        if totals is not None and short is not None and self.padding > self._widest:
-            wide = spread(short * self.length + totals[short], self.length - totals[short])
-            x.reshape(-1)[wide] = y.reshape(-1)[wide] = self.padding
+    def _read(self, pair: Pair, pieces: RowPieces, scratch_size: int, ahead: Callable[[], Numbers] | None) -> None:
+        """The tokens of rows, padding not yet written: in one native pass, or through scratch."""
+        tokens, store = self.tokens, self.tokens.store
+        later = None if ahead is None else lambda: self._wanted(self.rows.pieces_of(ahead()))
+        offsets, sizes = self._wanted(pieces)
+        if self.windows.widens and len(offsets):
+            native = _native.Pair(*pair, self.length, tokens.dtype.name, tokens.vocab)
+            if store.widened_pieces(offsets, sizes, native, ahead=later):
+                return
+        with store.filling(scratch_size) as scratch:
+            store.pieces(offsets, sizes, scratch.buffer, ahead=later)
+            shape = (len(pieces.counts), self.length + 1)
+            narrow: NDArray[Any] = np.ndarray(shape, tokens.dtype, scratch.buffer.view)
+            if tokens.vocab is not None or self._narrows:
+                self._check(narrow, pieces)
+            np.copyto(pair[0], narrow[:, :-1], casting="unsafe")
+            np.copyto(pair[1], narrow[:, 1:], casting="unsafe")
+
+    def _pad(self, pair: Pair, totals: Numbers) -> None:
+        short = (totals < self.length).nonzero()[0]
+        padded = spread(short * self.length + totals[short], self.length - totals[short])
+        for half in pair:
+            half.reshape(-1)[padded] = self.padding
 
     def _check(self, narrow: NDArray[Any], pieces: RowPieces) -> None:
         rows = np.repeat(np.arange(len(pieces.counts)), pieces.counts)

@@ -22,7 +22,8 @@ from lowtide.reading.packed_filler import admit_batches
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.streams import Stream
 from lowtide.reading.upcoming import Numbers
-from lowtide.reading.window_filler import WindowFiller
+from lowtide.reading.window_filler import Pair, WindowFiller
+from lowtide.storage import Filling
 from lowtide.storage.budget import whole_pages
 from lowtide.units import format_size
 
@@ -45,11 +46,12 @@ class StrideDocumentsCut(StrideCut):
         windows, docs = self._windows, self._docs
         if tail:
             windows, docs = self.shorter(), DocsFiller(self.tail, self._most_runs)
-        usual = max(len(numbers), rows, 1)
-        pair = windows.nbytes(usual)[0]
-        with self.tokens.store.filling(pair + docs.nbytes(usual)) as out:
-            x, y = windows.into(out, numbers, rows=usual, ahead=ahead)
-            return x, y, docs.fill(self._runs(numbers, x, y), len(numbers), out, pair)
+        more = docs.nbytes(max(len(numbers), rows, 1))
+
+        def then(pair: Pair, out: Filling, base: int) -> Any:
+            return *pair, docs.fill(self._runs(numbers, *pair), len(numbers), out, base)
+
+        return windows.read(numbers, rows=rows, ahead=ahead, more=more, then=then)
 
     def admit(self, rows: int) -> None:
         """Two batches with their docs, and the scratch, must fit the budget."""

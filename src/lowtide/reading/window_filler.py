@@ -15,12 +15,13 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
+from lowtide import _native
 from lowtide.errors import FormatError
+from lowtide.reading.prefetch import DEPTH, Following, NativeThread
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
-from lowtide.storage import Buffer
+from lowtide.storage import Buffer, Filling
 from lowtide.storage.budget import whole_pages
-from lowtide.storage.buffers import Filling
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
@@ -42,6 +43,9 @@ class WindowFiller:
             raise ValueError(f"dtype: expected a native integer type for tokens, got {dtype}. Use dtype='int64'.")
         # Ids that might not fit are looked at, batch by batch, instead of being wrapped.
         self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
+        # What the native engine reads and widens in one pass.
+        known = tokens.dtype.isnative and tokens.dtype.name in _native.SOURCES
+        self.widens = known and self.dtype.name in ("int32", "int64")
 
     def nbytes(self, rows: int) -> tuple[int, int]:
         """Bytes of the batch (x and y) and of the scratch buffer of ``rows`` windows."""
@@ -65,21 +69,49 @@ class WindowFiller:
         size, scratch = self.nbytes(rows)
         return 2 * size + whole_pages(scratch)
 
-    def read(self, starts: Numbers, *, rows: int | None = None, ahead: Callable[[], Numbers] | None = None) -> Pair:
+    def read(
+        self,
+        starts: Numbers,
+        *,
+        rows: int | None = None,
+        ahead: Callable[[], Numbers] | None = None,
+        more: int = 0,
+        then: Callable[[Pair, Filling, int], Any] | None = None,
+    ) -> Any:
         """x and y of the windows at these tokens (counted from the corpus's beginning), lent until dropped.
 
-        ``rows``: the usual number of windows, so that a short batch uses a buffer of the usual size.
+        ``rows``: the usual number of windows, so that a short batch uses a buffer of the usual size. ``more``: bytes
+        behind x and y for ``then``, which gets the pair, the buffer and where those bytes begin, and gives the batch.
         """
-        count = max(len(starts), rows or 0, 1)
-        with self.tokens.store.filling(self.nbytes(count)[0]) as out:  # before reading: no room, no read
-            return self.into(out, starts, rows=count, ahead=ahead)
+        store = self.tokens.store
+        size, scratch = self.nbytes(max(len(starts), rows or 0, 1))
+        half, shape = size // 2, (len(starts), self.length)
+        following = ahead if isinstance(ahead, Following) and self.widens and not self.consecutive else None
+        ready = None if following is None else following.prefetch.take(starts)
+        # Before reading: a batch there is no room for is refused unread.
+        with store.filling(size + more) if ready is None else ready[0] as out:
+            if ready is None:
+                self._fill(starts, out.buffer, half, scratch, ahead)
+            else:
+                store.prefetched(starts, self.tokens.dtype.itemsize, self.length + 1, hits=ready[1])
+            if following is not None and store.cold:
+                self._start(following, size, more)
+            pair = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
+            return pair if then is None else then(pair, out, size)
 
-    def into(self, out: Filling, starts: Numbers, *, rows: int, ahead: Callable[[], Numbers] | None = None) -> Pair:
-        """The same in a buffer of at least ``nbytes(rows)``, lent by whoever has taken it."""
-        size, scratch = self.nbytes(rows)
-        self._fill(starts, out.buffer, size // 2, scratch, ahead)
-        shape = (len(starts), self.length)
-        return out.lend(shape, self.dtype), out.lend(shape, self.dtype, size // 2)
+    def _start(self, following: Following, size: int, more: int) -> None:
+        """Let native threads fill the next batches, as far as the budget has room for them."""
+        store, item, name = self.tokens.store, self.tokens.dtype.itemsize, self.tokens.dtype.name
+
+        def begin(thread: NativeThread, filling: Filling) -> Any:
+            x, y = self.halves(filling.buffer.view, size // 2, len(numbers))
+            pair = _native.Pair(x, y, self.length, name, self.tokens.vocab)
+            return store.start_windows(thread.fills, numbers, item, pair)
+
+        for step in range(1, DEPTH + 1):
+            numbers = following.at(step)
+            if not len(numbers) or not following.prefetch.start(store, numbers, size + more, begin):
+                break
 
     def _fill(
         self, starts: Numbers, buffer: Buffer, half: int, scratch_size: int, ahead: Callable[[], Numbers] | None
@@ -87,6 +119,11 @@ class WindowFiller:
         store = self.tokens.store
         item = self.tokens.dtype.itemsize
         window = (self.length + 1) * item
+        if self.widens and not self.consecutive:
+            x, y = self.halves(buffer.view, half, len(starts))
+            pair = _native.Pair(x, y, self.length, self.tokens.dtype.name, self.tokens.vocab)
+            if store.windows(starts, item, pair, ahead=ahead):
+                return
         if not self.consecutive:
             fetched = store.fetch(starts, item, window)
             if fetched is not None:
@@ -105,9 +142,14 @@ class WindowFiller:
     def _widen(self, narrow: NDArray[Any], starts: Numbers, buffer: Buffer, half: int) -> None:
         if self._narrows or self.tokens.vocab is not None:
             self._check(narrow, starts)
-        shape = (len(starts), self.length)
-        np.copyto(np.ndarray(shape, self.dtype, buffer.view), narrow[:, :-1], casting="unsafe")
-        np.copyto(np.ndarray(shape, self.dtype, buffer.view, half), narrow[:, 1:], casting="unsafe")
+        x, y = self.halves(buffer.view, half, len(starts))
+        np.copyto(x, narrow[:, :-1], casting="unsafe")
+        np.copyto(y, narrow[:, 1:], casting="unsafe")
+
+    def halves(self, memory: Any, half: int, rows: int) -> Pair:
+        """x and y on this memory, y from byte ``half`` on."""
+        shape = (rows, self.length)
+        return np.ndarray(shape, self.dtype, memory), np.ndarray(shape, self.dtype, memory, half)
 
     def _check(self, narrow: NDArray[Any], starts: Numbers) -> None:
         tokens = self.tokens

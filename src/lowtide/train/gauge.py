@@ -3,9 +3,10 @@
 One idea: the reader cannot be weighed apart from torch, so we weigh the whole process and take growth.
 After `SETTLE_STEPS` steps the model, the optimiser's state and torch's own caches exist; whatever anon +
 mapped gain from there on is at most what reading added. ``budget=ok`` says this growth never passed the
-reader's budget. It is an upper bound: growth of torch's own counts against the reader, never for it.
+reader's budget; a run that ended before it settled says ``unknown``. It is an upper bound: growth of torch's own
+counts against the reader, never for it.
 
-Cost: 30 microseconds a reading, and a question about the corpus' page cache (about 3 ms a cached GiB) asked
+Cost: 30 microseconds per reading, and a question about the corpus' page cache (about 3 ms per cached GiB) asked
 so rarely that it stays under half a percent. Readings are kept for the picture, thinned so that a week
 holds as many as a minute.
 """
@@ -25,7 +26,7 @@ MOST_POINTS = 1024
 
 
 @dataclass(frozen=True)
-class Reading:
+class MemoryNow:
     """Bytes held by this process, and the page cache of its corpus."""
 
     anon: int
@@ -38,12 +39,12 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Readings after settling, at the highest anon + mapped, and last; ``ok`` is None where none can be had."""
+class BudgetVerdict:
+    """Readings after settling, at the highest anon + mapped, and last; ``ok`` is None for a run that never settled."""
 
-    settled: Reading
-    peak: Reading
-    last: Reading
+    settled: MemoryNow
+    peak: MemoryNow
+    last: MemoryNow
     budget: int
     ok: bool | None
 
@@ -53,14 +54,24 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One place on the picture."""
 
     seconds: float
     step: int
     loss: float
     val_loss: float  # nan where none was measured
-    reading: Reading
+    reading: MemoryNow
+
+    def numbers(self) -> list[float]:
+        """Plain numbers, which is all a checkpoint may hold."""
+        reading = self.reading
+        return [self.seconds, self.step, self.loss, self.val_loss, reading.anon, reading.mapped, reading.cache]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[float]) -> CurvePoint:
+        seconds, step, loss, val_loss, anon, mapped, cache = numbers
+        return cls(seconds, int(step), loss, val_loss, MemoryNow(int(anon), int(mapped), int(cache)))
 
 
 class Gauge:
@@ -69,20 +80,20 @@ class Gauge:
     def __init__(self, files: Sequence[str], budget: int) -> None:
         self._files = files
         self._budget = budget
-        self._settled: Reading | None = None
-        self._peak: Reading | None = None
+        self._settled: MemoryNow | None = None
+        self._peak: MemoryNow | None = None
         self._cache = 0
         self._next_cache = 0.0
-        self.last = Reading(0, 0, 0)
+        self.last = MemoryNow(0, 0, 0)
         self.measurable = True
 
-    def read(self) -> Reading:
+    def read(self) -> MemoryNow:
         try:
             memory = process_memory()
         except OSError:  # no /proc: macOS
             self.measurable = False
             return self.last
-        self.last = Reading(memory.anon, memory.mapped, self._cached())
+        self.last = MemoryNow(memory.anon, memory.mapped, self._cached())
         if self._settled is not None and (self._peak is None or self.last.held > self._peak.held):
             self._peak = self.last
         return self.last
@@ -91,11 +102,12 @@ class Gauge:
         """From here on growth counts."""
         self._settled = self._peak = self.read()
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> BudgetVerdict:
         last = self.read()
         settled, peak = self._settled or last, self._peak or last
+        known = self.measurable and self._settled is not None
         kept = peak.held - settled.held <= self._budget
-        return Verdict(settled, peak, last, self._budget, kept if self.measurable else None)
+        return BudgetVerdict(settled, peak, last, self._budget, kept if known else None)
 
     def _cached(self) -> int:
         started = time.monotonic()
@@ -109,7 +121,7 @@ class Gauge:
         return self._cache
 
 
-def thinned(points: list[Point]) -> list[Point]:
+def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
     """The same curve in at most `MOST_POINTS` points: every other one goes, val losses and the last one stay."""
     if len(points) <= MOST_POINTS:
         return points

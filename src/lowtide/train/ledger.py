@@ -2,17 +2,19 @@
 
 One idea: a step's line holds the span of rows it used and one number made from their tokens. The number is
 a sum over rows of (checksum of the row) x (odd weight of its place), so ranks can each sum their own share
-and the total is the same for every world size. A resumed run writes ``resume`` first; `chain` then knows
-which lines were overtaken.
+and the total is the same for every world size. Every run first writes where it begins, ``resume``; `chain` then
+knows which lines were overtaken, also those of a run that was killed before its first checkpoint.
 
-Cost: a crc32 of each batch (about 1 GB/s) and one write of 80 bytes a step. It proves which data was used,
+A line is there whole or not at all (``whole_lines.py``), after a full disk or a power failure too.
+
+Cost: a crc32 of each batch (about 1 GB/s) and one write of 80 bytes per step. It proves which data was used,
 not what the optimiser did with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import zlib
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import StateError
+from lowtide.train.run_lock import SaveError, reason
+from lowtide.train.whole_lines import WholeLines
 
 _WRAP = 1 << 62  # sums stay inside a signed 64-bit integer, which is what ranks can add up
 
@@ -39,22 +43,31 @@ def add(checksums: list[int]) -> int:
 
 
 class Ledger:
-    """Appends lines; each is one write to a file opened for appending, so a kill never leaves half a line.
-
-    Every rank has one, and only the first writes.
-    """
+    """Appends whole lines. Every rank has one, and only the first writes."""
 
     def __init__(self, path: str | Path, *, write: bool = True) -> None:
-        self._descriptor = os.open(path if write else os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._path = path
+        self._lines = WholeLines(path) if write else None
 
-    def resumed(self, step: int) -> None:
+    def began(self, step: int) -> None:
+        """A run begins here: whatever the ledger says of this step and later ones is overtaken."""
         self._append({"resume": step})
 
     def stepped(self, step: int, first: int, last: int, sum_: int) -> None:
         self._append({"step": step, "first": first, "last": last, "sum": sum_})
 
     def _append(self, entry: dict[str, int]) -> None:
-        os.write(self._descriptor, json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        if self._lines is None:
+            return
+        try:
+            self._lines.append(line)
+        except OSError as problem:
+            raise SaveError(
+                f"{self._path}: expected to add a line of {len(line)} bytes to the ledger, got {reason(problem)}. "
+                "Free some space and start again with --resume.",
+                problem.errno,
+            ) from problem
 
     def __enter__(self) -> Ledger:
         return self
@@ -62,14 +75,16 @@ class Ledger:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
+        if self._lines is not None:
+            self._lines.close()
 
 
 def chain(path: str | Path) -> list[dict[str, int]]:
-    """The steps behind the newest weights, in order; StateError when a step is missing."""
+    """The steps behind the newest weights, in order; StateError when a step is missing or a line cannot be read."""
     steps: list[dict[str, int]] = []
-    for line in Path(path).read_text().splitlines():
-        entry = json.loads(line)
+    *lines, _torn = Path(path).read_bytes().split(b"\n")  # what follows the last line's end was never finished
+    for number, line in enumerate(lines, 1):
+        entry = _parsed(path, number, line)
         if "resume" in entry:
             del steps[entry["resume"] :]
             continue
@@ -80,3 +95,14 @@ def chain(path: str | Path) -> list[dict[str, int]]:
             )
         steps.append(entry)
     return steps
+
+
+def _parsed(path: str | Path, number: int, line: bytes) -> dict[str, int]:
+    with contextlib.suppress(ValueError):
+        entry = json.loads(line)
+        if isinstance(entry, dict) and {"resume", "step"} & entry.keys():
+            return entry
+    raise StateError(
+        f"{path}: expected a step in line {number}, got {line[:60].decode(errors='replace')!r}. "
+        "Keep nothing else in a ledger."
+    )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from lowtide.train.progress import Facts, Lines, Outcome, Stepped, describe, held, pace
+from lowtide.train.progress import Facts, Lines, RunOutcome, Stepped, describe, held, pace
 
 
 class Live:
@@ -41,7 +41,7 @@ class Live:
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         self.close()
         Lines().ended(outcome)
 

@@ -1,8 +1,8 @@
 """What a run says while it works: a live bar for a terminal, plain lines for a log, JSON lines for machines.
 
-One idea: the loop tells one `Progress` what happened, as plain values, and never prints; three small
+One idea: the loop tells one `RunProgress` what happened, as plain values, and never prints; three small
 classes turn that into text. For people everything but the last report goes to stderr. With ``--json``
-stdout holds one JSON object a line and nothing else; the last one, ``"event": "end"``, has the final
+stdout holds one JSON object per line and nothing else; the last one, ``"event": "end"``, has the final
 figures.
 """
 
@@ -14,8 +14,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TextIO
 
-from lowtide.train.gauge import Reading, Verdict
-from lowtide.units import MIB, format_size
+from lowtide.train.gauge import BudgetVerdict, MemoryNow
+from lowtide.units import MIB, format_duration, format_size
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Stepped:
     tokens_per_s: float
     data_wait: float  # share of the training time spent waiting for batches
     seconds_left: float
-    reading: Reading
+    reading: MemoryNow
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended."""
 
     steps: int
@@ -62,7 +62,7 @@ class Outcome:
     tokens_per_s: float
     data_wait: float
     seconds: float
-    verdict: Verdict
+    verdict: BudgetVerdict
     sample: str
     picture: str
     stopped_by: int  # 0, or the signal's number
@@ -81,14 +81,14 @@ class Outcome:
         )
 
 
-class Progress(Protocol):
+class RunProgress(Protocol):
     """The five things worth telling; ``close`` comes last, also after an error."""
 
     def started(self, facts: Facts) -> None: ...
     def stepped(self, now: Stepped) -> None: ...
     def evaluated(self, step: int, val_loss: float) -> None: ...
     def note(self, text: str) -> None: ...
-    def ended(self, outcome: Outcome) -> None: ...
+    def ended(self, outcome: RunOutcome) -> None: ...
     def close(self) -> None: ...
 
 
@@ -99,8 +99,39 @@ class Silent:
     def stepped(self, now: Stepped) -> None: ...
     def evaluated(self, step: int, val_loss: float) -> None: ...
     def note(self, text: str) -> None: ...
-    def ended(self, outcome: Outcome) -> None: ...
+    def ended(self, outcome: RunOutcome) -> None: ...
     def close(self) -> None: ...
+
+
+class Several:
+    """Tells each of several."""
+
+    def __init__(self, *listeners: RunProgress) -> None:
+        self._listeners = listeners
+
+    def started(self, facts: Facts) -> None:
+        for one in self._listeners:
+            one.started(facts)
+
+    def stepped(self, now: Stepped) -> None:
+        for one in self._listeners:
+            one.stepped(now)
+
+    def evaluated(self, step: int, val_loss: float) -> None:
+        for one in self._listeners:
+            one.evaluated(step, val_loss)
+
+    def note(self, text: str) -> None:
+        for one in self._listeners:
+            one.note(text)
+
+    def ended(self, outcome: RunOutcome) -> None:
+        for one in self._listeners:
+            one.ended(outcome)
+
+    def close(self) -> None:
+        for one in self._listeners:
+            one.close()
 
 
 class JsonLines:
@@ -121,7 +152,7 @@ class JsonLines:
     def note(self, text: str) -> None:
         self._write("note", {"text": text})
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         figures = asdict(outcome)
         figures["verdict"]["word"] = outcome.verdict.word
         self._write("end", {**figures, "last_line": outcome.last_line})
@@ -130,7 +161,8 @@ class JsonLines:
 
     def _write(self, event: str, values: dict[str, Any]) -> None:
         safe = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
-        print(json.dumps({"event": event, **safe}), file=self._out, flush=True)
+        self._out.write(json.dumps({"event": event, **safe}) + "\n")  # at once: notes may come from another thread
+        self._out.flush()
 
 
 class Lines:
@@ -155,7 +187,7 @@ class Lines:
     def note(self, text: str) -> None:
         print(text, file=self._err, flush=True)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         print("\n".join([*report(outcome), outcome.last_line]), file=self._out, flush=True)
 
     def close(self) -> None: ...
@@ -188,7 +220,7 @@ def held(now: Stepped) -> str:
     )
 
 
-def report(outcome: Outcome) -> list[str]:
+def report(outcome: RunOutcome) -> list[str]:
     """Everything worth reading at the end, but for the last line."""
     verdict, lines = outcome.verdict, []
     if outcome.sample:
@@ -202,7 +234,8 @@ def report(outcome: Outcome) -> list[str]:
         f"  anon + mapped grew {format_size(grown)} of the {format_size(verdict.budget)} budget: {verdict.word}",
         f"  cache  {verdict.last.cache / MIB:.1f} MiB of the corpus in the page cache; the kernel's to take back",
         f"val loss {outcome.val_loss:.4f}; {outcome.unigram:.4f} is the loss of knowing only token counts",
-        f"time     {clock(outcome.seconds)} in all; waiting for data {100 * outcome.data_wait:.2f} % of training",
+        f"time     {format_duration(outcome.seconds)} in all; {100 * outcome.data_wait:.2f} % of training was waiting "
+        "for data",
     ]
     if outcome.picture:
         lines.append(f"picture  {outcome.picture}")

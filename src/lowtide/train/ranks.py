@@ -4,11 +4,21 @@ One idea: without ``torchrun`` there is one rank and every call here returns at 
 through gloo on CPU tensors (and NCCL for gradients on GPUs), with a time limit, so that a rank that dies
 ends the others with one clear line instead of a hang. Gradients are averaged by torch's DDP; this file does
 not touch them.
+
+Leaving is the delicate part. ``destroy_process_group`` only forgets the group: gloo's worker threads live until
+nothing refers to it. A worker that wakes up late drops the last reference to a tensor of Python's, asks for the
+interpreter's lock while the interpreter is being torn down, is ended by Python in the middle of a C++ destructor, and
+aborts the process ("terminate called without an active exception"). Two things kept the group alive: DDP, and default
+arguments - DDP's constructor imports ``torch.distributed.nn.functional``, ten of whose functions have the group of that
+moment as a default, for ever. So that module is imported here, while there is no group, and `joined` lets go of
+everything else before it returns, which joins the threads.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before any group exists: see the top of this file
 
 from lowtide.errors import LowtideError
 
@@ -89,13 +100,16 @@ class World:
             ) from problem
 
 
-@contextmanager
-def joined(device: torch.device, timeout: int) -> Iterator[World]:
+def described() -> World:
     """The world that torchrun's environment describes, or a world of one."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        yield World()
-        return
-    world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
+        return World()
+    return World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
+
+
+@contextmanager
+def joined(world: World, device: torch.device, timeout: int) -> Iterator[World]:
+    """The same world once its ranks can talk to each other."""
     if world.world == 1:
         yield world
         return
@@ -104,11 +118,23 @@ def joined(device: torch.device, timeout: int) -> Iterator[World]:
         dist.init_process_group(backend, rank=world.rank, world_size=world.world, timeout=timedelta(seconds=timeout))
     try:
         yield world
-        # Leave together: gloo's threads in a rank that goes while another still talks to it can abort the process.
         with world.listening():
-            dist.barrier()
+            dist.barrier()  # no rank closes its connections while another still waits for an answer
+    except BaseException as problem:
+        _let_go(problem)
+        raise
     finally:
         dist.destroy_process_group()
+        gc.collect()  # DDP is full of circles; see the top of this file
+
+
+def _let_go(problem: BaseException | None) -> None:
+    """Clear the frames an error remembers: DDP, and with it the group, would live in them as long as the error does."""
+    seen: set[int] = set()
+    while problem is not None and id(problem) not in seen:
+        seen.add(id(problem))
+        traceback.clear_frames(problem.__traceback__)
+        problem = problem.__cause__ or problem.__context__
 
 
 _SIGNS = (

@@ -11,48 +11,88 @@ reading of the memory counters every ``log_interval`` steps.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from lowtide.train import checkpoint
+from lowtide.errors import LowtideError
+from lowtide.train import branches, checkpoint
+from lowtide.train.board import Board, check_installed
+from lowtide.train.branches import Branch
 from lowtide.train.compute import Compute, choose
-from lowtide.train.data import Data, open_data, unigram_entropy
-from lowtide.train.gauge import SETTLE_STEPS, Gauge, Point, Reading, Verdict, thinned
+from lowtide.train.curves import draw
+from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, thinned
+from lowtide.train.generate import WEIGHTS, write_weights
+from lowtide.train.halves import Halves, open_data, unigram_entropy
 from lowtide.train.ledger import Ledger
 from lowtide.train.optimize import learning_rate
-from lowtide.train.picture import draw
-from lowtide.train.progress import Facts, Outcome, Progress, Silent, Stepped
-from lowtide.train.ranks import World, joined
+from lowtide.train.progress import Facts, RunOutcome, RunProgress, Several, Silent, Stepped
+from lowtide.train.ranks import World, described, joined
+from lowtide.train.run_lock import SaveError, only_run, reason
+from lowtide.train.run_metrics import METRICS, MetricsFile
 from lowtide.train.settings import Settings
 from lowtide.train.signals import StopRequest
+from lowtide.train.spelling import NumberWords, words_of
 from lowtide.train.trainer import Trainer
 
 
-def run(settings: Settings, progress: Progress, resume: Path | None = None) -> Outcome:
+def run(settings: Settings, progress: RunProgress, resume: Path | None = None) -> RunOutcome:
     """Train to ``max_iters`` or until asked to stop; ``resume`` is the checkpoint to go on from."""
     started = time.monotonic()
     compute = choose(settings.device, settings.dtype)
-    with joined(compute.device, settings.rank_timeout) as world:
-        if not world.is_first:
-            progress = Silent()
-        compute = choose(settings.device, settings.dtype, world.local_rank)
-        with StopRequest(alone=world.world == 1) as stop:
-            return _Run(settings, compute, world, progress, stop, started).whole(resume)
+    here = described()
+    with ExitStack() as held:
+        progress = _told(settings, progress, held) if here.is_first else Silent()
+        stop = held.enter_context(StopRequest(progress.note, alone=here.world == 1))
+        with joined(here, compute.device, settings.rank_timeout) as world:
+            if world.is_first:  # inside: when it is refused, the other ranks end with this one
+                held.enter_context(only_run(Path(settings.out_dir)))
+            compute = choose(settings.device, settings.dtype, world.local_rank)
+            one, verdict = _trained(_Run(settings, compute, world, progress, stop, started), resume)
+        return one.end(verdict)
+
+
+def _told(settings: Settings, progress: RunProgress, held: ExitStack) -> RunProgress:
+    """Everyone who is told how the run goes."""
+    others: list[RunProgress] = [MetricsFile(Path(settings.out_dir), progress.note)]
+    if settings.tensorboard:
+        check_installed()
+        others.append(Board(Path(settings.out_dir)))
+    for one in others:
+        held.callback(one.close)
+    return Several(progress, *others)
+
+
+def _trained(one: _Run, resume: Path | None) -> tuple[_Run, BudgetVerdict]:
+    """All that needs the other ranks. A frame of its own: what it refers to must be gone when an error leaves it."""
+    one.whole(resume)
+    verdict = one.verdict()
+    one.trainer.part()
+    return one, verdict
 
 
 class _Run:
     """The state of one run beside the trainer's: clock, curve, memory."""
 
     def __init__(
-        self, settings: Settings, compute: Compute, world: World, progress: Progress, stop: StopRequest, started: float
+        self,
+        settings: Settings,
+        compute: Compute,
+        world: World,
+        progress: RunProgress,
+        stop: StopRequest,
+        started: float,
     ) -> None:
         self.settings, self.world, self.progress, self.stop = settings, world, progress, stop
         self.directory = Path(settings.out_dir)
+        self.branch = Branch(self.directory)
         self.data = self._open_data()
         self.trainer = Trainer(settings, compute, world, self.data)
+        self.trainer.asked_to_stop = lambda: stop.number
         self.gauge = Gauge(self.data.files, self.trainer.plan.budget)
         self.compute = compute
         self.unigram = unigram_entropy(self.data.val, self.data.vocab_size)
@@ -61,31 +101,32 @@ class _Run:
         self.seconds_training = 0.0
         self.tokens = 0
         self.val_loss, self.val_step = math.nan, -1
-        self.points: list[Point] = []
+        self.best = math.inf  # the lowest val loss of a saved checkpoint
+        self.points: list[CurvePoint] = []
         self.first_step = 0
         self.stopping = 0
 
-    def _open_data(self) -> Data:
+    def _open_data(self) -> Halves:
         """Rank 0 first: it may have to make the corpus that the others then find."""
         if self.world.is_first:
             data = open_data(self.settings)
         self.world.from_first(True)
         return data if self.world.is_first else open_data(self.settings)
 
-    def whole(self, resume: Path | None) -> Outcome:
+    def whole(self, resume: Path | None) -> None:
         self._take_up(resume)
         self.progress.started(self._facts())
         for note in self.data.notes:
             self.progress.note(note)
         if self.trainer.step >= self.settings.max_iters:
             self.progress.note(f"no steps left of {self.settings.max_iters:,}: go on with a higher --max-iters")
+        self.stop.stepping()
         with self._ledger():
             self._loop()
         self._evaluate()
         self._save(must=True)
         if self.stopping:
             self.progress.note(f"stopped after step {self.trainer.step} and saved; go on with: {self._how_to_go_on()}")
-        return self._end()
 
     def _take_up(self, resume: Path | None) -> None:
         if resume is None:
@@ -96,16 +137,26 @@ class _Run:
         past = contents["run"]
         self.trainer.restore(resume, contents, past["partial_loss"])
         self.val_loss, self.val_step = past["val_loss"], past["val_step"]
+        self.best = past.get("best", math.inf)
         self.seconds_before = past["seconds"]
-        self.points = [_point(values) for values in past["points"]]
+        self.points = [CurvePoint.from_numbers(numbers) for numbers in past["points"]]
         self.first_step = self.trainer.step
         if self.world.is_first:
-            checkpoint.tidy(self.directory)
+            branches.tidy(self.directory)
+            self.branch = branches.continued(self.directory, resume, past)
+            self._say_which_branch(resume, past.get("file", resume.name))
+
+    def _say_which_branch(self, resume: Path, came_from: str) -> None:
+        number = self.branch.number
+        if number > 1 and number != branches.branch_of(Path(came_from)):
+            self.progress.note(
+                f"{resume} is not the newest checkpoint of its branch: this run saves as branch {number}, "
+                f"in files ending in -{number}.pt, and leaves the others as they are"
+            )
 
     def _clear_the_way(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        checkpoint.tidy(self.directory)
-        aside = checkpoint.set_aside(self.directory)
+        branches.tidy(self.directory)
+        aside = branches.set_aside(self.directory, also=(METRICS,))
         if aside is not None:
             self.progress.note(f"moved an earlier run's checkpoints to {aside}; --resume would have gone on from them")
 
@@ -115,8 +166,7 @@ class _Run:
             yield
             return
         with Ledger(self.settings.ledger, write=self.world.is_first) as ledger:
-            if self.first_step:
-                ledger.resumed(self.first_step)
+            ledger.began(self.first_step)
             self.trainer.ledger = ledger
             yield
             self.trainer.ledger = None
@@ -124,8 +174,8 @@ class _Run:
     def _loop(self) -> None:
         trainer, settings = self.trainer, self.settings
         self.loop_started = time.monotonic()
-        settle_at = self.first_step + min(SETTLE_STEPS, (settings.max_iters - self.first_step) // 2)
-        while trainer.step < settings.max_iters:
+        settle_at = self.first_step + max(1, min(SETTLE_STEPS, (settings.max_iters - self.first_step) // 2))
+        while trainer.step < settings.max_iters and not self._must_stop():
             if trainer.step % settings.eval_interval == 0:
                 self._evaluate()
             if trainer.step % settings.saves_every == 0 and trainer.step > self.first_step:
@@ -133,20 +183,26 @@ class _Run:
             if trainer.step == settle_at:
                 self.gauge.settle()
             began = time.perf_counter()
-            trainer.train_step()
+            if not trainer.train_step():
+                continue  # asked to stop on the way
             self.seconds_training += time.perf_counter() - began
             self.tokens += settings.rows_per_step * settings.block_size
             if trainer.step % settings.log_interval == 0:
                 self._log()
-            self.stopping = self.world.any(self.stop.number)  # ranks must agree, or some would wait for the others
-            if self.stopping:
-                return
+
+    def _must_stop(self) -> bool:
+        self.stopping = self.world.any(self.stop.number)  # ranks must agree, or some would wait for the others
+        return bool(self.stopping)
 
     def _evaluate(self) -> None:
         """Once for each step, and not for a run that must end soon."""
         if self.val_step == self.trainer.step or self.stopping:
             return
-        self.val_loss, self.val_step = self.trainer.val_loss(), self.trainer.step
+        val_loss = self.trainer.val_loss()
+        if val_loss is None:  # asked to stop on the way
+            self._must_stop()
+            return
+        self.val_loss, self.val_step = val_loss, self.trainer.step
         self._remember(math.nan, self.val_loss, self.gauge.read())
         self.progress.evaluated(self.trainer.step, self.val_loss)
 
@@ -158,37 +214,46 @@ class _Run:
         rate = learning_rate(step - 1, self.settings)
         self.progress.stepped(Stepped(step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading))
 
-    def _remember(self, loss: float, val_loss: float, reading: Reading) -> None:
-        self.points = thinned([*self.points, Point(self._seconds(), self.trainer.step, loss, val_loss, reading)])
+    def _remember(self, loss: float, val_loss: float, reading: MemoryNow) -> None:
+        self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, reading)])
 
     def _save(self, *, must: bool = False) -> None:
         """Save on rank 0. A run goes on when a checkpoint on the way cannot be written; the last one must be."""
         partial_loss = self.trainer.partial_loss()
         if not self.world.is_first:
             return
-        past = {
+        is_best = self.val_step == self.trainer.step and self.val_loss <= self.best
+        past: dict[str, Any] = {
             "partial_loss": partial_loss,
             "val_loss": self.val_loss,
             "val_step": self.val_step,
+            "best": self.val_loss if is_best else self.best,
             "seconds": self._seconds(),
-            "points": [_values(point) for point in self.points],
+            "points": [point.numbers() for point in self.points],
         }
         contents = {**self.trainer.state(), "settings": asdict(self.settings), "run": past}
         try:
-            checkpoint.save(self.directory, contents, self.settings.keep)
-        except OSError as problem:
+            self.branch.save(contents, self.settings.keep, is_best=is_best)
+        except SaveError as problem:
             if must:
                 raise
             self.progress.note(f"not saved, training goes on: {problem}")
+            return
+        self.best = past["best"]
 
-    def _end(self) -> Outcome:
-        verdict = self._verdict()
-        finished = not self.stopping
+    def verdict(self) -> BudgetVerdict:
+        """That of the rank that grew most."""
+        verdicts: list[BudgetVerdict] = self.world.gather(self.gauge.verdict())
+        return max(verdicts, key=lambda one: one.peak.held - one.settled.held)
+
+    def end(self, verdict: BudgetVerdict) -> RunOutcome:
+        """What rank 0 does alone, when all is trained and saved."""
         sample = picture = ""
-        if self.world.is_first and finished:
+        if self.world.is_first and not self.stopping:
             sample = self._sample()
             picture = self._draw(verdict)
-        outcome = Outcome(
+            self._write_weights()
+        outcome = RunOutcome(
             steps=self.trainer.step,
             val_loss=self.val_loss,
             unigram=self.unigram,
@@ -203,18 +268,26 @@ class _Run:
         self.progress.ended(outcome)
         return outcome
 
-    def _verdict(self) -> Verdict:
-        """That of the rank that grew most."""
-        verdicts: list[Verdict] = self.world.gather(self.gauge.verdict())
-        return max(verdicts, key=lambda one: one.peak.held - one.settled.held)
-
     def _sample(self) -> str:
         if not self.settings.sample_tokens:
             return ""
         tokens = self.trainer.sample(self.settings.sample_tokens)
-        return bytes(tokens).decode(errors="replace") if self.data.is_bytes else " ".join(map(str, tokens))
+        try:
+            return words_of(self.settings.data, self.data.vocab_size).text(tokens)
+        except (LowtideError, OSError) as problem:  # a tokenizer that cannot be read does not spoil a run
+            self.progress.note(f"the sample is in ids: {problem}")
+            return NumberWords().text(tokens)
 
-    def _draw(self, verdict: Verdict) -> str:
+    def _write_weights(self) -> None:
+        if not self.settings.weights:
+            return
+        try:
+            if not write_weights(self.directory / WEIGHTS, self.trainer.model, self.trainer.step):
+                self.progress.note("no weights.safetensors: `pip install safetensors` brings what writes it")
+        except OSError as problem:
+            self.progress.note(f"no weights.safetensors: {reason(problem)}; the checkpoint has the weights")
+
+    def _draw(self, verdict: BudgetVerdict) -> str:
         if not self.settings.picture:
             return ""
         path = self.directory / "train.png"
@@ -244,7 +317,7 @@ class _Run:
 
     def _how_to_go_on(self) -> str:
         launcher = "lowtide" if self.world.world == 1 else f"torchrun --nproc-per-node {self.world.world} -m lowtide"
-        return f"{launcher} train --resume --out-dir {self.settings.out_dir}"
+        return f"{launcher} train --resume --out-dir {shlex.quote(self.settings.out_dir)}"
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
@@ -254,14 +327,3 @@ class _Run:
 
     def _data_wait(self) -> float:
         return self.trainer.seconds_waiting / self.seconds_training if self.tokens else 0.0
-
-
-def _values(point: Point) -> list[float]:
-    """A point as plain numbers, which is all a checkpoint may hold."""
-    reading = point.reading
-    return [point.seconds, point.step, point.loss, point.val_loss, reading.anon, reading.mapped, reading.cache]
-
-
-def _point(values: list[float]) -> Point:
-    seconds, step, loss, val_loss, anon, mapped, cache = values
-    return Point(seconds, int(step), loss, val_loss, Reading(int(anon), int(mapped), int(cache)))

@@ -40,8 +40,8 @@ class Settings:
     budget: str = _setting("auto", "most bytes the reader may hold, such as 64MiB")
     strategy: str = _setting("auto", "how bytes leave the file: auto, read, direct, remap, advise, map")
     cache: str = _setting("auto", "whether what was read stays in the page cache: auto, keep, drop")
-    out_dir: str = _setting("out", "directory for checkpoints and the picture")
-    keep: int = _setting(2, "checkpoints kept, the newest ones")
+    out_dir: str = _setting("out", "directory for checkpoints, metrics, weights and the picture; one run at a time")
+    keep: int = _setting(2, "checkpoints kept of a branch, the newest ones; what best.pt and latest.pt name stays too")
     save_interval: int = _setting(0, "steps between checkpoints; 0: as --eval-interval")
     ledger: str = _setting("", "file that gets one line for each step: its rows and their checksum")
     batch_size: int = _setting(16, "windows of one forward pass")
@@ -70,6 +70,8 @@ class Settings:
     rank_timeout: int = _setting(600, "seconds to wait for the other ranks before giving up")
     sample_tokens: int = _setting(240, "tokens sampled at the end; 0: none")
     picture: bool = _setting(True, "draw loss and memory over time into --out-dir")
+    weights: bool = _setting(True, "write the weights as weights.safetensors into --out-dir at the end")
+    tensorboard: bool = _setting(False, "write the figures for TensorBoard too, into --out-dir/tensorboard")
 
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():

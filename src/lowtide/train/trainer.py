@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -26,17 +27,21 @@ from lowtide.errors import StateError
 from lowtide.torch import tensors
 from lowtide.train import checkpoint, ledger
 from lowtide.train.compute import Compute
-from lowtide.train.data import Data, in_flags
+from lowtide.train.halves import Halves, in_flags
 from lowtide.train.model import GPT
 from lowtide.train.optimize import build_optimizer, learning_rate
 from lowtide.train.ranks import World
 from lowtide.train.settings import MODEL_FIELDS, Settings
 
 
+class AskedToStop(Exception):  # noqa: N818  # not an error: the way out of a step that may be left
+    """Raised inside a step or an evaluation that is to be left half done."""
+
+
 class Trainer:
     """The model, its optimiser and its feed, at some step."""
 
-    def __init__(self, settings: Settings, compute: Compute, world: World, data: Data) -> None:
+    def __init__(self, settings: Settings, compute: Compute, world: World, data: Halves) -> None:
         self.settings, self.compute, self.world, self.data = settings, compute, world, data
         self.step = 0
         self.rows_done = 0  # by all ranks; not step x rows_per_step when a resumed run changed its batch size
@@ -55,6 +60,7 @@ class Trainer:
         self.plan = feed.plan()
         self._batches = tensors(feed, device=compute.device)
         self.ledger: ledger.Ledger | None = None
+        self.asked_to_stop: Callable[[], int] = lambda: 0
         self.seconds_waiting = 0.0
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=compute.device)
         self._loss_steps = 0
@@ -67,9 +73,38 @@ class Trainer:
             on_gpu = self.compute.device.type == "cuda"
             with self.world.listening():
                 forward = DistributedDataParallel(forward, device_ids=[self.compute.device.index] if on_gpu else None)
+        if self.world.world == 1 and not self.settings.compile:
+            for block in self.model.blocks:
+                block.register_forward_hook(self._look_between_blocks)
         return forward
 
-    def train_step(self) -> None:
+    def _look_between_blocks(self, block: nn.Module, inputs: Any, output: Tensor) -> None:  # noqa: ARG002
+        """One pass of a large model takes minutes on a CPU: someone alone need not wait for its end."""
+        self._leave_if_asked()
+        if output.requires_grad:
+            output.register_hook(lambda _: self._leave_if_asked())  # type: ignore[no-untyped-call]
+
+    def _leave_if_asked(self) -> None:
+        if self.asked_to_stop():
+            raise AskedToStop
+
+    def part(self) -> None:
+        """Let go of the other ranks; the model stays, for this rank alone."""
+        self._forward = self.model
+
+    def train_step(self) -> bool:
+        """One step; False when asked to stop on the way, and then nothing has changed."""
+        cursor, loss_sum = self._batches.state_dict(), self._loss_sum.clone()
+        try:
+            self._step()
+        except AskedToStop:
+            self.optimizer.zero_grad(set_to_none=True)
+            self._batches.load_state_dict(cursor)
+            self._loss_sum = loss_sum
+            return False
+        return True
+
+    def _step(self) -> None:
         """Forward and backward over this rank's rows, then one AdamW step."""
         torch.manual_seed(step_seed(self.settings.seed, self.step, self.world.rank))
         rate = learning_rate(self.step, self.settings)
@@ -78,6 +113,8 @@ class Trainer:
         sums = []
         with self.world.listening():
             for number in range(self.passes):
+                if number and self.world.any(self.asked_to_stop()):
+                    raise AskedToStop
                 with in_flags():
                     x, y = self._next_batch()
                 if self.ledger is not None:
@@ -137,20 +174,25 @@ class Trainer:
         return loss_sum, self._loss_steps
 
     @torch.no_grad()
-    def val_loss(self) -> float:
-        """The mean loss over ``eval_iters`` batches spread evenly over the val tokens, shared out over the ranks."""
+    def val_loss(self) -> float | None:
+        """The mean loss over ``eval_iters`` batches spread evenly over the val tokens, shared out over the ranks; None
+        when asked to stop on the way."""
         self.model.eval()
-        total, tokens = 0.0, 0
+        total, tokens, left = 0.0, 0, 0.0
         count = min(self.settings.eval_iters, len(self._val))
-        for number in range(self.world.rank, count, self.world.world):
-            batch = self._val[number * len(self._val) // count]
-            x, y = (torch.from_numpy(part).to(self.compute.device) for part in batch)
-            with self.compute.autocast():
-                total += float(self.model(x, y)[1]) * x.numel()  # the last window may be shorter than the others
-            tokens += x.numel()
+        try:
+            for number in range(self.world.rank, count, self.world.world):
+                self._leave_if_asked()
+                batch = self._val[number * len(self._val) // count]
+                x, y = (torch.from_numpy(part).to(self.compute.device) for part in batch)
+                with self.compute.autocast():
+                    total += float(self.model(x, y)[1]) * x.numel()  # the last window may be shorter than the others
+                tokens += x.numel()
+        except AskedToStop:
+            left = 1.0
         self.model.train()
-        loss, seen = self.world.total([total, float(tokens)])
-        return loss / seen
+        loss, seen, stopped = self.world.total([total, float(tokens), left])
+        return None if stopped else loss / seen
 
     def sample(self, count: int) -> list[int]:
         """Tokens the model writes, after a first one taken from the val tokens."""

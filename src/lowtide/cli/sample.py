@@ -1,0 +1,121 @@
+"""``lowtide sample``: text from a trained model.
+
+One idea: the checkpoint says what the model is and which corpus it learned from, and the corpus says what its ids mean;
+all that is left to say is the prompt. Text appears as it is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from lowtide.arguments import at_least
+
+try:
+    from lowtide.train.compute import choose
+    from lowtide.train.generate import TrainedModel, load_trained, sampled
+    from lowtide.train.spelling import NumberWords, Words, words_of
+except ModuleNotFoundError as problem:
+    if problem.name != "torch":
+        raise
+    raise SystemExit(
+        "lowtide sample: expected torch, got none. Install it with: pip install 'lowtide[torch]'"
+    ) from None
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Let a trained model write. The prompt may also come from standard input."
+    parser.add_argument("place", metavar="OUT_DIR", help="a run's directory (its newest checkpoint), or a checkpoint")
+    parser.add_argument("--prompt", metavar="TEXT", help="what the text begins with; -: from standard input")
+    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="tokens to write (default: 200)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="T",
+        help="0: always the likeliest; 1: as learned (default: 0.8)",
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=50, metavar="K", help="choose among the K likeliest; 0: among all (default: 50)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1337, metavar="N", help="the same seed, the same text (default: 1337)"
+    )
+    parser.add_argument("--best", action="store_true", help="the checkpoint with the lowest val loss, not the newest")
+    parser.add_argument(
+        "--tokenizer", default="", metavar="FILE", help="bytes or a tokenizer.json; none: as the corpus says"
+    )
+    parser.add_argument("--device", default="cpu", metavar="TEXT", help="cpu, cuda or cuda:N (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="one JSON document with the text and its ids")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _check(arguments)
+    prompt = _prompt(arguments.prompt)
+    trained = load_trained(Path(arguments.place), choose(arguments.device, "float32").device, best=arguments.best)
+    vocab = trained.model.shape.vocab_size
+    words = words_of(trained.settings["data"], vocab, arguments.tokenizer)
+    ids = _first_ids(words, prompt, vocab)
+    if isinstance(words, NumberWords):
+        print("lowtide sample: no tokenizer is known: writing ids; name one with --tokenizer", file=sys.stderr)
+    if not arguments.json:
+        _show(arguments, trained, words, ids, prompt)
+        return 0
+    made = list(_sampled(arguments, trained, ids))
+    about = {"checkpoint": str(trained.path), "step": trained.step, "seed": arguments.seed}
+    print(json.dumps({**about, "prompt": prompt, "text": words.text(made), "prompt_ids": ids, "ids": made}))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    at_least("--tokens", arguments.tokens, 1, example="--tokens 200")
+    at_least("--top-k", arguments.top_k, 0, example="--top-k 50")
+    at_least("--seed", arguments.seed, 0, example="--seed 1337")
+    if not 0 <= arguments.temperature < float("inf"):
+        raise ValueError(f"--temperature: expected 0 or more, got {arguments.temperature}. Use --temperature 0.8.")
+
+
+def _prompt(given: str | None) -> str:
+    """The flag's text, or what was piped in; nothing where neither is there."""
+    if given == "-" or (given is None and not sys.stdin.isatty()):
+        return sys.stdin.read()
+    return given or ""
+
+
+def _first_ids(words: Words, prompt: str, vocab: int) -> list[int]:
+    ids = words.ids(prompt) or words.ids("\n" if not isinstance(words, NumberWords) else "0") or [0]
+    beyond = [number for number in ids if not 0 <= number < vocab]
+    if beyond:
+        raise ValueError(
+            f"--prompt: expected ids below the model's vocabulary of {vocab:,}, got {beyond[0]:,}. "
+            "Name the tokenizer the corpus was made with, --tokenizer."
+        )
+    return ids
+
+
+def _sampled(arguments: argparse.Namespace, trained: TrainedModel, ids: list[int]):  # type: ignore[no-untyped-def]
+    return sampled(
+        trained.model,
+        ids,
+        arguments.tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k or None,
+        seed=arguments.seed,
+    )
+
+
+def _show(arguments: argparse.Namespace, trained: TrainedModel, words: Words, ids: list[int], prompt: str) -> None:
+    """Print as it comes. A character whose last bytes are still to come is held back."""
+    sys.stdout.write(prompt if not isinstance(words, NumberWords) else f"{prompt.strip()} ".lstrip())
+    made: list[int] = []
+    shown = ""
+    for number in _sampled(arguments, trained, ids):
+        made.append(number)
+        whole = words.text(made)
+        if not whole.endswith("\ufffd"):
+            sys.stdout.write(whole[len(shown) :])
+            sys.stdout.flush()
+            shown = whole
+    print(words.text(made)[len(shown) :])

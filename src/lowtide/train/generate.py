@@ -1,0 +1,68 @@
+"""A trained model taken out of its run: text from any checkpoint, weights for other code.
+
+One idea: a checkpoint holds the model's shape beside its weights, so nothing but the file is needed. Costs the model in
+memory once; one sampled token costs one forward pass over the last window. The optimiser's state stays on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowtide.atomic import atomic_write
+from lowtide.train import branches, checkpoint
+from lowtide.train.model import GPT, Shape
+
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model in eval mode, and what its run knew."""
+
+    model: GPT
+    path: Path
+    step: int
+    settings: dict[str, Any]
+
+
+def load_trained(place: Path, device: torch.device, *, best: bool = False) -> TrainedModel:
+    """The model of a checkpoint file, or of an out directory: its newest one, or with ``best`` the one with the lowest
+    val loss."""
+    path = (branches.best(place) if best else branches.newest(place)) if place.is_dir() else place
+    contents = checkpoint.load(path)
+    model = GPT(Shape(**contents["shape"]))
+    model.load_state_dict(contents["model"])
+    return TrainedModel(model.to(device).eval(), path, contents["step"], dict(contents["settings"]))
+
+
+def sampled(
+    model: GPT, ids: list[int], count: int, *, temperature: float, top_k: int | None, seed: int
+) -> Iterator[int]:
+    """``count`` ids that follow ``ids``, one at a time; the same seed gives the same ones."""
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    tokens = torch.tensor([ids], device=device)
+    for _ in range(count):
+        tokens = model.generate(tokens, 1, temperature=temperature, top_k=top_k, generator=generator)
+        tokens = tokens[:, -model.shape.block_size :]
+        yield int(tokens[0, -1])
+
+
+def write_weights(path: Path, model: GPT, step: int) -> bool:
+    """Write the weights as safetensors, with the model's shape as metadata; False when the package is missing."""
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        return False
+    # The output layer is the embedding; one table is enough.
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items() if name != "head.weight"}
+    about = {"format": "pt", "shape": json.dumps(asdict(model.shape)), "step": str(step)}
+    with atomic_write(path) as file:
+        file.write(save(tensors, about))
+    return True

@@ -1,0 +1,145 @@
+"""Signals: answered inside a step, twice at once, and in one line while starting; an orphaned rank ends by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.train.running import flags, losses, start, train, wait_for
+
+from lowtide.train import Settings, branches, checkpoint, ledger
+
+Make = Callable[..., Settings]
+
+# One part of the run, made to last as long as the test likes.
+SLOW_STEP = """
+import hashlib, sys, time
+from lowtide.cli import main
+from lowtide.train.{module} import {owner}
+
+real = {owner}.{method}
+def slow(*given):
+    print("slow", flush=True)
+    until = time.monotonic() + {seconds}
+    while time.monotonic() < until:
+        {wait}
+    return real(*given)
+{owner}.{method} = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+PYTHON = "time.sleep(0.01)"  # where a handler can run
+ONE_CALL = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"  # minutes outside of Python, as a large product is
+
+
+def start_slow(place: str, wait: str, *words: str, seconds: float = 300.0) -> subprocess.Popen[str]:
+    module, owner, method = place.split(".")
+    script = SLOW_STEP.format(module=module, owner=owner, method=method, wait=wait, seconds=seconds)
+    return subprocess.Popen(
+        [sys.executable, "-c", script, "train", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def read_until(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == word:
+            return
+    pytest.fail(f"ended before it said {word!r}: {process.communicate()}")
+
+
+@pytest.mark.parametrize("passes", [1, 6])
+def test_a_signal_inside_a_step_leaves_it_and_the_resumed_run_is_exact(tiny: Make, tmp_path: Path, passes: int) -> None:
+    """The step is never finished: each pass sleeps, and there are enough of them for minutes."""
+    lines = tmp_path / "ledger"
+    settings = tiny(max_iters=6, n_layer=2, gradient_accumulation_steps=passes, ledger=str(lines), eval_interval=2)
+    process = start_slow("model.Block.forward", PYTHON, "--json", *flags(settings), seconds=0.2)
+    wait_for(lambda: lines.exists() and len(ledger.chain(lines)) >= 3, process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    stopped = json.loads(out.splitlines()[-1])["steps"]
+    assert stopped < 6
+    assert checkpoint.load(branches.newest(tmp_path / "out"))["rows"] == stopped * 4 * passes
+    resumed = train(settings, branches.newest(tmp_path / "out"))
+    whole = train(tiny(max_iters=6, n_layer=2, gradient_accumulation_steps=passes, out_dir=str(tmp_path / "whole")))
+    assert losses(resumed) == {step: loss for step, loss in losses(whole).items() if step > stopped}
+    assert len(ledger.chain(lines)) == 6
+
+
+def test_a_second_signal_ends_at_once_with_one_line_whatever_the_main_thread_does(tiny: Make, tmp_path: Path) -> None:
+    process = start_slow("trainer.Trainer._update", ONE_CALL, *flags(tiny()))
+    read_until(process, "slow")
+    for _ in range(2):
+        os.kill(process.pid, signal.SIGTERM)
+        time.sleep(0.5)  # two at one moment are one: signals do not queue
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM: stopping and saving; a second signal would end at once without saving" in err
+    assert err.splitlines()[-1].startswith("lowtide train: ended at once by SIGTERM; the last checkpoint stands")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("wait", [PYTHON, ONE_CALL], ids=["python", "one long call"])
+def test_a_signal_while_starting_is_one_line(tiny: Make, wait: str, number: signal.Signals) -> None:
+    process = start_slow("run._Run._open_data", wait, *flags(tiny()))
+    read_until(process, "slow")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 128 + number
+    assert err == f"lowtide train: stopped by {number.name} before the first step; nothing was saved.\n"
+
+
+def test_ctrl_c_while_torch_is_imported_is_one_line(tiny: Make) -> None:
+    process = start(*flags(tiny()))
+    maps = Path(f"/proc/{process.pid}/maps")
+    if not maps.exists():
+        process.kill()
+        pytest.skip("NOT TESTED: Ctrl-C while importing, there is no /proc to see when that is")
+    wait_for(lambda: "libtorch" in maps.read_text(), process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 128 + signal.SIGINT
+    assert err.startswith("lowtide train: ")
+    assert err.count("\n") == 1, err
+
+
+@pytest.mark.slow
+def test_ranks_whose_launcher_was_killed_save_and_end(tiny: Make, tmp_path: Path) -> None:
+    settings = tiny(max_iters=1_000_000, eval_interval=1_000_000, ledger=str(tmp_path / "ledger"))
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lowtide"]
+    with (tmp_path / "said").open("w") as said:
+        launcher = subprocess.Popen(
+            [*words, "train", *flags(settings)],
+            stdout=said,
+            stderr=said,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        lines = tmp_path / "ledger"
+        wait_for(lambda: lines.exists() and lines.stat().st_size > 500, launcher)
+    ranks = [child for child in psutil.Process(launcher.pid).children() if "lowtide" in child.cmdline()]
+    assert len(ranks) == 2
+    launcher.kill()
+    launcher.communicate()
+    _, alive = psutil.wait_procs(ranks, timeout=240)
+    for rank in alive:
+        rank.kill()
+    assert not alive
+    assert "the process that started this rank is gone: stopping and saving" in (tmp_path / "said").read_text()
+    step = checkpoint.load(branches.newest(tmp_path / "out"))["step"]
+    assert len(ledger.chain(lines)) == step
