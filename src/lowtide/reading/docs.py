@@ -40,6 +40,15 @@ class RunsOfBatch(NamedTuple):
     closing: Numbers  # last tokens of documents
     padding: NDArray[np.bool_] | None = None  # which runs are padding
 
+    def numbers(self) -> NDArray[np.int32]:
+        """The id of every run: documents count from 0, padding is -1."""
+        if self.padding is None:
+            return np.arange(len(self.begins), dtype=np.int32)
+        found = (~self.padding).cumsum(dtype=np.int32)
+        found -= 1
+        found[self.padding] = -1
+        return found
+
 
 class DocsFiller:
     """Makes ``Docs`` of rows of ``length`` tokens with at most ``most_runs`` runs each."""
@@ -64,35 +73,35 @@ class DocsFiller:
         bounds[len(begins) :] = size
         lengths = bounds[1 : len(begins) + 1] - bounds[: len(begins)]
         if (len(begins) - rows) * FEW <= rows:
-            self._by_rows(begins, lengths, positions, ids)
+            self._by_rows(runs, lengths, positions, ids)
         else:
-            self._by_runs(begins, lengths, positions.reshape(-1), ids.reshape(-1))
+            self._by_runs(runs, lengths, positions.reshape(-1), ids.reshape(-1))
         mask.fill(True)
         mask.reshape(-1)[runs.closing] = False
         if runs.padding is not None:
-            numbers = runs.padding.cumsum()
-            numbers[runs.padding] = np.arange(len(begins))[runs.padding] + 1
-            self._pad(runs.padding, numbers, lengths, Docs(positions, ids, bounds, 0, mask))
+            padded = spread(begins[runs.padding], lengths[runs.padding])
+            positions.reshape(-1)[padded] = 0
+            mask.reshape(-1)[padded] = False
         return Docs(positions, ids, bounds, int(lengths.max(initial=0)), mask)
 
     def _by_rows(
-        self, begins: Numbers, lengths: NDArray[np.int32], positions: NDArray[np.int32], ids: NDArray[np.int32]
+        self, runs: RunsOfBatch, lengths: NDArray[np.int32], positions: NDArray[np.int32], ids: NDArray[np.int32]
     ) -> None:
         """Where most rows are one run: rows first, then the few runs that begin inside one."""
-        counting = self._count(self.length)
+        counting, begins, numbers = self._count(self.length), runs.begins, runs.numbers()
         positions[:] = counting
-        ids[:] = begins.searchsorted(np.arange(0, positions.size, self.length))[:, None]
+        ids[:] = numbers[begins.searchsorted(np.arange(0, positions.size, self.length)), None]
         flat_positions, flat_ids = positions.reshape(-1), ids.reshape(-1)
         for run in (begins % self.length).nonzero()[0].tolist():
             first, length = int(begins[run]), int(lengths[run])
             flat_positions[first : first + length] = counting[:length]
-            flat_ids[first : first + length] = run
+            flat_ids[first : first + length] = numbers[run]
 
     def _by_runs(
-        self, begins: Numbers, lengths: NDArray[np.int32], positions: NDArray[np.int32], ids: NDArray[np.int32]
+        self, runs: RunsOfBatch, lengths: NDArray[np.int32], positions: NDArray[np.int32], ids: NDArray[np.int32]
     ) -> None:
         """Every run spread over its tokens, some rows at a time."""
-        numbers = np.arange(len(begins), dtype=np.int32)
+        begins, numbers = runs.begins, runs.numbers()
         step = max(1, AT_ONCE // self.length) * self.length
         for first in range(0, len(ids), step):
             last = min(first + step, len(ids))
@@ -100,13 +109,6 @@ class DocsFiller:
             ids[first:last] = numbers[some].repeat(lengths[some])
             starts = (begins[some] - first).astype(np.int32).repeat(lengths[some])
             np.subtract(self._count(last - first), starts, out=positions[first:last])
-
-    def _pad(self, padding: NDArray[np.bool_], less: Numbers, lengths: NDArray[np.int32], docs: Docs) -> None:
-        """Padding has no number: runs behind it move down, by ``less``, and its own become -1."""
-        docs.ids.reshape(-1)[:] -= less.astype(np.int32).repeat(lengths)
-        padded = spread(docs.cu_seqlens[: len(padding)][padding].astype(np.int64), lengths[padding].astype(np.int64))
-        docs.positions.reshape(-1)[padded] = 0
-        docs.loss_mask.reshape(-1)[padded] = False
 
     def _places(self, rows: int) -> tuple[int, int, int, int]:
         """Where ids, cu_seqlens and loss_mask begin, and where it all ends."""
@@ -124,10 +126,10 @@ class DocsFiller:
         return DocsFiller, (self.length, self.most_runs)
 
 
-def spread(begins: Numbers, lengths: Numbers) -> Numbers:
+def spread(begins: Numbers, lengths: NDArray[Any]) -> Numbers:
     """Every position of the stretches ``[begin, begin + length)``."""
-    before = np.cumsum(lengths) - lengths
-    found: Numbers = np.arange(int(lengths.sum())) + np.repeat(begins - before, lengths)
+    found: Numbers = (begins - lengths.cumsum() + lengths).repeat(lengths)
+    found += np.arange(len(found))
     return found
 
 

@@ -83,7 +83,8 @@ class PackedFiller:
         if count == 0 or int(upto[-1]) == count * self.length:
             return RunsOfBatch(upto - pieces.sizes, (upto - 1)[whole]), None
         after = upto[pieces.counts.cumsum() - 1]
-        totals = np.diff(after, prepend=0)
+        totals = after.copy()
+        totals[1:] -= after[:-1]
         # What was padded before a row moves its pieces on.
         missing = self.length * np.arange(count) - (after - totals)
         begins = upto - pieces.sizes + missing.repeat(pieces.counts)
