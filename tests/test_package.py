@@ -50,8 +50,8 @@ LAYERS: list[set[str]] = [
 # Inside the rooms of the reading path, files from the bottom up: each may import only files before it.
 INSIDE: dict[str, str] = {
     "order": "words feistel orders local",
-    "storage": "forks budget buffers descriptors spans read native_read direct mapped store release behind unfinished"
-    " writing",
+    "storage": "forks budget buffers descriptors spans read native_read direct mapped store unequal release behind"
+    " unfinished writing",
     "reading": "upcoming prefetch fingerprint passes indexing state plan row_filler token_range boundaries kept_arrays"
     " boundary_index document_counts accounts docs window_filler packing packed_rows packed_filler streams cuts"
     " stride_documents packed_cut iterators",
