@@ -40,7 +40,7 @@ LAYERS: list[set[str]] = [
     {"storage", "order", "memory"},
     {"formats"},
     {"reading"},
-    {"array", "create", "feed"},
+    {"array", "create", "feed", "windows"},
     {"tokens"},  # what a user opens; its batches() makes feeds
     {"torch", "dask", "ray", "survey", "report", "pytest_plugin", "notebook"},
     {"bench", "prepare"},
@@ -52,8 +52,9 @@ INSIDE: dict[str, str] = {
     "order": "words feistel orders local",
     "storage": "forks budget buffers descriptors spans read native_read direct mapped store release behind unfinished"
     " writing",
-    "reading": "upcoming prefetch fingerprint passes indexing state plan row_filler token_range window_filler streams"
-    " cuts iterators",
+    "reading": "upcoming prefetch fingerprint passes indexing state plan row_filler token_range boundaries kept_arrays"
+    " boundary_index document_counts accounts docs window_filler packing packed_rows packed_filler streams cuts"
+    " stride_documents packed_cut iterators",
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # The names a user has. Rooms above all of them may use them as a user does; below, that would be a circle.

@@ -134,6 +134,41 @@ class Store:
         self.files.counters.asked += 0 if found is None else found.nbytes
         return found
 
+    def pieces(
+        self,
+        offsets: Offsets,
+        lengths: Offsets,
+        buffer: Buffer,
+        *,
+        ahead: Callable[[], tuple[Offsets, Offsets]] | None = None,
+    ) -> None:
+        """Fill ``buffer`` with runs of unequal length, one after the other; ``ahead`` gives the next call's."""
+        if len(offsets) == 0:
+            return
+        self.files.counters.asked += int(lengths.sum())
+        later = None if ahead is None else lambda: self._located.unequal(*ahead())
+        self._fill(self._located.unequal(offsets, lengths), buffer, ahead=later, scattered=True)
+
+    def widened_pieces(
+        self,
+        offsets: Offsets,
+        lengths: Offsets,
+        pair: _native.Pair,
+        *,
+        ahead: Callable[[], tuple[Offsets, Offsets]] | None = None,
+    ) -> bool:
+        """Runs that together fill rows of ``pair.length + 1`` tokens, widened in one pass; False as in ``windows``."""
+        strategy = self.strategy
+        if not strategy.widens or strategy.name == "map":
+            return False
+        spans = self._located.unequal(offsets, lengths)
+        if len(spans.files) > KEPT.together:
+            return False
+        later = None if ahead is None else lambda: self._located.unequal(*ahead())
+        self.files.counters.asked += int(lengths.sum())
+        read: bool = strategy.windows(spans, pair, ahead=later)  # type: ignore[attr-defined]
+        return read
+
     def run(self, offset: int, length: int, buffer: Buffer) -> None:
         """Fill ``buffer`` with one run of consecutive bytes."""
         if length:
