@@ -21,7 +21,8 @@ from lowtide.formats.sources import Source
 from lowtide.reading.cuts import StrideCut
 from lowtide.reading.indexing import select, whole
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.streams import make_stream
+from lowtide.reading.run_ahead import RunAhead, TokenStretches, store_for_runs
+from lowtide.reading.streams import ShuffledStream, locality_of, make_stream
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_filler import WindowFiller
 from lowtide.storage import Store
@@ -94,6 +95,7 @@ class Tokens(TokenRange):
         length: int,
         seed: int = 0,
         order: str = "shuffled",
+        locality: int | str | None = None,
         rank: int | None = None,
         world: int | None = None,
         dtype: DTypeLike = "int64",
@@ -102,16 +104,20 @@ class Tokens(TokenRange):
         """A feed of ``(x, y)`` with ``length`` tokens per row; ``batch`` is the global batch of all ranks together.
 
         ``order``: ``shuffled`` (every window once per epoch), ``random`` (with replacement) or ``sequential`` (every
-        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``skip``: steps of this batch
-        size to leave out around a loss spike, as (first, last), both included.
+        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``locality``: bytes of
+        neighbouring windows that are shuffled among themselves, for disks that scattered reads slow down. ``skip``:
+        steps of this batch size to leave out around a loss spike, as (first, last), both included.
         """
         batch, length = at_least("batch", batch, 1), at_least("length", length, 1)
-        stream = make_stream(order, len(self), length, seed)
-        self._long_enough(length, order)
-        ranks = _ranks(batch, rank, world)
+        stream = make_stream(order, len(self), length, seed, locality_of(locality, length, self.dtype.itemsize, order))
+        self.long_enough(length, order)
+        ranks = checked_ranks(batch, rank, world)
         self.store.keep_for_ranks(ranks.world)
-        windows = WindowFiller(self, length, dtype, consecutive=stream.consecutive)
-        feed = Feed(StrideCut(windows, stream), batch, ranks, skip)
+        tokens, runs = self, None
+        if isinstance(stream, ShuffledStream) and stream.locality is not None:
+            tokens, runs = self._in_stretches(stream)
+        windows = WindowFiller(tokens, length, dtype, consecutive=stream.consecutive)
+        feed = Feed(StrideCut(windows, stream, runs), batch, ranks, skip)
         windows.admit(batch // ranks.world)
         return feed
 
@@ -139,12 +145,25 @@ class Tokens(TokenRange):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.layout, self.store, self.first, self.last, self.vocab, self.eot)
+        return _rebuild, (self.layout, self.store, *self._range())
+
+    def _range(self) -> tuple[int, int, int | None, int | None]:
+        return self.first, self.last, self.vocab, self.eot
 
     def _part(self, first: int, last: int) -> Tokens:
         return _rebuild(self.layout, self.store, first, last, self.vocab, self.eot)
 
-    def _long_enough(self, length: int, order: str) -> None:
+    def _in_stretches(self, stream: ShuffledStream) -> tuple[Tokens, RunAhead | None]:
+        """These tokens as a local shuffle reads them, and what announces its stretches."""
+        stretches = TokenStretches(stream, self.first, self.dtype.itemsize)
+        store = store_for_runs(self.store, stretches.largest)
+        if store is None:
+            return self, None
+        runs = RunAhead(store, stretches, largest=stretches.largest, drop=store is not self.store)
+        return (self if store is self.store else _rebuild(self.layout, store, *self._range())), runs
+
+    def long_enough(self, length: int, order: str) -> None:
+        """FormatError where there are too few tokens for one row, or one epoch."""
         needed = {"sequential": 2, "random": length + 1}.get(order, 2 * length)
         if len(self) < needed:
             longest = len(self) // 2 if order == "shuffled" else len(self) - 1
@@ -160,7 +179,8 @@ def _rebuild(layout: Layout, store: Store, first: int, last: int, vocab: int | N
     return tokens
 
 
-def _ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
+def checked_ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
+    """Which reader of how many; refused where the global batch does not divide among them."""
     if (rank is None) != (world is None):
         raise ValueError(
             f"rank: expected rank= and world= together, got rank={rank} and world={world}. "

@@ -9,7 +9,7 @@ Costs one lookup and one fstat per call on top of the reads. Knows no dtypes, ro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,11 +21,11 @@ from lowtide.errors import BudgetError
 from lowtide.machine import direct_alignment, file_kind, room_for_cache
 from lowtide.storage.budget import Budget, Holding
 from lowtide.storage.buffers import Buffer, Filling, Pool
-from lowtide.storage.descriptors import KEPT, Extent, Files, ReadCounts
+from lowtide.storage.descriptors import KEPT, Descriptor, Extent, Files, ReadCounts
 from lowtide.storage.direct import Direct
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.storage.mapped import Cured, Map
-from lowtide.storage.read import Read
+from lowtide.storage.read import Read, announce, drop_pages
 from lowtide.storage.spans import GAP, NETWORK_GAP, Ahead, Located, Offsets, Round, Spans, merge
 from lowtide.units import KIB, MIB, format_size
 
@@ -84,6 +84,7 @@ class Store:
         self.gap = NETWORK_GAP if kind is not None and kind.network else GAP
         self.drop, self.cache_why = self._decide_cache(cache)
         self.closed = False
+        self._keeping: Store | None = None
         self._ranks = 1
         self._turn = Turn()
         self._aside: Holding | None = None
@@ -132,6 +133,26 @@ class Store:
             spans = self._located.spans(np.array([offset], np.int64), 1, length)
             self._fill(spans, buffer, scattered=False)
 
+    def announce_run(self, offset: int, length: int) -> None:
+        """Tell the kernel that these consecutive bytes will be read, in any order; it brings them in as long runs."""
+        if self.strategy.name != "direct" and not self.files.in_memory:
+            for held, spans in self._runs(offset, length):
+                announce(held, spans)
+
+    def drop_run(self, offset: int, length: int) -> None:
+        """Evict these consecutive bytes from the page cache, whoever read them."""
+        for held, spans in self._runs(offset, length):
+            for file, start, size in zip(
+                spans.file_of_each(), spans.offsets.tolist(), spans.length_of_each(), strict=True
+            ):
+                drop_pages(held[file].number, start, size, sequential=True)
+
+    def _runs(self, offset: int, length: int) -> Iterator[tuple[dict[int, Descriptor], Spans]]:
+        if length > 0:
+            spans = self._located.spans(np.array([offset], np.int64), 1, length)
+            for part, _ in spans.few_files(KEPT.together):
+                yield self.files.descriptors(part.files, scattered=True), part
+
     def filling(self, size: int) -> Filling:
         """A buffer from the budget, to fill and lend: ``with store.filling(size) as out: ...``."""
         self.require_open()
@@ -157,6 +178,13 @@ class Store:
             self._strategy = self._aside = None
             self._ready()
 
+    def keeping(self) -> Store:
+        """The same bytes and budget for a reader that takes care of the page cache itself; closed with this one."""
+        self.require_open()
+        if self._keeping is None:
+            self._keeping = Store(self.extents, strategy=self.asked[0], cache="keep", budget=self.budget)
+        return self._keeping
+
     def renew_after_fork(self) -> None:
         """A child's strategy is its own: made at its first read."""
         self._strategy = self._aside = None
@@ -165,6 +193,8 @@ class Store:
         """Close every file and give free buffers back. Arrays already handed out stay valid."""
         if not self.closed:
             self.closed = True
+            if self._keeping is not None:
+                self._keeping.close()
             self.files.close()
             if self._strategy is not None:
                 self._strategy.close()
