@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from lowtide.array import Array, open
 from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError
 from lowtide.feed import Feed
+from lowtide.mixture import Mixture, mix
 from lowtide.storage.release import release
 from lowtide.tokens import Tokens, open_tokens
 
@@ -17,9 +18,11 @@ __all__ = [
     "Feed",
     "FormatError",
     "LowtideError",
+    "Mixture",
     "ReadError",
     "StateError",
     "Tokens",
+    "mix",
     "open",
     "open_tokens",
     "release",

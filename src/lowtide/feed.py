@@ -137,7 +137,7 @@ class Feed:
         return [self[step] for step in steps]
 
     def where(self, step: int) -> list[Place]:
-        """File and byte offset of each of this rank's rows of a step."""
+        """File and byte offset of each of this rank's rows of a step, and in a mixture the corpus's name."""
         numbers, _ = self._numbers(self._checked_row(step))
         return self._cut.places(numbers)
 
@@ -170,10 +170,9 @@ class Feed:
             self.cursor = check_state(state, mine, position="rows", maker="feed", most=end)
             return
         # Of a mixture only the past must agree: its future may have been planned anew.
-        past = state.get("mixture") if isinstance(state, dict) else None
-        same = {**state, "mixture": mine["mixture"]} if past is not None else state
+        same = {**state, "mixture": mine["mixture"]} if isinstance(state, dict) else state
         rows = check_state(same, mine, position="rows", maker="feed", most=end)
-        self._cut.check_past(past, rows)
+        self._cut.check_past(state.get("mixture"), rows)
         self.cursor = rows
 
     # What it costs

@@ -88,7 +88,7 @@ class Tokens(TokenRange):
         border = self.last - count
         return self._part(self.first, border), self._part(border, self.last)
 
-    def batches(
+    def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
         self,
         batch: int,
         *,

@@ -4,8 +4,8 @@ One idea: shares are whole numbers over a common denominator D of at most 65,536
 that the earliest deadline fills. After any k rows since the last change every source has given its share of k to within
 one row, so counts are exact at every row, and row k is found by arithmetic: whole periods, then a look into the table.
 
-Costs up to 0.3 s and 600 KiB once for the table of 65,536 entries, a few microseconds for the usual one of 10 or 100; no
-state beyond the schedule. Tijdeman, "The chairman assignment problem" (1980), has the bound; the tables are ours.
+Costs up to 0.3 s and 600 KiB once for a table of 65,536 entries, a few microseconds for the usual one of 10 or 100.
+Tijdeman, "The chairman assignment problem" (1980), proves the bound.
 """
 
 from __future__ import annotations

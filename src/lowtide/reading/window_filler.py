@@ -99,14 +99,16 @@ class WindowFiller:
             self._widen(narrow, starts, buffer, half)
 
     def _widen(self, narrow: NDArray[Any], starts: Numbers, buffer: Buffer, half: int) -> None:
-        if self._narrows or self.tokens.vocab is not None:
-            self._check(narrow, starts)
+        self.check(narrow, starts)
         shape = (len(starts), self.length)
         np.copyto(np.ndarray(shape, self.dtype, buffer.view), narrow[:, :-1], casting="unsafe")
         np.copyto(np.ndarray(shape, self.dtype, buffer.view, half), narrow[:, 1:], casting="unsafe")
 
-    def _check(self, narrow: NDArray[Any], starts: Numbers) -> None:
+    def check(self, narrow: NDArray[Any], starts: Numbers) -> None:
+        """Refuse ids outside the vocabulary, and those that do not fit the dtype asked for."""
         tokens = self.tokens
+        if not self._narrows and tokens.vocab is None:
+            return
 
         def position(index: int) -> int:
             row, column = divmod(index, self.length + 1)
