@@ -122,6 +122,8 @@ class Store:
 
     def fetch(self, numbers: Offsets, stride: int, length: int) -> NDArray[np.uint8] | None:
         """The same runs as rows of a fresh array, where the strategy has a way without a buffer between; else None."""
+        if self.strategy.name != "map":  # the only one that has such a way: locating the runs is not free
+            return None
         found = self.strategy.fetch(self._located.spans(numbers, stride, length))
         self.files.counters.asked += 0 if found is None else found.nbytes
         return found
