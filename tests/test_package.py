@@ -62,7 +62,8 @@ USERS = LEVEL["torch"]
 
 
 # `cli` imports only the command in use; the package itself only measures when asked to.
-LAZY = {"cli/__init__.py", "__init__.py"}
+# `peek` needs torch for a run's directory, and not for a corpus.
+LAZY = {"cli/__init__.py", "cli/peek.py", "__init__.py"}
 
 
 def module_of(path: Path) -> str:

@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": "measure every way to read a file, on this machine and disk",
     "doctor": "run or watch a program, and say which kind of memory grew",
     "train": "train a small GPT on tokens from disk",
+    "peek": "show what a step is or was trained on: files, bytes, documents, ids and text",
     "sample": "let a trained model write text",
 }
 STOPPED = 130  # what shells give for a program that Ctrl-C ended

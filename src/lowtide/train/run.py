@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.errors import LowtideError
+from lowtide.survey.words import NumberWords, words_of
 from lowtide.train import branches, checkpoint
 from lowtide.train.board import Board, check_installed
 from lowtide.train.branches import Branch
@@ -37,7 +38,6 @@ from lowtide.train.run_metrics import METRICS, MetricsFile
 from lowtide.train.settings import Settings
 from lowtide.train.signals import StopRequest
 from lowtide.train.trainer import Trainer
-from lowtide.train.words import NumberWords, words_of
 
 
 def run(settings: Settings, progress: RunProgress, resume: Path | None = None) -> RunOutcome:
