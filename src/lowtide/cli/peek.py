@@ -1,7 +1,7 @@
 """``lowtide peek``: what a step is or was trained on - every row's file, byte, document, ids and text.
 
-One idea: name a corpus and the feed's settings, or the directory of a run, which has them. ``survey`` finds the rows, this
-file prints them. torch is imported for a run's directory only.
+One idea: name a corpus and the feed's settings, or the directory of a run, which has them. ``survey`` finds the rows,
+this file prints them. torch is imported for a run's directory only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FEED_FLAGS = ("batch", "length", "seed", "order", "locality", "rank", "world", "
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Show what a step is or was trained on: every row's file, byte, document, ids, and the text where a tokenizer is "
-        "known. Of a corpus and a feed's settings, or of a run: a spike in metrics.jsonl leads to its text."
+        "Show what a step is or was trained on: every row's file, byte, document, ids, and the text where a tokenizer "
+        "is known. Of a corpus and a feed's settings, or of a run: a spike in metrics.jsonl leads to its text."
     )
     parser.epilog = "Examples: lowtide peek corpus/ --step 48211 --batch 64 --seed 1337; lowtide peek out --step 350"
     parser.add_argument("place", metavar="CORPUS|OUT_DIR", help="a corpus or token file, or the directory of a run")
