@@ -2,27 +2,29 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BESIDE = -n auto --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
+BESIDE = -n logical --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
+# What depends on who makes the calls is tested with both engines; the first run uses the native one where it is built.
+BOTH_ENGINES = tests/test_array_contract.py tests/test_array_properties.py tests/test_feed_batches.py tests/test_feed_epochs.py tests/test_windows.py
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick check format picture bench browser sanitize wheel clean
+.PHONY: help train test torture quick check format picture picture-writing bench browser sanitize wheel clean
 
 NATIVE := src/lowtide/_native
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
-	$(INSTALL) --editable '.[all]'
+	$(INSTALL) --editable '.[torch,report]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
-	$(INSTALL) --editable '.[all,dev]'
+	$(INSTALL) --editable '.[all,ray,dask,dev]'
 	@touch $@ $(VENV)/.run
 
 train: $(VENV)/.run ## the main job, end to end, no download
@@ -31,6 +33,10 @@ train: $(VENV)/.run ## the main job, end to end, no download
 test: $(VENV)/.dev browser ## every test
 	$(BIN)/python -m pytest $(BESIDE) -m "not serial"
 	$(BIN)/python -m pytest -m serial || [ $$? = 5 ] # 5: there are none
+	LOWTIDE_ENGINE=python $(BIN)/python -m pytest $(BESIDE) -q -m "not serial" $(BOTH_ENGINES)
+
+torture: $(VENV)/.dev ## seeded faults for TORTURE_MINUTES (10): kills, failing disks, changing files, interrupts
+	$(BIN)/python -m tests.torture
 
 browser: # the report's tests look at it in a real Chromium, which pip cannot install
 	@command -v chromium chromium-browser google-chrome >/dev/null \
@@ -53,6 +59,9 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 
 picture: $(VENV)/.dev ## RSS over time of the known cures, drawn by memory-profiler's counter
 	$(BIN)/python -m benchmarks.picture
+
+picture-writing: $(VENV)/.dev ## dirty pages over an 8 GiB write: np.memmap, tofile, Lowtide
+	$(BIN)/python -m benchmarks.writing --picture
 
 bench: $(VENV)/.dev ## every benchmark, each figure beside its baseline
 	@command -v fio >/dev/null \

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,3 +91,35 @@ def no_lost_descriptors() -> Iterator[None]:
     gc.collect()  # an error that crossed a thread holds its frames, and they hold it
     lost = open_descriptors() - before
     assert not lost, f"descriptors still open: {sorted(str(Path(f'/proc/self/fd/{n}').readlink()) for n in lost)}"
+
+
+@pytest.fixture(autouse=True)
+def python_engine_for_spoiled_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that stand between Lowtide and ``os.preadv`` test the engine that calls it; tests/native has its own."""
+    module = request.module
+    if any(getattr(value, "__module__", None) == "tests.faults" for value in vars(module).values()):
+        monkeypatch.setenv("LOWTIDE_ENGINE", "python")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One real local Ray cluster for all tests of a run: starting one takes seconds. Use it from `serial` tests: they
+    run in one process, so there is only one cluster."""
+    ray = pytest.importorskip("ray", reason="NOT TESTED: Ray is not installed")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    place = tempfile.mkdtemp(prefix="lt-ray-", dir="/tmp")  # short: names of sockets are
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ray.init(
+            num_cpus=2,
+            object_store_memory=256 << 20,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _temp_dir=place,
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+            shutil.rmtree(place, ignore_errors=True)

@@ -22,8 +22,8 @@ MARK = f"LOWTIDE_TEST_RUN={os.getpid()}-{uuid.uuid4().hex}"
 PATIENCE = 20.0  # seconds for what is on its way out; nobody waits when nothing is left
 BIG = 1024**2  # bytes in temporary files that nobody removed
 
-# multiprocessing starts these once for a process and ends them with it.
-_STAYING = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+# multiprocessing starts these once for a process and ends them with it; so does the one Ray cluster of a run its own.
+_STAYING = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"ray::", b"/ray/")
 
 
 def processes() -> dict[int, str]:
@@ -43,7 +43,9 @@ def processes() -> dict[int, str]:
 
 
 def threads() -> dict[int, str]:
-    return {thread.ident or 0: thread.name for thread in threading.enumerate()}
+    """Python's own; distributed keeps its `Dask-Offload` threads for the life of a process."""
+    everyone = threading.enumerate()
+    return {thread.ident or 0: thread.name for thread in everyone if not thread.name.startswith("Dask-Offload")}
 
 
 def big_files(directory: Path) -> dict[Path, int]:

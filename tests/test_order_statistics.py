@@ -99,7 +99,7 @@ def test_eight_rounds_would_fail_the_test_of_small_blocks() -> None:
 def orders_of_blocks(size: int, blocks: int, rounds: int) -> float:
     order = LocalPermutation(size * blocks, size, seed=2)
     assert order._inside is not None
-    order._inside._rounds = order._inside._rounds[:rounds]
+    order._inside._constants = order._inside._constants[: 2 * rounds]
     rows = whole(order).reshape(blocks, size) % size
     orders = math.factorial(size)
     return chi_squared(order_counts(rows), blocks / orders, orders - 1)
@@ -119,7 +119,7 @@ def flip_rates(bits: int, rounds: int, keys: int = 16, samples: int = 8192) -> N
     flips = np.zeros((bits, bits))
     for which in range(keys):
         bijection = Feistel(2**bits, key(which, "avalanche"))
-        bijection._rounds = bijection._rounds[:rounds]
+        bijection._constants = bijection._constants[: 2 * rounds]
         inputs = words(key(which, "inputs"), 0, samples) >> np.uint64(64 - bits)
         before = inputs.copy()
         bijection.forward(before)
@@ -151,7 +151,7 @@ def pair_difference(n: int, apart: int, rounds: int) -> float:
     Pairs that agree in one half are where too few rounds show first.
     """
     bijection, keys = Feistel(n, key(1, "pairs")), 1_000_000
-    bijection._rounds = bijection._rounds[:rounds]
+    bijection._constants = bijection._constants[: 2 * rounds]
     tweaks = words(key(2, "pairs"), 0, keys)
     one, other = np.zeros(keys, dtype=np.uint64), np.full(keys, apart, dtype=np.uint64)
     bijection.forward(one, tweaks)

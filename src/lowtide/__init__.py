@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from lowtide.array import Array, open
+from lowtide.create import create
 from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError
 from lowtide.feed import Feed
 from lowtide.mixture import Mixture, mix
@@ -22,6 +23,7 @@ __all__ = [
     "ReadError",
     "StateError",
     "Tokens",
+    "create",
     "mix",
     "open",
     "open_tokens",

@@ -35,7 +35,7 @@ Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDA
 LARGEST_CHUNK = 8 * MIB  # enough to keep a disk busy; more only costs memory
 
 
-def open(
+def open(  # noqa: PLR0913 - keyword-only options of the public surface
     source: Source,
     *,
     dtype: DTypeLike | None = None,
@@ -45,8 +45,10 @@ def open(
     strategy: str = "auto",
     cache: str = "auto",
     budget: int | str = "auto",
+    engine: str = "auto",
 ) -> Array:
-    """Open a ``.npy`` file, raw numbers, one tensor of a ``.safetensors``, a memmap, or a list or glob of them.
+    """Open a ``.npy`` file, raw numbers, a memmap, or a list or glob of them; also one array - ``tensor`` - of a
+    ``.safetensors``, ``.npz`` or HDF5 file.
 
     Reads headers only. ``budget`` is the most bytes the array may hold at once, such as ``"64MiB"``.
 
@@ -54,7 +56,7 @@ def open(
     >>> for rows in a.shuffled(4096, seed=0): ...
     """
     layout = layout_of(source, dtype=dtype, shape=shape, offset=offset, tensor=tensor)
-    return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
+    return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
 
 
 class Array:

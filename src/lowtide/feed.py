@@ -10,7 +10,7 @@ Costs about 10 microseconds per batch beyond reading and widening; no thread: ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -21,6 +21,7 @@ import numpy as np
 from lowtide.arguments import whole_number
 from lowtide.reading.cuts import Cut, Place, Scheduled
 from lowtide.reading.plan import Plan
+from lowtide.reading.prefetch import Following, Prefetch
 from lowtide.reading.run_ahead import MOST_RANKS, Runs
 from lowtide.reading.state import MOST_ROWS, VERSION, check_state
 from lowtide.reading.upcoming import Numbers, Upcoming
@@ -64,6 +65,7 @@ class Feed:
         self._share = batch // self.world
         self._skip = _united(_checked_skip(steps) for steps in skip)
         self._turn = Turn()
+        self._prefetch = Prefetch()
         self._steps, self._seconds = 0, 0.0
         self._before = self._counted()
         self._ahead = self._look_ahead(0)
@@ -206,13 +208,16 @@ class Feed:
         if ahead and self._runs is not None:
             self._runs.approach(cursor)
         numbers, tail = self._numbers(cursor)
-        return self._cut.read(numbers, rows=self._share, ahead=self._following(cursor) if ahead else None, tail=tail)
+        following = Following(partial(self._following, cursor), self._prefetch) if ahead else None
+        return self._cut.read(numbers, rows=self._share, ahead=following, tail=tail)
 
-    def _following(self, cursor: int) -> Callable[[], Numbers] | None:
-        """The numbers of the step after this one, if it is a full one."""
-        following = self._after_skips(self._after(cursor))
+    def _following(self, cursor: int, steps: int) -> Numbers:
+        """The numbers of the step that many steps after this one; none where there is no such full step."""
+        for _ in range(steps):
+            cursor = self._after_skips(self._after(cursor))
         full = self._cut.rows
-        return partial(self._full_step, following) if full is None or following + self.batch <= full else None
+        there = full is None or cursor + self.batch <= full
+        return self._full_step(cursor) if there else np.empty(0, np.int64)
 
     def _numbers(self, cursor: int) -> tuple[Numbers, bool]:
         """This rank's numbers of the step at ``cursor``, and whether it is the shorter row at the end."""

@@ -68,13 +68,11 @@ class Mixture:
         kinds: dict[tuple[Any, ...], list[str]] = {}
         for name, tokens in corpora.items():
             kinds.setdefault((tokens.dtype.str, *tokens.store.asked), []).append(name)
-        self._groups = tuple(
-            (tuple(names), self._store(names, strategy, cache)) for (_, strategy, cache), names in kinds.items()
-        )
+        self._groups = tuple((tuple(names), self._store(names, *asked)) for (_, *asked), names in kinds.items())
 
-    def _store(self, names: list[str], strategy: str, cache: str) -> Store:
+    def _store(self, names: list[str], strategy: str, cache: str, engine: str) -> Store:
         extents = tuple(extent for name in names for extent in self.corpora[name].layout.extents)
-        return Store(extents, strategy=strategy, cache=cache, budget=self.budget)
+        return Store(extents, strategy=strategy, cache=cache, budget=self.budget, engine=engine)
 
     @property
     def schedule(self) -> list[tuple[int, dict[str, Fraction]]]:

@@ -7,6 +7,7 @@ Slices give arrays you own, ``split`` gives a training and a validation range ov
 from __future__ import annotations
 
 from collections.abc import Iterator
+from os import PathLike
 from types import TracebackType
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from lowtide.arguments import at_least
 from lowtide.errors import FormatError
 from lowtide.feed import Feed, Ranks, Skips
-from lowtide.formats import Layout, document_ends, token_layout
+from lowtide.formats import Layout, column_layout, document_ends, token_layout
 from lowtide.formats.sources import Source
 from lowtide.reading.cuts import StrideCut
 from lowtide.reading.indexing import select, whole
@@ -31,26 +32,42 @@ from lowtide.units import format_size
 ITERATED = 65_536  # tokens read at a time when somebody loops over them one by one
 
 
-def open_tokens(
+def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     source: Source,
     *,
     dtype: DTypeLike | None = None,
     eot: int | None = None,
+    bos: int | None = None,
     vocab: int | None = None,
+    tensor: str | None = None,
+    column: str | None = None,
+    cache_dir: str | PathLike[str] | None = None,
     strategy: str = "auto",
     cache: str = "auto",
     budget: int | str = "auto",
+    engine: str = "auto",
 ) -> Tokens:
     """Open a corpus: a token file of any known format, a glob, a list or a directory of them. Reads headers only.
 
     Headerless files need ``dtype``. ``vocab`` is the number of ids; one beyond it is an error at the batch that has it.
+    ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
+    ``.safetensors``, ``.npz`` or HDF5 file that holds several. ``column`` names the ids of Parquet or Arrow files,
+    which are decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated).
 
     >>> tokens = lowtide.open_tokens("train.bin", dtype="uint16", vocab=50257, budget="256MiB")
     """
-    layout = token_layout(source, dtype=dtype)
-    tokens = Tokens(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget))
+    if column is None:
+        layout = token_layout(source, dtype=dtype, tensor=tensor)
+    elif tensor is None:
+        layout = column_layout(source, column, dtype=dtype, cache_dir=cache_dir)
+    else:
+        raise ValueError(
+            f"column: expected column= or tensor=, got column={column!r} and tensor={tensor!r}. Leave one out."
+        )
+    tokens = Tokens(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
     tokens.vocab = layout.vocab if vocab is None else at_least("vocab", vocab, 1)
     tokens.eot = layout.eot if eot is None else at_least("eot", eot, 0)
+    tokens.bos = layout.bos if bos is None else at_least("bos", bos, 0)
     return tokens
 
 
@@ -126,7 +143,9 @@ class Tokens(TokenRange):
         blocks = document_ends(self.layout)
         if blocks is None:
             return None
-        return (block[(block > self.first) & (block <= self.last)] - self.first for block in blocks)
+        # An end at the first token of a split closes a document of the part before it; at 0 it is an empty document.
+        least = self.first + 1 if self.first else 0
+        return (block[(block >= least) & (block <= self.last)] - self.first for block in blocks)
 
     def plan(self) -> Plan:
         """Projected bytes by kind and how reading happens, at most; a feed's own ``plan()`` knows its batches."""
@@ -147,11 +166,11 @@ class Tokens(TokenRange):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.layout, self.store, *self._range())
 
-    def _range(self) -> tuple[int, int, int | None, int | None]:
-        return self.first, self.last, self.vocab, self.eot
+    def _range(self) -> tuple[int, int, int | None, int | None, int | None]:
+        return self.first, self.last, self.vocab, self.eot, self.bos
 
     def _part(self, first: int, last: int) -> Tokens:
-        return _rebuild(self.layout, self.store, first, last, self.vocab, self.eot)
+        return _rebuild(self.layout, self.store, first, last, self.vocab, self.eot, self.bos)
 
     def _in_stretches(self, stream: ShuffledStream) -> tuple[Tokens, RunAhead | None]:
         """These tokens as a local shuffle reads them, and what announces its stretches."""
@@ -173,9 +192,11 @@ class Tokens(TokenRange):
             )
 
 
-def _rebuild(layout: Layout, store: Store, first: int, last: int, vocab: int | None, eot: int | None) -> Tokens:
+def _rebuild(
+    layout: Layout, store: Store, first: int, last: int, vocab: int | None, eot: int | None, bos: int | None = None
+) -> Tokens:
     tokens = Tokens(layout, store, first=first, last=last)
-    tokens.vocab, tokens.eot = vocab, eot
+    tokens.vocab, tokens.eot, tokens.bos = vocab, eot, bos
     return tokens
 
 

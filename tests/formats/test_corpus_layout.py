@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +95,10 @@ def test_a_directory_without_tokens_says_what_is_there(token_files: TokenFiles) 
     (token_files.directory / "notes.txt").write_text("")
     with pytest.raises(FormatError, match=r"got notes\.txt, train"):
         token_layout(token_files.directory)
-    (token_files.directory / "index.json").write_text("{}")
-    with pytest.raises(FormatError, match="litData and MDS"):
-        token_layout(token_files.directory)
+    for content, name in (('{"chunks": []}', "litData"), ('{"shards": []}', "MosaicML")):
+        (token_files.directory / "index.json").write_text(content)
+        with pytest.raises(FormatError, match=name):
+            token_layout(token_files.directory)
 
 
 def test_a_list_may_name_directories_and_a_memmap(token_files: TokenFiles, read_back: ReadBack) -> None:
@@ -190,3 +192,88 @@ def test_a_bad_manifest_is_refused_before_any_shard_is_opened(token_files: Token
     (token_files.directory / "manifest.json").write_text(text)
     with pytest.raises(FormatError, match=r"manifest\.json"):
         token_layout(token_files.directory)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize(("train", "val"), [("train.bin", "val.bin"), ("train/a.bin", "val/a.bin")])
+def test_train_and_val_in_a_glob_or_a_list_are_refused_by_name(
+    token_files: TokenFiles, train: str, val: str, as_list: bool
+) -> None:
+    for name in (train, val):
+        (token_files.directory / name).parent.mkdir(exist_ok=True)
+        token_files.raw(name, [1, 2])
+    pattern = str(token_files.directory / "**" / "*.bin")
+    source = [token_files.directory / train, token_files.directory / val] if as_list else pattern
+    with pytest.raises(FormatError, match="train and val") as caught:
+        token_layout(source, dtype="u2")
+    assert train in str(caught.value)
+    assert val in str(caught.value)
+
+
+def test_a_word_in_the_directory_all_files_share_splits_nothing(token_files: TokenFiles) -> None:
+    (token_files.directory / "test").mkdir()
+    for name in ("test/train_0.bin", "test/train_1.bin"):
+        token_files.raw(name, [1])
+    assert token_layout(str(token_files.directory / "test" / "*"), dtype="u2").rows == (1, 1)
+
+
+def test_empty_shards_are_left_out_with_a_note(token_files: TokenFiles, read_back: ReadBack) -> None:
+    for k, documents in enumerate(([[1, 2]], [], [[3]], [])):
+        token_files.datatrove(f"{k}.ds", documents)
+    for source in (token_files.directory, str(token_files.directory / "*.ds"), str(token_files.directory / "*")):
+        layout = token_layout(source)
+        assert read_back(layout).tolist() == [1, 2, 3]
+        assert "2 empty files left out: 1.ds, 3.ds" in layout.notes
+    with pytest.raises(FormatError, match="empty"):
+        token_layout(token_files.directory / "1.ds")
+    for name in ("0.ds", "2.ds"):
+        (token_files.directory / name).write_bytes(b"")
+    with pytest.raises(FormatError, match="empty"):
+        token_layout(token_files.directory)
+
+
+def test_a_shard_that_its_manifest_calls_empty_may_be_empty(token_files: TokenFiles) -> None:
+    token_files.raw("a.bin", [1, 2])
+    token_files.raw("b.bin", [])
+    token_files.manifest([("a.bin", 2), ("b.bin", 0)])
+    assert token_layout(token_files.directory).rows == (2,)
+    token_files.manifest([("b.bin", 0)])
+    with pytest.raises(FormatError, match="1 empty shards"):
+        token_layout(token_files.directory)
+
+
+def test_a_manifest_may_name_the_id_that_begins_a_document(token_files: TokenFiles) -> None:
+    token_files.raw("a.bin", [1, 2])
+    token_files.manifest([("a.bin", 2)], bos=1)
+    for source in (token_files.directory, token_files.directory / "a.bin"):
+        layout = token_layout(source)
+        assert (layout.bos, layout.eot) == (1, None)
+
+
+def test_the_manifest_beside_a_glob_of_shards_is_read_once(
+    token_files: TokenFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{k:03d}.bin" for k in range(50)]
+    for name in names:
+        token_files.raw(name, [1])
+    token_files.manifest([(name, 1) for name in names])
+    opened: list[str] = []
+    real = os.open
+
+    def noting(path: str, *rest: Any, **more: Any) -> int:
+        opened.append(str(path))
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", noting)
+    assert token_layout(str(token_files.directory / "*.bin")).shape == (50,)
+    assert sum(path.endswith("manifest.json") for path in opened) == 1
+    assert sum(path.endswith(".bin") for path in opened) == 50
+
+
+def test_what_belongs_to_a_corpus_may_lie_in_its_glob(token_files: TokenFiles) -> None:
+    token_files.raw("a.npy", [1, 2])
+    (token_files.directory / "a.csv.gz").write_bytes(b"\x1f\x8b\x08 rows")
+    (token_files.directory / "meta.pkl").write_bytes(b"\x80\x04")
+    layout = token_layout(str(token_files.directory / "*"), dtype="u2")
+    assert layout.rows == (2,)
+    assert any(".csv.gz" in note for note in layout.notes)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.errors import FormatError
-from lowtide.formats import Layout, layout_of
+from lowtide.formats import Layout, layout_of, token_layout
 
 ReadBack = Callable[[Layout], npt.NDArray[Any]]
 
@@ -80,11 +80,22 @@ def test_a_strided_view_is_refused_with_what_to_do(file_of_bytes: Path) -> None:
             layout_of(view)
 
 
-@pytest.mark.parametrize(("mode", "word"), [("r+", "flush"), ("c", "copy-on-write"), ("r", None)])
+@pytest.mark.parametrize(("mode", "word"), [("r+", "flush"), ("r", None)])
 def test_a_memmap_with_changes_in_memory_gets_a_note(tmp_path: Path, mode: Any, word: str | None) -> None:
     (tmp_path / "x").write_bytes(bytes(100))
     notes = layout_of(np.memmap(tmp_path / "x", "u1", mode)).notes
     assert notes == () if word is None else word in notes[0]
+
+
+def test_a_copy_on_write_memmap_is_refused_as_release_refuses_it(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(100))
+    mapped = np.memmap(tmp_path / "x", "u1", "c")
+    mapped[3] = 7
+    for source in (mapped, mapped[2:], np.asarray(mapped)):
+        with pytest.raises(ValueError, match=r"mode 'c' \(copy on write\).*mode='r'"):
+            layout_of(source)
+    with pytest.raises(ValueError, match="mode 'c'"):
+        token_layout(mapped)
 
 
 def test_a_memmap_whose_file_is_gone_is_a_missing_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import warnings
 from collections.abc import Callable
@@ -208,3 +209,15 @@ def test_what_contradicts_the_header_is_refused_with_both(tmp_path: Path, stated
     (tmp_path / "a.npy").write_bytes(GOLDEN)
     with pytest.raises(FormatError, match=both):
         layout_of(tmp_path / "a.npy", **stated)
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 2.0")
+def test_the_advice_for_a_header_above_64_kib_opens_the_file(tmp_path: Path, read_back: ReadBack) -> None:
+    array = np.zeros(2, [(f"a column with a long name, number {k:05d}", "<f4") for k in range(2000)])
+    np.save(tmp_path / "wide.npy", array)
+    with pytest.raises(FormatError, match="header of at most 65536 bytes") as caught:
+        layout_of(tmp_path / "wide.npy")
+    advice = re.search(r"np\.load\(path, mmap_mode='r', max_header_size=\d+\)", str(caught.value))
+    assert advice is not None
+    mapped = eval(advice[0], {"np": np, "path": tmp_path / "wide.npy"})
+    assert read_back(layout_of(mapped)).dtype == array.dtype

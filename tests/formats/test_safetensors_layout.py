@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
+import lowtide
 from lowtide.errors import FormatError
-from lowtide.formats import Layout, layout_of, token_layout
+from lowtide.formats import Layout, layout_of, members_of, token_layout
 
 ReadBack = Callable[[Layout], npt.NDArray[Any]]
 
@@ -79,6 +81,82 @@ def test_it_is_recognised_without_its_suffix_unless_a_dtype_is_stated(tmp_path: 
     path = write(tmp_path / "model", one(), bytes(24))
     assert layout_of(path).format == "safetensors"
     assert layout_of(path, dtype="u1").format == "raw"
+
+
+def test_open_tokens_takes_the_name_of_a_tensor(tmp_path: Path, read_back: ReadBack) -> None:
+    save_file({"a": np.arange(4, dtype="u2"), "b": np.arange(4, 9, dtype="u2")}, tmp_path / "t.safetensors")
+    assert read_back(token_layout(tmp_path / "t.safetensors", tensor="b")).tolist() == [4, 5, 6, 7, 8]
+    with pytest.raises(FormatError, match="expected a tensor 'c', got 2 tensors: 'a', 'b'"):
+        token_layout(tmp_path / "t.safetensors", tensor="c")
+    with lowtide.open_tokens(tmp_path / "t.safetensors", tensor="a") as tokens:
+        assert tokens[:].tolist() == [0, 1, 2, 3]
+
+
+def peak_of(opened: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        opened()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_hostile_header_of_3_mb_is_refused_in_less_than_2_mib(tmp_path: Path) -> None:
+    lists = b"[" + b"[]," * 1_000_000 + b"[]]"
+    texts = b'"' + b"x" * len(lists) + b'"'
+    nested = b'{"w":{"dtype":"F32","shape":%s,"data_offsets":[0,24]}}'
+    spaces = b"{" + b" " * len(lists) + b"}"
+    for header in (nested % lists, nested % texts, b'{"w":' + lists + b"}", spaces, lists):
+        path = write(tmp_path / "m.safetensors", header, bytes(24))
+
+        def refused(path: Path = path) -> None:
+            with pytest.raises(FormatError, match="JSON header"):
+                layout_of(path, tensor="w")
+
+        assert peak_of(refused) < 2 * 2**20
+    # The same reader with the header loaded whole would break this bound.
+    assert peak_of(lambda: json.loads(lists)) > 30 * 2**20
+
+
+def test_a_header_costs_2_mib_and_60_bytes_per_tensor(tmp_path: Path) -> None:
+    count = 20_000
+    entries = (f'"layer.{k}":{{"dtype":"U8","shape":[1],"data_offsets":[{k},{k + 1}]}}' for k in range(count))
+    header = ("{" + ",".join(entries) + "}").encode()
+    path = write(tmp_path / "m.safetensors", header, bytes(count))
+    layouts: list[Layout] = []
+    assert peak_of(lambda: layouts.append(layout_of(path, tensor="layer.19999"))) < 2 * 2**20 + 60 * count
+    assert layouts[0].extents[0].offset == path.stat().st_size - 1
+    assert peak_of(lambda: json.loads(header)) > 3 * (
+        2 * 2**20 + 60 * count
+    )  # what loading the header whole would take
+
+
+def test_metadata_of_any_size_is_stepped_over(tmp_path: Path, read_back: ReadBack) -> None:
+    wanted = np.arange(6, dtype="f4").reshape(2, 3)
+    text = 'a "quoted" \\ line\n\u00e9' * 200_000
+    save_file({"w": wanted}, tmp_path / "m.safetensors", {"notes": text, "empty": ""})
+    layouts: list[Layout] = []
+    assert peak_of(lambda: layouts.append(layout_of(tmp_path / "m.safetensors"))) < 4 * 2**20
+    assert np.array_equal(read_back(layouts[0]), wanted)
+
+
+@pytest.mark.parametrize("name", ['quoted "name"', "back\\slash", "\u00e9t\u00e9", "\U0001f600", "", "tab\t"])
+def test_a_name_with_escapes_is_found(tmp_path: Path, name: str) -> None:
+    save_file({name: np.zeros(3), "other": np.zeros(2)}, tmp_path / "m.safetensors")
+    assert layout_of(tmp_path / "m.safetensors", tensor=name).shape == (3,)
+    assert {member.name for member in members_of(str(tmp_path / "m.safetensors"))} == {name, "other"}
+
+
+def test_an_escaped_name_given_twice_is_refused(tmp_path: Path) -> None:
+    entry = b'{"dtype":"U8","shape":[12],"data_offsets":[%d,%d]}'
+    header = b'{"w": ' + entry % (0, 12) + b', "\\u0077": ' + entry % (12, 24) + b"}"
+    with pytest.raises(FormatError, match="a key twice"):
+        layout_of(write(tmp_path / "m.safetensors", header, bytes(24)), tensor="w")
+
+
+def test_white_space_between_and_behind_is_allowed(tmp_path: Path) -> None:
+    header = json.dumps({"__metadata__": {}, **one()}, indent=3).encode() + b" " * 300_000
+    assert layout_of(write(tmp_path / "m.safetensors", header, bytes(24))).shape == (2, 3)
 
 
 def test_tensor_needs_a_safetensors_file(tmp_path: Path) -> None:

@@ -181,3 +181,28 @@ def test_refusals_leave_no_descriptor_open(tmp_path: Path) -> None:
                 with pytest.raises(FormatError):
                     opener(path)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize("opener", [layout_of, token_layout])
+@pytest.mark.parametrize(
+    "address", ["s3://bucket/x.npy", "gs://b/x/*.bin", "https://host/x.npy", "hf://d/x", "s3:/b/x"]
+)
+def test_an_address_of_another_machine_is_told_that_remote_paths_are_not_read_yet(
+    opener: Callable[..., Layout], address: str
+) -> None:
+    for source in (address, [address]):
+        with pytest.raises(ValueError, match="Remote paths are not read yet: copy it first") as caught:
+            opener(source)
+        assert str(caught.value).startswith(f"{address}: expected a path on this machine")
+
+
+def test_a_file_address_is_told_to_leave_the_scheme_out() -> None:
+    with pytest.raises(ValueError, match="Leave out 'file://'"):
+        layout_of("file:///tmp/x.npy")
+
+
+def test_a_local_path_with_a_colon_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s3:").mkdir()
+    save(tmp_path / "s3:" / "x.npy", np.zeros(3))
+    assert layout_of("s3:/x.npy").shape == (3,)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from lowtide.errors import FormatError
-from lowtide.formats import Layout, layout_of, token_layout
+from lowtide.formats import Layout, document_ends, layout_of, token_layout
 
 if TYPE_CHECKING:
     from tests.formats.conftest import TokenFiles
@@ -121,6 +121,47 @@ def test_codes_6_and_7_are_swapped_between_them(token_files: TokenFiles) -> None
     for name in ("p.bin", "m.bin"):
         with pytest.raises(FormatError, match="integers as tokens"):
             token_layout(token_files.directory / name)
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("<u2", 6), ("<u4", 7), ("<u8", 8)])
+def test_deepspeed_s_codes_are_told_from_megatron_s_by_the_pointers(
+    token_files: TokenFiles, read_back: ReadBack, dtype: str, code: int
+) -> None:
+    path = token_files.megatron("d", [[1, 2], [], [50_256, 4, 5]], dtype=dtype, code=code)
+    layout = token_layout(path)
+    assert layout.dtype == dtype
+    assert read_back(layout).tolist() == [1, 2, 50_256, 4, 5]
+    assert "DeepSpeed" in layout.notes[0]
+    assert [int(end) for block in document_ends(layout) or () for end in block] == [2, 2, 5]
+
+
+def test_floats_of_megatron_s_code_7_are_no_tokens(token_files: TokenFiles) -> None:
+    path = token_files.megatron("m", [[0, 1], [2]], dtype="<f4", code=7)
+    with pytest.raises(FormatError, match="integers as tokens, got float32"):
+        token_layout(path)
+    assert layout_of(path).dtype == np.float32
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("pointer", [2**63 - 1, 2**63 - 2, -(2**63)])
+def test_a_hostile_megatron_pointer_is_refused_without_a_warning(token_files: TokenFiles, pointer: int) -> None:
+    for at in (46, 54, 62):
+        path = token_files.megatron("m", [[1, 2], [3], [4, 5, 6]])
+        patched(path.with_suffix(".idx"), at, struct.pack("<q", pointer))
+        with pytest.raises(FormatError):
+            token_layout(path)
+
+
+def test_what_was_not_read_of_megatron_and_lit_gpt_is_noted(token_files: TokenFiles) -> None:
+    assert "mode" in token_layout(token_files.megatron("m", [[1]], modes=True)).notes[0]
+    assert token_layout(token_files.megatron("m", [[1]])).notes == ()
+    assert "separator" in token_layout(token_files.litgpt("p.bin", [1])).notes[0]
+
+
+@pytest.mark.parametrize("magic", [20240520, 20240801])
+def test_llm_c_s_magic_says_nothing_about_the_tokenizer(token_files: TokenFiles, magic: int) -> None:
+    layout = token_layout(token_files.llmc("x.bin", [1, 50256, 2], magic=magic, version=1 if magic == 20240520 else 7))
+    assert (layout.eot, layout.bos, layout.vocab) == (None, None, None)
 
 
 def test_a_lit_gpt_header_that_lies_is_refused(token_files: TokenFiles) -> None:

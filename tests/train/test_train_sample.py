@@ -14,7 +14,7 @@ import torch
 from tests.train.running import TINY, train
 
 from lowtide.cli import main
-from lowtide.survey.words import ByteWords, NumberWords, words_of
+from lowtide.survey.spelling import ByteWords, NumberWords, words_of
 from lowtide.train import GPT, Settings, Shape, branches
 from lowtide.train.generate import load_trained
 

@@ -31,10 +31,10 @@ __all__ = [
     "SOURCES",
     "WAYS",
     "Engine",
-    "Filler",
     "Pair",
     "Prefetching",
     "Problem",
+    "ReadQueue",
     "Runs",
     "engine",
 ]
@@ -44,7 +44,7 @@ VARIABLE = "LOWTIDE_ENGINE"
 NOTE = Path(__file__).parent / "not_built.txt"  # written by setup.py when the compiler failed
 
 
-class Filler(Protocol):
+class ReadQueue(Protocol):
     """A queue: fills targets, one call at a time."""
 
     def gather(self, runs: Runs, into: Any, drop: int, /) -> Problem | None: ...
@@ -76,9 +76,9 @@ class Engine:
     def functions(self) -> Any:
         return _core if self.name == "native" else twin
 
-    def queue(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> Filler:
+    def queue(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> ReadQueue:
         """A queue that reads misses this way, with at most ``depth`` in flight and ``staging`` bytes of its own."""
-        made: Filler = self.functions.Queue(way, depth, staging, alignment)
+        made: ReadQueue = self.functions.Queue(way, depth, staging, alignment)
         return made
 
     def prefetcher(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> Prefetching:

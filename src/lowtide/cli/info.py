@@ -28,6 +28,8 @@ _FORMATS = {
     "lit-gpt": "lit-gpt packed tokens",
     "datatrove": "datatrove tokens (.ds)",
     "safetensors": "one tensor of a .safetensors file",
+    "npz": "one member of an .npz archive, read in place",
+    "hdf5": "one dataset of an HDF5 file, read in place",
 }
 
 

@@ -15,8 +15,8 @@ from lowtide.cli.flags import add_json, whole
 from lowtide.cli.tables import Styled, counted, facts, show, visible
 from lowtide.errors import StateError
 from lowtide.reading.streams import ORDERS
+from lowtide.survey.spelling import words_of
 from lowtide.survey.step_rows import StepRow, step_rows
-from lowtide.survey.words import words_of
 from lowtide.tokens import open_tokens
 
 SHOWN_IDS = 12

@@ -14,7 +14,7 @@ from pathlib import Path
 from lowtide.arguments import at_least
 
 try:
-    from lowtide.survey.words import NumberWords, Words, words_of
+    from lowtide.survey.spelling import NumberWords, Words, words_of
     from lowtide.train.compute import choose
     from lowtide.train.generate import TrainedModel, load_trained, sampled
 except ModuleNotFoundError as problem:

@@ -1,12 +1,13 @@
 """From what a caller names to the layout of one array.
 
 One idea: a file's own header decides; what the caller states must agree with it, and is needed only where
-there is no header. Costs one open and one small read a file. Does not know corpora: that is ``corpus.py``.
+there is no header. Costs one open and one small read per file. Does not know corpora: that is ``token_files.py``.
 """
 
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
@@ -14,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.errors import FormatError
-from lowtide.formats import memmap, raw, safetensors
+from lowtide.formats import memmap, raw
+from lowtide.formats.foreign import refuse_foreign, refuse_foreign_directory
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, agree, join
-from lowtide.formats.recognise import by_header, is_safetensors
+from lowtide.formats.recognise import recognised
 from lowtide.formats.sources import Source, named
 
 
@@ -31,8 +33,9 @@ def layout_of(
 ) -> Layout:
     """Where the array behind ``source`` lies: a path, an ``np.memmap``, a list of them or a glob.
 
-    ``dtype``, ``shape`` (one axis may be -1) and ``offset`` describe headerless files; ``tensor`` names one
-    of a ``.safetensors`` file. With several files, the first axis of ``shape`` is -1 or the sum of their rows.
+    ``dtype``, ``shape`` (one axis may be -1) and ``offset`` describe headerless files; ``tensor`` names one array
+    of a ``.safetensors``, ``.npz`` or HDF5 file. With several files, the first axis of ``shape`` is -1 or the sum of
+    their rows.
     """
     stated = None if dtype is None else stated_dtype(dtype)
     wanted = None if shape is None else _stated_shape(shape)
@@ -88,11 +91,23 @@ def _one(
 ) -> Layout:
     if isinstance(item, np.ndarray):
         if tensor is not None:
-            raise ValueError(f"tensor: expected a .safetensors file for tensor={tensor!r}, got a memmap. Leave it out.")
+            raise ValueError(
+                f"tensor: expected a .safetensors, .npz or HDF5 file for tensor={tensor!r}, got a memmap. Leave it out."
+            )
         return agree(memmap.read(item), dtype, shape, offset)
-    with HeaderFile(item) as file:
-        if tensor is not None or is_safetensors(file, stated=dtype is not None):
-            return agree(safetensors.read(file, tensor), dtype, shape, offset)
+    try:
+        file = HeaderFile(item)
+    except IsADirectoryError:
+        refuse_foreign_directory(os.path.abspath(item), os.listdir(item), tokens=False)  # noqa: PTH100, PTH208
+        raise
+    with file:
+        # Whoever states dtype and offset knows a place inside an archive or an HDF5 file, as h5py can tell it.
+        inside = offset > 0 and dtype is not None and tensor is None
         # A file without a header that the caller describes is what the caller says, whatever lies beside it.
-        layout = by_header(file, beside=dtype is None and shape is None and offset == 0)
-        return raw.read(file, dtype, shape, offset) if layout is None else agree(layout, dtype, shape, offset)
+        beside = dtype is None and shape is None and offset == 0
+        layout = recognised(file, stated=dtype, tensor=tensor, beside=beside, tokens=False, inside=inside)
+        if layout is not None:
+            return agree(layout, dtype, shape, offset)
+        if not inside:
+            refuse_foreign(file, dtype, tokens=False)
+        return raw.read(file, dtype, shape, offset)

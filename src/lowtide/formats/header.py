@@ -87,6 +87,10 @@ class HeaderFile:
     def extent(self, offset: int, length: int) -> Extent:
         return Extent(path=self.path, offset=offset, length=length, size=self.size)
 
+    def part(self, name: str, offset: int, size: int) -> FilePart:
+        """A run of bytes that is a file of its own, as a member of an archive is."""
+        return FilePart(self, f"{self.path}, {name}", offset, size)
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -97,6 +101,22 @@ class HeaderFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+class FilePart:
+    """A file inside a file: the same questions, counted from where it begins. ``path`` names both in errors."""
+
+    def __init__(self, file: HeaderFile, path: str, offset: int, size: int) -> None:
+        self._file = file
+        self._offset = offset
+        self.path = path
+        self.size = size
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._file.read(self._offset + offset, min(length, max(0, self.size - offset)))
+
+    def extent(self, offset: int, length: int) -> Extent:
+        return self._file.extent(self._offset + offset, length)
 
 
 def is_file(path: str) -> bool:

@@ -25,7 +25,7 @@ HEADERLESS = ("raw", "nanogpt", "olmo")  # one family: bytes without a header, n
 class DocumentIndex:
     """Where one shard keeps its document boundaries; ``documents.py`` reads them block by block."""
 
-    kind: str  # "megatron" | "datatrove"
+    kind: str  # "megatron" | "datatrove" | "lowtide" (the last two: a table of ends in the same form)
     path: str  # of the index file
     size: int
     offset: int  # of the int64 boundaries
@@ -54,6 +54,7 @@ class Layout:
     documents: Documents | None = None
     notes: tuple[str, ...] = ()
     eot: int | None = None  # the id that ends a document, where a manifest states it
+    bos: int | None = None  # the id that begins one
     vocab: int | None = None  # ids are below this, where a manifest states it
 
     @property
@@ -166,6 +167,7 @@ def join(layouts: Sequence[Layout]) -> Layout:
         documents=Documents(tuple(s for d in known for s in d.shards)) if len(known) == len(layouts) else None,
         notes=tuple(dict.fromkeys(note for layout in layouts for note in layout.notes)),
         eot=first.eot,
+        bos=first.bos,
         vocab=first.vocab,
     )
 
@@ -177,7 +179,13 @@ def clip(value: object, most: int = 120) -> str:
 
 
 def _teller(layout: Layout) -> str:
-    other = {"memmap": "the memmap", "megatron": "its .idx", "datatrove": "what lies beside it"}
+    other = {
+        "memmap": "the memmap",
+        "megatron": "its .idx",
+        "datatrove": "what lies beside it",
+        "hdf5": "the HDF5 file",
+        "npz": "the member's .npy header",
+    }
     return other.get(layout.format, f"its {layout.format} header")
 
 

@@ -18,6 +18,7 @@ from lowtide.formats.layout import Layout, checked_nbytes, one_extent
 
 MAGIC = b"LITPKDS"
 HEADER = 24
+_PADDED = "lit-gpt fills the end of its last file with the separator id; the padding is read as tokens"
 _CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f4", 7: "<f8", 8: "<u2"}
 
 
@@ -41,4 +42,4 @@ def read(file: HeaderFile) -> Layout:
             f"{file.path}: expected {HEADER + length} bytes ({count} tokens of {dtype} as its lit-gpt header says), "
             f"got {file.size}. Copy or write it again."
         )
-    return one_extent("lit-gpt", dtype, (count,), file.extent(HEADER, length))
+    return one_extent("lit-gpt", dtype, (count,), file.extent(HEADER, length), notes=(_PADDED,))

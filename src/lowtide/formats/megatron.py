@@ -6,12 +6,17 @@
 One idea: the index may be larger than memory, so its three tables are located, their ends and a sample of places
 between are checked, and none is loaded. Costs a few small reads. A .bin whose sequences do not follow each other
 without a gap is no run of tokens and is refused.
+
+DeepSpeed writes the same files with other codes from 6 on (6 uint16, 7 uint32, 8 uint64; Megatron: float64, float32,
+uint16). The byte pointers tell which item size is meant; of code 7, which both write with 4 bytes, small integers are
+tokens.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +28,14 @@ from lowtide.formats.layout import DocumentIndex, Documents, Layout, checked_nby
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = 34
 _CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+_DEEPSPEED = {6: "<u2", 7: "<u4", 8: "<u8"}
+_MODES = "the index has a mode for each sequence (multimodal data), which was not read"
 _PLACES = 64  # blocks of the tables that are looked at
 _BLOCK = 512  # sequences in each
 
 
-def read(index: HeaderFile, data: HeaderFile) -> Layout:
-    """The layout of ``data`` as ``index`` describes it."""
+def read(index: HeaderFile, data: HeaderFile, *, tokens: bool = False) -> Layout:
+    """The layout of ``data`` as ``index`` describes it; ``tokens``: as integers, where the code leaves it open."""
     head = index.read(0, HEADER)
     if len(head) < HEADER or not head.startswith(MAGIC):
         raise FormatError(
@@ -51,7 +58,6 @@ def read(index: HeaderFile, data: HeaderFile) -> Layout:
             f"{index.path}: expected documents, got {sequences} sequences and {boundaries} boundaries. "
             "Write it again or leave it out."
         )
-    dtype = np.dtype(_CODES[code])
     documents = DocumentIndex(
         kind="megatron",
         path=index.path,
@@ -61,9 +67,38 @@ def read(index: HeaderFile, data: HeaderFile) -> Layout:
         pointers=HEADER + 4 * sequences,
         sequences=sequences,
     )
-    count = _checked_tables(index, data, documents, dtype.itemsize)
+    dtype, count = _dtype_and_count(index, data, documents, code, tokens=tokens)
     extent = data.extent(0, checked_nbytes((count,), dtype.itemsize, data.path))
-    return replace(one_extent("megatron", dtype, (count,), extent), documents=Documents((documents,)))
+    notes = [_MODES] if index.size != table else []
+    if dtype != _CODES[code]:
+        notes.append(f"dtype code {code} is {dtype} as DeepSpeed writes it, not Megatron's {np.dtype(_CODES[code])}")
+    layout = one_extent("megatron", dtype, (count,), extent, notes=tuple(notes))
+    return replace(layout, documents=Documents((documents,)))
+
+
+def _dtype_and_count(
+    index: HeaderFile, data: HeaderFile, tables: DocumentIndex, code: int, *, tokens: bool
+) -> tuple[np.dtype[Any], int]:
+    """What the code means - Megatron's dtype, or DeepSpeed's where only that fits the pointers - and how many items."""
+    dtypes = [np.dtype(_CODES[code])]
+    if code in _DEEPSPEED:
+        dtypes.append(np.dtype(_DEEPSPEED[code]))
+    if tokens and code == 7 and _like_ids(data):
+        dtypes.reverse()
+    problem: FormatError | None = None
+    for dtype in dtypes:
+        try:
+            return dtype, _checked_tables(index, data, tables, dtype.itemsize)
+        except FormatError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def _like_ids(data: HeaderFile) -> bool:
+    """Whether the first 4-byte items are ids: floats other than 0 are numbers of a thousand million when read so."""
+    block = data.read(0, _BLOCK * 4)
+    return bool(np.max(np.frombuffer(block[: len(block) // 4 * 4], "<u4"), initial=0) < 2**24)
 
 
 def _checked_tables(index: HeaderFile, data: HeaderFile, tables: DocumentIndex, itemsize: int) -> int:
@@ -102,7 +137,8 @@ def _refuse_gaps(path: str, first: int, sizes: npt.NDArray[np.int64], pointers: 
     if wrong.size:
         at = int(wrong[0])
         raise FormatError(
-            f"{path}: expected sequence {first + at + 1} at byte {pointers[at] + sizes[at]}, got {pointers[at + 1]}: "
+            f"{path}: expected sequence {first + at + 1} at byte {int(pointers[at]) + int(sizes[at])}, "
+            f"got {pointers[at + 1]}: "
             "sequences with gaps or out of order are no run of tokens. Write the pair again."
         )
 

@@ -1,7 +1,8 @@
 """The ``np.memmap`` someone already has: its file, offset, dtype, shape and order.
 
 One idea: a slice of a memmap keeps the ``offset`` of the whole, so the true one is computed from where its
-data lies in the mapping. Costs a stat; touches no page of the data. Later reads see the file, not the map.
+data lies in the mapping. Costs a stat; touches no page of the data. Later reads see the file, not the map, so a
+copy-on-write map, whose changes never reach the file, is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, one_extent
 
 _UNSAVED = {
-    "c": "the memmap is copy-on-write: its changes are in memory only, and Lowtide reads what is on disk",
     "r+": "the memmap is writable: Lowtide reads what is on disk, so flush() it first",
     "w+": "the memmap is writable: Lowtide reads what is on disk, so flush() it first",
 }
@@ -39,6 +39,11 @@ def read(array: npt.NDArray[Any]) -> Layout:
             "Pass the path of the file."
         )
     path = os.fspath(whole.filename)
+    if whole.mode == "c":
+        raise ValueError(
+            f"{path}: expected a memmap of mode 'r' or 'r+', got mode 'c' (copy on write), whose changes are in memory "
+            "only while Lowtide reads the file. Open it with mode='r', or save the changed array with np.save first."
+        )
     checked_dtype(array.dtype, path)
     if array.ndim == 0:
         raise FormatError(f"{path}: expected rows, got a memmap of shape (). Pass one with at least one axis.")

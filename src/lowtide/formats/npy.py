@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats.header import HeaderFile
+from lowtide.formats.header import FilePart, HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, one_extent
 from lowtide.formats.literal import LiteralError, parse_literal
 
@@ -27,8 +27,8 @@ _KEYS = {"descr", "fortran_order", "shape"}
 _TYPE = re.compile(r"[<>|=]?[?bBhHiIlLqQefduOSUVMmc][0-9]{0,10}(\[[0-9A-Za-z/]{1,16}\])?")
 
 
-def read(file: HeaderFile) -> Layout:
-    """The layout of a .npy file; FormatError where its bytes contradict each other."""
+def read(file: HeaderFile | FilePart) -> Layout:
+    """The layout of a .npy file, or of one inside an archive; FormatError where its bytes contradict each other."""
     start, text = _header_text(file)
     dtype, fortran, shape = _fields(text, file.path)
     length = checked_nbytes(shape, dtype.itemsize, file.path)
@@ -43,7 +43,7 @@ def read(file: HeaderFile) -> Layout:
     return one_extent("npy", dtype, shape, file.extent(start, length), fortran=fortran)
 
 
-def _header_text(file: HeaderFile) -> tuple[int, str]:
+def _header_text(file: HeaderFile | FilePart) -> tuple[int, str]:
     """Where the data starts, and the header as text."""
     lead = file.read(0, 12)
     if not lead.startswith(MAGIC) or len(lead) < 10:
@@ -59,7 +59,7 @@ def _header_text(file: HeaderFile) -> tuple[int, str]:
     if length > MOST_HEADER:
         raise FormatError(
             f"{file.path}: expected a .npy header of at most {MOST_HEADER} bytes, got {length}. "
-            "If the file is sound, pass np.load(..., mmap_mode='r') to lowtide.open."
+            f"If you trust it, open it through lowtide.open(np.load(path, mmap_mode='r', max_header_size={length}))."
         )
     header = file.read(start, length)
     if len(lead) < start or len(header) < length:

@@ -1,7 +1,8 @@
 """Bytes without a header: dtype, shape and offset are what the caller states.
 
 One idea: nothing is assumed. A missing dtype is refused with what the size and a first block suggest, a size
-that does not fit with the nearest that would. Costs one stat, and one read of 64 KiB only to word a refusal.
+that does not fit with the nearest that would. Where every axis of the shape is stated, bytes after the data are left
+alone, with a note. Costs one stat, and one read of 64 KiB only to word a refusal.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats.foreign import foreign_name
+from lowtide.formats.foreign import may_be
 from lowtide.formats.guess import guess_dtype
 from lowtide.formats.header import HeaderFile, refuse_empty
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, one_extent
@@ -49,12 +50,14 @@ def read(
         )
     shape = _whole_shape(file, dtype, shape, offset)
     length = checked_nbytes(shape, dtype.itemsize, file.path)
-    if length != file.size - offset:
+    behind = file.size - offset - length
+    if behind < 0:
         raise FormatError(
             f"{file.path}: expected {offset + length} bytes (offset {offset}, shape {shape} of {dtype}), "
             f"got {file.size}. {_rows_hint(shape, dtype, file.size - offset)}"
         )
-    return one_extent(format, dtype, shape, file.extent(offset, length))
+    notes = (f"{behind} bytes after the data were left alone, as shape= says",) if behind else ()
+    return one_extent(format, dtype, shape, file.extent(offset, length), notes=notes)
 
 
 def _whole_shape(file: HeaderFile, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> tuple[int, ...]:
@@ -88,16 +91,15 @@ def _divisors_hint(size: int, dtype: np.dtype[Any]) -> str:
 
 def _missing_dtype(file: HeaderFile, offset: int) -> FormatError:
     """What to state, from the size and a look at the first block."""
-    name = foreign_name(file.read(0, 16))
-    if name is not None:
-        return FormatError(f"{file.path}: expected an array or tokens, got {name}. Convert it first.")
     size = file.size - offset
     fitting = [name for name in _COMMON if size % np.dtype(name).itemsize == 0]
     guess = guess_dtype(file.read(offset, _BLOCK), fitting)
     advice = f"A guess from its first block: dtype={guess!r}" if guess else "State the dtype it was written with"
+    other = may_be(file.read(0, 16))
+    doubt = f" Its first bytes also fit {other}: then unpack or load it first." if other else ""
     problem = MissingDtypeError(
         f"{file.path}: expected dtype= for a file without a header, got none. "
-        f"{advice} ({size} bytes are whole items of {', '.join(fitting)})."
+        f"{advice} ({size} bytes are whole items of {', '.join(fitting)}).{doubt}"
     )
     problem.guess = guess
     return problem

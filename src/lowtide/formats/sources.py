@@ -1,7 +1,8 @@
 """What a caller may name as data: a path, a memmap, a list of them, a glob.
 
 One idea: every way of naming files becomes one list in a stated order. Globs sort as people count (shard_2
-before shard_10); lists keep the caller's order. Costs a directory listing for a glob. Opens nothing.
+before shard_10); lists keep the caller's order. Costs a directory listing for a glob. Opens nothing, and reaches no
+other machine: an address such as s3://... is refused with the command that copies it here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ One: TypeAlias = "str | os.PathLike[str] | npt.NDArray[Any]"  # of arrays only a
 Source: TypeAlias = "One | Sequence[One]"
 
 _DIGITS = re.compile(r"([0-9]+)")
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}[^/]")  # pathlib makes s3://x into s3:/x
+_COPY = {
+    "s3": "aws s3 cp {source} .",
+    "gs": "gcloud storage cp {source} .",
+    "az": "az storage copy -s {source} -d .",
+    "hf": "hf download, then open the local copy",
+    "http": "curl -LO {source}",
+    "https": "curl -LO {source}",
+}
 
 
 def natural_key(path: str) -> list[tuple[int, str]]:
@@ -49,9 +59,27 @@ def _one(item: object) -> list[str | npt.NDArray[Any]]:
     path = os.fsdecode(os.fspath(item))
     if not path:
         raise ValueError("source: expected a path, got empty text. Name the file to open.")
-    if not glob.has_magic(path) or os.path.lexists(path):
+    if os.path.lexists(path):
+        return [path]
+    _refuse_address(path)
+    if not glob.has_magic(path):
         return [path]
     found = sorted(glob.glob(path, recursive=True), key=natural_key)
     if not found:
         raise FileNotFoundError(f"{path}: expected files that match this pattern, got none. Check it with ls.")
     return list(found)
+
+
+def _refuse_address(path: str) -> None:
+    """ValueError for what names another machine: looking it up here would only say that there is no such file."""
+    address = _ADDRESS.match(path)
+    if address is None:
+        return
+    scheme = address[1].lower()
+    if scheme == "file":
+        raise ValueError(f"{path}: expected a path, got an address, file://. Leave out 'file://'.")
+    copy = _COPY.get(scheme, "the tool of that store").format(source=path)
+    raise ValueError(
+        f"{path}: expected a path on this machine, got an address, {scheme}://. Remote paths are not read yet: copy it "
+        f"first ({copy}), or mount the store as a directory."
+    )

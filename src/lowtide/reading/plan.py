@@ -58,6 +58,9 @@ def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = (
     mapped = max(aside_mapped, min(files, 2 * TABLE)) if aside_mapped else 0
     if mapped > limit:
         why = (*why, f"one mapped run may hold the two page tables it lies across, {format_size(2 * TABLE)} of pages")
+    engine, engine_why = store.engine.name, f"engine {store.engine.name}: {store.engine.why}"
+    if name in ("remap", "advise"):
+        engine, engine_why = "python", f"engine python: strategy {name!r} copies out of mappings in NumPy"
     # What the kernel reads ahead of sequential reads is in flight when a chunk is dropped.
     passing = announced + 16 * MIB + FOLIO
     return Plan(
@@ -67,6 +70,6 @@ def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = (
         budget=limit,
         strategy=name,
         rung=store.strategy.rung,
-        engine="python",
-        why=(store.strategy_why, store.cache_why, *why),
+        engine=engine,
+        why=(store.strategy_why, store.cache_why, engine_why, *why),
     )

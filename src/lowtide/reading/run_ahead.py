@@ -20,6 +20,7 @@ from lowtide.machine import PAGE, room_for_cache
 from lowtide.reading.plan import Plan
 from lowtide.reading.streams import ShuffledStream
 from lowtide.storage import Store
+from lowtide.storage.long_runs import announce_run, drop_run, keeping
 from lowtide.units import MIB, format_size
 
 STEP = 4 * MIB  # announced at a time: long for any disk, short beside a stretch
@@ -49,7 +50,7 @@ def store_for_runs(store: Store, largest: int) -> Store | None:
     where announcing them would not help."""
     if store.strategy.name == "direct" or 2 * largest > room_for_cache()[0]:
         return None
-    return store.keeping() if store.drop and store.strategy.name == "read" else store
+    return keeping(store) if store.drop and store.strategy.name == "read" else store
 
 
 class RunAhead:
@@ -77,19 +78,19 @@ class RunAhead:
         done = following.length * (row - now.row) // now.rows
         wanted = min(following.length, -(-done // STEP) * STEP)
         if wanted > self._announced:
-            self._store.announce_run(following.offset + self._announced, wanted - self._announced)
+            announce_run(self._store, following.offset + self._announced, wanted - self._announced)
             self._announced = wanted
 
     def _enter(self, row: int) -> ByteStretch:
         before, now = self._now, self._locate(row)
         already = self._announced if self._next == now else 0
         if self._drop and before is not None:
-            self._store.drop_run(before.offset, before.length)
+            drop_run(self._store, before.offset, before.length)
             if self._next is not None and self._next != now:
-                self._store.drop_run(self._next.offset, self._announced)
+                drop_run(self._store, self._next.offset, self._announced)
         self._now, self._next, self._announced = now, None, 0
         for start in range(already, now.length, STEP):
-            self._store.announce_run(now.offset + start, min(STEP, now.length - start))
+            announce_run(self._store, now.offset + start, min(STEP, now.length - start))
         return now
 
     def adjusted(self, plan: Plan) -> Plan:

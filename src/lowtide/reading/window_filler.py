@@ -15,10 +15,12 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
+from lowtide import _native
 from lowtide.errors import FormatError
+from lowtide.reading.prefetch import DEPTH, Following, NativeThread
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
-from lowtide.storage import Buffer
+from lowtide.storage import Buffer, Filling
 from lowtide.storage.budget import whole_pages
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
@@ -41,6 +43,9 @@ class WindowFiller:
             raise ValueError(f"dtype: expected a native integer type for tokens, got {dtype}. Use dtype='int64'.")
         # Ids that might not fit are looked at, batch by batch, instead of being wrapped.
         self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
+        # What the native engine reads and widens in one pass.
+        known = tokens.dtype.isnative and tokens.dtype.name in _native.SOURCES
+        self._widens = known and self.dtype.name in ("int32", "int64")
 
     def nbytes(self, rows: int) -> tuple[int, int]:
         """Bytes of the batch (x and y) and of the scratch buffer of ``rows`` windows."""
@@ -71,11 +76,32 @@ class WindowFiller:
         """
         store = self.tokens.store
         size, scratch = self.nbytes(max(len(starts), rows or 0, 1))
-        half = size // 2
-        with store.filling(size) as out:  # before reading: a batch there is no room for is refused unread
-            self._fill(starts, out.buffer, half, scratch, ahead)
-            shape = (len(starts), self.length)
+        half, shape = size // 2, (len(starts), self.length)
+        following = ahead if isinstance(ahead, Following) and self._widens and not self.consecutive else None
+        ready = None if following is None else following.prefetch.take(starts)
+        # Before reading: a batch there is no room for is refused unread.
+        with store.filling(size) if ready is None else ready[0] as out:
+            if ready is None:
+                self._fill(starts, out.buffer, half, scratch, ahead)
+            else:
+                store.prefetched(starts, self.tokens.dtype.itemsize, self.length + 1, hits=ready[1])
+            if following is not None and store.cold:
+                self._start(following, size)
             return out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
+
+    def _start(self, following: Following, size: int) -> None:
+        """Let native threads fill the next batches, as far as the budget has room for them."""
+        store, item, name = self.tokens.store, self.tokens.dtype.itemsize, self.tokens.dtype.name
+
+        def begin(thread: NativeThread, filling: Filling) -> Any:
+            x, y = self._halves(filling.buffer.view, size // 2, len(numbers))
+            pair = _native.Pair(x, y, self.length, name, self.tokens.vocab)
+            return store.start_windows(thread.fills, numbers, item, pair)
+
+        for step in range(1, DEPTH + 1):
+            numbers = following.at(step)
+            if not len(numbers) or not following.prefetch.start(store, numbers, size, begin):
+                break
 
     def _fill(
         self, starts: Numbers, buffer: Buffer, half: int, scratch_size: int, ahead: Callable[[], Numbers] | None
@@ -83,7 +109,12 @@ class WindowFiller:
         store = self.tokens.store
         item = self.tokens.dtype.itemsize
         window = (self.length + 1) * item
-        if not self.consecutive:
+        if self._widens and not self.consecutive:
+            x, y = self._halves(buffer.view, half, len(starts))
+            pair = _native.Pair(x, y, self.length, self.tokens.dtype.name, self.tokens.vocab)
+            if store.windows(starts, item, pair, ahead=ahead):
+                return
+        if not self.consecutive and store.strategy.name == "map":  # the only one that needs no buffer between
             fetched = store.fetch(starts, item, window)
             if fetched is not None:
                 self._widen(fetched.view(self.tokens.dtype), starts, buffer, half)
@@ -100,9 +131,13 @@ class WindowFiller:
 
     def _widen(self, narrow: NDArray[Any], starts: Numbers, buffer: Buffer, half: int) -> None:
         self.check(narrow, starts)
-        shape = (len(starts), self.length)
-        np.copyto(np.ndarray(shape, self.dtype, buffer.view), narrow[:, :-1], casting="unsafe")
-        np.copyto(np.ndarray(shape, self.dtype, buffer.view, half), narrow[:, 1:], casting="unsafe")
+        x, y = self._halves(buffer.view, half, len(starts))
+        np.copyto(x, narrow[:, :-1], casting="unsafe")
+        np.copyto(y, narrow[:, 1:], casting="unsafe")
+
+    def _halves(self, memory: Any, half: int, rows: int) -> Pair:
+        shape = (rows, self.length)
+        return np.ndarray(shape, self.dtype, memory), np.ndarray(shape, self.dtype, memory, half)
 
     def check(self, narrow: NDArray[Any], starts: Numbers) -> None:
         """Refuse ids outside the vocabulary, and those that do not fit the dtype asked for."""

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +127,14 @@ class Filling:
             self._pool.give(self._lease)
 
 
+class Shrinkable(Protocol):
+    """Somebody who holds bytes of a budget without needing them."""
+
+    def shrink(self) -> bool:
+        """Give them up; True if there were any."""
+        ...
+
+
 class Pool:
     """Buffers of one opened object: taken, filled, lent, and free again once nobody can see them."""
 
@@ -134,6 +142,7 @@ class Pool:
         self.budget = budget
         self.where = where
         self._allocate = allocate
+        self._others: set[weakref.ref[Shrinkable]] = set()
         self._turn = Turn()
         self.renew_after_fork()
         renew_in_children(self)
@@ -148,10 +157,11 @@ class Pool:
     def filling(self, size: int) -> Filling:
         """A buffer of at least ``size`` bytes, within the budget or not at all."""
         found = self.try_filling(size)
-        if found is not None:
-            return found
-        gc.collect()  # arrays caught in reference cycles are not the user's any more
-        found = self.try_filling(size)
+        if found is None and self._reclaim():
+            found = self.try_filling(size)
+        if found is None:
+            gc.collect()  # arrays caught in reference cycles are not the user's any more
+            found = self.try_filling(size)
         if found is not None:
             return found
         wanted, held = whole_pages(size), self.budget.held
@@ -185,6 +195,15 @@ class Pool:
             buffer, lease.buffer = lease.buffer, None  # once: its finalizer finds nothing left to return
             if buffer is not None:
                 self._free.append(buffer)
+
+    def may_reclaim(self, other: Shrinkable) -> None:
+        """``other`` holds bytes of the budget that it can do without."""
+        self._others.add(weakref.ref(other, self._others.discard))
+
+    def _reclaim(self) -> bool:
+        others = [reference() for reference in list(self._others)]
+        freed = [other.shrink() for other in others if other is not None]  # every one of them, not the first alone
+        return any(freed)
 
     def allocate_with(self, allocate: Allocate) -> None:
         """From now on make buffers with ``allocate`` (pinned memory, say); free ones of the old kind are given up."""

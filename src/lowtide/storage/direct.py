@@ -31,6 +31,7 @@ class Direct:
 
     name = "direct"
     rung = "O_DIRECT: nothing enters the page cache"
+    widens = False
     merges = True
 
     def __init__(self, files: Files, *, alignment: int, allowance: int) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from lowtide import _native
 from lowtide.errors import ReadError
 from lowtide.machine import PAGE
 from lowtide.storage.buffers import Buffer
@@ -132,16 +133,23 @@ class Map:
     name = "map"
     merges = False  # merging saves reads, and a mapping makes none
 
-    def __init__(self, files: Files, *, drop: bool) -> None:
+    def __init__(self, files: Files, engine: _native.Engine, *, drop: bool) -> None:
         self.files = files
+        self.engine = engine
+        self.widens = engine.name == "native"
         self.rung = "none: pages of a kept mapping cannot be dropped" if drop else "keep"
         self._mappings = Mappings(files)
 
     def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:  # noqa: ARG002
         """Copy every span into ``buffer``, or raise."""
         self.files.counters.read += spans.total
-        for file, runs, out in tables(spans, buffer):
-            self._mapping(file).copy(runs, out)
+        if self.widens and len(spans.files) == 1:
+            lengths: Any = spans.length if spans.lengths is None else np.array(spans.lengths, np.int64)
+            runs = _native.Runs(-1, np.ascontiguousarray(spans.offsets), lengths)
+            self.engine.gather_mapped(self._mapping(spans.files[0]).bytes, runs, buffer.bytes)
+            return
+        for file, some, out in tables(spans, buffer):
+            self._mapping(file).copy(some, out)
 
     def fetch(self, spans: Spans) -> NDArray[np.uint8] | None:
         """Equal runs of one file in an array of their own, without a buffer between; None for others."""
@@ -150,6 +158,12 @@ class Map:
         self.files.counters.read += spans.total
         table = self._mapping(spans.files[0]).every_run(spans.stride, spans.shift, spans.length)
         return table[spans.numbers]
+
+    def windows(self, spans: Spans, pair: _native.Pair, *, ahead: Ahead = None) -> bool:  # noqa: ARG002
+        """Widen windows straight from the mapping; False where an id is not one of the vocabulary, or does not fit."""
+        self.files.counters.read += spans.total
+        runs = _native.Runs(-1, np.ascontiguousarray(spans.offsets), spans.length)
+        return self.engine.windows_mapped(self._mapping(spans.files[0]).bytes, runs, pair) is None
 
     def _mapping(self, file: int) -> Mapping:
         descriptor = self.files.descriptor(file)
@@ -163,6 +177,7 @@ class Cured:
     """Strategies ``remap`` and ``advise``; ``allowance`` is the most bytes of pages they hold mapped at any moment."""
 
     merges = True
+    widens = False
 
     def __init__(self, files: Files, *, name: str, drop: bool, allowance: int) -> None:
         self.name = name

@@ -74,6 +74,7 @@ class Read:
     """Reads spans with ``preadv``; ``drop`` leaves none of them in the page cache."""
 
     name = "read"
+    widens = False
     merges = True  # two small neighbours cost two calls apart and one together
 
     def __init__(self, files: Files, *, drop: bool) -> None:

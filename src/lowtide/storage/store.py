@@ -9,23 +9,25 @@ Costs one lookup and one fstat per call on top of the reads. Knows no dtypes, ro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from lowtide import _native
 from lowtide.arguments import one_of
 from lowtide.errors import BudgetError
 from lowtide.machine import direct_alignment, file_kind, room_for_cache
 from lowtide.storage.budget import Budget, Holding
 from lowtide.storage.buffers import Buffer, Filling, Pool
-from lowtide.storage.descriptors import KEPT, Descriptor, Extent, Files, ReadCounts
+from lowtide.storage.descriptors import KEPT, Extent, Files, ReadCounts
 from lowtide.storage.direct import Direct
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.storage.mapped import Cured, Map
-from lowtide.storage.read import Read, announce, drop_pages
+from lowtide.storage.native_read import NativeRead
+from lowtide.storage.read import Read
 from lowtide.storage.spans import GAP, NETWORK_GAP, Ahead, Located, Offsets, Round, Spans, merge
 from lowtide.units import KIB, MIB, format_size
 
@@ -51,6 +53,11 @@ class Strategy(Protocol):
         """Whether reading neighbours together pays."""
         ...
 
+    @property
+    def widens(self) -> bool:
+        """Whether it has ``windows``: read and widened in one pass."""
+        ...
+
     def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None: ...
     def fetch(self, spans: Spans) -> NDArray[np.uint8] | None:
         """Equal runs as rows of a fresh array, where there is a way without a buffer between; else None."""
@@ -69,8 +76,10 @@ class Store:
         strategy: str = "auto",
         cache: str = "auto",
         budget: int | str | Budget = "auto",
+        engine: str = "auto",
     ) -> None:
-        self.asked = one_of("strategy", strategy, STRATEGIES), one_of("cache", cache, CACHES)
+        self.asked = one_of("strategy", strategy, STRATEGIES), one_of("cache", cache, CACHES), engine
+        self.engine = _native.engine(engine)
         self.extents = extents
         self.where = extents[0].path if extents else "(no files)"
         if len(extents) > 1:
@@ -84,7 +93,7 @@ class Store:
         self.gap = NETWORK_GAP if kind is not None and kind.network else GAP
         self.drop, self.cache_why = self._decide_cache(cache)
         self.closed = False
-        self._keeping: Store | None = None
+        self.keeping: Store | None = None  # the same bytes for a reader that drops behind itself (long_runs.py)
         self._ranks = 1
         self._turn = Turn()
         self._aside: Holding | None = None
@@ -122,8 +131,6 @@ class Store:
 
     def fetch(self, numbers: Offsets, stride: int, length: int) -> NDArray[np.uint8] | None:
         """The same runs as rows of a fresh array, where the strategy has a way without a buffer between; else None."""
-        if self.strategy.name != "map":  # the only one that has such a way: locating the runs is not free
-            return None
         found = self.strategy.fetch(self._located.spans(numbers, stride, length))
         self.files.counters.asked += 0 if found is None else found.nbytes
         return found
@@ -132,28 +139,58 @@ class Store:
         """Fill ``buffer`` with one run of consecutive bytes."""
         if length:
             self.files.counters.asked += length
-            spans = self._located.spans(np.array([offset], np.int64), 1, length)
-            self._fill(spans, buffer, scattered=False)
+            self._fill(self.one_run(offset, length), buffer, scattered=False)
 
-    def announce_run(self, offset: int, length: int) -> None:
-        """Tell the kernel that these consecutive bytes will be read, in any order; it brings them in as long runs."""
-        if self.strategy.name != "direct" and not self.files.in_memory:
-            for held, spans in self._runs(offset, length):
-                announce(held, spans)
+    def one_run(self, offset: int, length: int) -> Spans:
+        return self._located.spans(np.array([offset], np.int64), 1, length)
 
-    def drop_run(self, offset: int, length: int) -> None:
-        """Evict these consecutive bytes from the page cache, whoever read them."""
-        for held, spans in self._runs(offset, length):
-            for file, start, size in zip(
-                spans.file_of_each(), spans.offsets.tolist(), spans.length_of_each(), strict=True
-            ):
-                drop_pages(held[file].number, start, size, sequential=True)
+    def windows(
+        self, numbers: Offsets, stride: int, pair: _native.Pair, *, ahead: Callable[[], Offsets] | None = None
+    ) -> bool:
+        """The windows at ``number * stride`` read and widened into ``pair`` in one pass.
 
-    def _runs(self, offset: int, length: int) -> Iterator[tuple[dict[int, Descriptor], Spans]]:
-        if length > 0:
-            spans = self._located.spans(np.array([offset], np.int64), 1, length)
-            for part, _ in spans.few_files(KEPT.together):
-                yield self.files.descriptors(part.files, scattered=True), part
+        False where that cannot be: the strategy has no such pass, or an id is wrong (then a plain read says which).
+        """
+        strategy = self.strategy
+        if not strategy.widens:
+            return False
+        length = (pair.length + 1) * stride
+        spans = self._located.spans(numbers, stride, length)
+        if len(spans.files) > KEPT.together or (strategy.name == "map" and len(spans.files) > 1):
+            return False
+        later = None if ahead is None else lambda: self._located.spans(ahead(), stride, length)
+        self.files.counters.asked += length * len(numbers)
+        read: bool = strategy.windows(spans, pair, ahead=later)  # type: ignore[attr-defined]
+        return read
+
+    @property
+    def cold(self) -> bool:
+        """Whether the last scattered reads missed the page cache, and there are threads that can read ahead."""
+        strategy = self.strategy
+        return isinstance(strategy, NativeRead) and strategy.temperature.cold
+
+    def prefetcher(self) -> tuple[_native.Prefetching, Holding | None] | None:
+        """A native thread for somebody's next batch, where the budget has room for its staging."""
+        strategy = self.strategy
+        return strategy.prefetcher() if isinstance(strategy, NativeRead) else None
+
+    def start_windows(
+        self, thread: _native.Prefetching, numbers: Offsets, stride: int, pair: _native.Pair
+    ) -> tuple[Any, ...]:
+        """Let ``thread`` read and widen these windows; what is returned must live until it has."""
+        strategy = self.strategy
+        assert isinstance(strategy, NativeRead)  # it made the thread
+        spans = self._located.spans(numbers, stride, (pair.length + 1) * stride)
+        runs, held = strategy.runs(spans, scattered=True)
+        thread.start_windows(runs, pair, strategy.dropping(True))
+        return runs, held, pair
+
+    def prefetched(self, numbers: Offsets, stride: int, length: int, *, hits: int) -> None:
+        """Count these runs of ``length`` strides, which a native thread has read, ``hits`` of them from the cache."""
+        strategy = self.strategy
+        if isinstance(strategy, NativeRead):
+            strategy.prefetched(hits, self._located.spans(numbers, stride, length * stride))
+        self.files.counters.asked += len(numbers) * length * stride
 
     def filling(self, size: int) -> Filling:
         """A buffer from the budget, to fill and lend: ``with store.filling(size) as out: ...``."""
@@ -180,13 +217,6 @@ class Store:
             self._strategy = self._aside = None
             self._ready()
 
-    def keeping(self) -> Store:
-        """The same bytes and budget for a reader that takes care of the page cache itself; closed with this one."""
-        self.require_open()
-        if self._keeping is None:
-            self._keeping = Store(self.extents, strategy=self.asked[0], cache="keep", budget=self.budget)
-        return self._keeping
-
     def renew_after_fork(self) -> None:
         """A child's strategy is its own: made at its first read."""
         self._strategy = self._aside = None
@@ -195,8 +225,8 @@ class Store:
         """Close every file and give free buffers back. Arrays already handed out stay valid."""
         if not self.closed:
             self.closed = True
-            if self._keeping is not None:
-                self._keeping.close()
+            if self.keeping is not None:
+                self.keeping.close()
             self.files.close()
             if self._strategy is not None:
                 self._strategy.close()
@@ -208,8 +238,7 @@ class Store:
             raise ValueError(f"{self.where}: expected an open store, got a closed one. Open it again.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        strategy, cache = self.asked
-        return _reopen, (self.extents, strategy, cache, self.budget, self._ranks)
+        return _reopen, (self.extents, *self.asked, self.budget, self._ranks)
 
     # How it does it
 
@@ -259,8 +288,11 @@ class Store:
         name = asked
         if asked == "auto":
             name, why = "read", "reads into our own buffers: bounded, and no mapping to be killed by"
+        native = self.engine.name == "native"
+        alignment = self._direct_alignment() if native or name == "direct" else None
+        if native and (name == "read" or (name == "direct" and alignment is not None)):
+            return self._native_strategy(name, alignment), why
         if name == "direct":
-            alignment = self._direct_alignment()
             if alignment is not None:
                 return Direct(self.files, alignment=alignment, allowance=self._allow(name, 4 * alignment)), why
             why = "this filesystem refuses O_DIRECT, so strategy 'read' with fadvise(DONTNEED) stands in"
@@ -269,8 +301,13 @@ class Store:
             return Read(self.files, drop=self.drop), why
         why = f"{why}; {DANGER}"
         if name == "map":
-            return Map(self.files, drop=self.drop), why
+            return Map(self.files, self.engine, drop=self.drop), why
         return Cured(self.files, name=name, drop=self.drop, allowance=self._allow(name)), why
+
+    def _native_strategy(self, name: str, alignment: int | None) -> NativeRead:
+        made = NativeRead(self.files, self.engine, self.budget, name=name, drop=self.drop, alignment=alignment)
+        self.pool.may_reclaim(made)
+        return made
 
     def _allow(self, name: str, least: int = 0) -> int:
         """Set aside what the strategy itself may hold as long as it is open: staging buffers or mapped pages."""
@@ -307,7 +344,7 @@ def _scatter(scratch: Buffer, turn: Round, length: int, out: NDArray[np.uint8]) 
         rows[turn.runs[part]] = anywhere[turn.inside[part]]
 
 
-def _reopen(extents: tuple[Extent, ...], strategy: str, cache: str, budget: Budget, ranks: int = 1) -> Store:
-    store = Store(extents, strategy=strategy, cache=cache, budget=budget)
+def _reopen(extents: tuple[Extent, ...], strategy: str, cache: str, engine: str, budget: Budget, ranks: int) -> Store:
+    store = Store(extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
     store.keep_for_ranks(ranks)
     return store

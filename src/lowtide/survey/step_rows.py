@@ -18,7 +18,7 @@ from lowtide.feed import Feed
 from lowtide.formats import Layout, document_ends
 from lowtide.reading.cuts import Place
 from lowtide.reading.token_range import TokenRange
-from lowtide.survey.words import NumberWords, Words
+from lowtide.survey.spelling import NumberWords, Words
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def find(paths: Sequence[str], stated: StatedData) -> Subject:
 
 def _layout(paths: Sequence[str], stated: StatedData) -> Layout:
     # Of a model's many tensors one may look like tokens; which one is meant is for the user to say.
-    named = any(path.endswith(".safetensors") for path in paths)
+    named = any(path.endswith((".safetensors", ".npz", ".h5", ".hdf5")) for path in paths)
     if stated.shape is not None or stated.tensor is not None or named:
         return layout_of(paths, dtype=stated.dtype, shape=stated.shape, tensor=stated.tensor)
     try:
@@ -101,7 +101,7 @@ def opened(layout: Layout, opening: Opening) -> Array | Tokens:
     if not holds_tokens(layout):
         return Array(layout, store)
     tokens = Tokens(layout, store)
-    tokens.vocab, tokens.eot = layout.vocab, layout.eot
+    tokens.vocab, tokens.eot, tokens.bos = layout.vocab, layout.eot, layout.bos
     return tokens
 
 

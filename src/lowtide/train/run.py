@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.errors import LowtideError
-from lowtide.survey.words import NumberWords, words_of
+from lowtide.survey.spelling import NumberWords, words_of
 from lowtide.train import branches, checkpoint
 from lowtide.train.board import Board, check_installed
 from lowtide.train.branches import Branch

@@ -1,0 +1,282 @@
+"""``lowtide.create`` and ``ArrayWriter``: an array written row by row, in bounded memory and with bounded dirty pages.
+
+One idea: rows go to the disk while the next are made, and the file has its name only once it is whole. The result is
+byte for byte what ``np.save`` writes (``.npy``) or the bare numbers (any other name).
+
+Costs a buffer and the pages on their way to the disk: together at most the budget. Does not convert: rows have the
+dtype and width that were stated, or are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from lowtide.arguments import one_of, whole_number
+from lowtide.formats.npy_header import npy_header
+from lowtide.storage.writing import Output
+
+MOST_BYTES = 2**63 - 1
+_OTHER_FORMATS = (".npz", ".h5", ".hdf5", ".safetensors", ".parquet", ".arrow", ".zarr", ".pt", ".pth", ".csv")
+
+
+def create(
+    path: str | os.PathLike[str],
+    *,
+    dtype: DTypeLike,
+    shape: int | tuple[int, ...] = (-1,),
+    budget: int | str = "auto",
+    cache: str = "auto",
+    overwrite: bool = False,
+) -> ArrayWriter:
+    """A new ``.npy`` file (any other name: bare numbers), to be written with ``append`` or ``out[i:j] = rows``.
+
+    ``shape``: a first axis of -1 is as long as what is appended. ``budget``: the most bytes held at once, also of pages
+    that are not yet on disk. ``cache="drop"`` leaves nothing in the page cache, ``"auto"`` only what fits.
+
+    >>> with lowtide.create("z.npy", dtype="float32", shape=(-1, 162)) as out:
+    ...     for chunk in a.chunks(): out.append(chunk / 255)
+    """
+    where = _checked_name(path)
+    one, axes = _checked_type(dtype, shape)
+    one_of("cache", cache, ("auto", "keep", "drop"))
+    if not isinstance(overwrite, (bool, np.bool_)):
+        raise TypeError(f"overwrite: expected True or False, got {type(overwrite).__name__}. Use overwrite=True.")
+    width = math.prod(axes[1:]) * one.itemsize
+    head = len(npy_header(one, axes)) if _is_npy(where) else 0
+    length = None if axes[0] == -1 else axes[0] * width
+    output = Output(where, budget=budget, cache=cache, overwrite=bool(overwrite), head=head, length=length)
+    return ArrayWriter(output, one, axes)
+
+
+class ArrayWriter:
+    """Rows on their way to disk. The file gets its name in ``close()``, which leaving the block without an error calls.
+
+    ``append`` and ``out[i:j] =`` may be called from several threads; the rows of one append stay together.
+    """
+
+    def __init__(self, output: Output, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._output = output
+        self.path = output.where
+        self.dtype = dtype
+        self._stated = None if shape[0] == -1 else shape[0]
+        self._row = shape[1:]
+        self._width = math.prod(self._row) * dtype.itemsize
+        self._empty = 0  # rows appended, where they have no bytes to be counted by
+        self._manner = ""  # "append" or "out[i:j] =", whichever came first
+        self._turn = threading.RLock()
+
+    def __len__(self) -> int:
+        """The stated number of rows; without one, the rows appended so far."""
+        return self._appended if self._stated is None else self._stated
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self._row)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self) * self._width
+
+    @property
+    def closed(self) -> bool:
+        return self._output.closed
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "unfinished"
+        return f"<ArrayWriter {self.path} shape={self.shape} dtype={self.dtype} {state}>"
+
+    # Rows
+
+    def append(self, rows: Any) -> None:
+        """Put rows, or one row, behind those appended before. Refused or interrupted, it appends nothing."""
+        array = self._checked(rows, one_row=True)
+        with self._turn:
+            self._begin("append")
+            total = self._appended + len(array)
+            if self._stated is not None and total > self._stated:
+                raise ValueError(
+                    f"{self.path}: expected at most {self._stated} rows, got {total}. "
+                    f"Create it with shape={(-1, *self._row)} or append at most {self._stated - self._appended} more."
+                )
+            self._output.append(self._views(array))
+            self._empty += 0 if self._width else len(array)
+
+    def __setitem__(self, key: int | slice, rows: Any) -> None:
+        """Write rows ``i`` to ``j``, as many as they are; rows nobody writes are zeros."""
+        if self._stated is None:
+            raise ValueError(
+                f"{self.path}: expected a stated number of rows for out[i:j] = rows, got shape={(-1, *self._row)}. "
+                "Create it with the first axis stated, or use append."
+            )
+        first, count = self._between(key, self._stated)
+        array = self._checked(rows, one_row=not isinstance(key, slice))
+        if len(array) != count:
+            raise ValueError(
+                f"{self.path}: expected {count} rows for out[{first}:{first + count}], got {len(array)}. "
+                f"Use out[{first}:{first + len(array)}]."
+            )
+        with self._turn:
+            self._begin("out[i:j] =")
+        offset = first * self._width
+        for view in self._views(array):
+            self._output.put(view, offset)
+            offset += len(view)
+
+    # The end
+
+    def close(self) -> None:
+        """Put the last bytes on disk and give the file its name; where that fails nothing is left behind."""
+        with self._turn:
+            if self.closed:
+                return
+            if self._manner == "append" and self._stated is not None and self._appended < self._stated:
+                self.discard()
+                raise ValueError(
+                    f"{self.path}: expected {self._stated} rows, got {self._appended}; nothing was left behind. "
+                    f"Append them all, or create it with shape={(-1, *self._row)}."
+                )
+            self._output.finish(npy_header(self.dtype, self.shape) if _is_npy(self.path) else b"")
+
+    def discard(self) -> None:
+        """Give up: the unfinished file is removed and the name stays as it was."""
+        self._output.discard()
+
+    def __enter__(self) -> ArrayWriter:
+        self._output.require()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        output = getattr(self, "_output", None)
+        if output is not None and not output.closed:
+            if output.process == os.getpid():
+                warnings.warn(
+                    f"{output.where}: expected close() or a with block, got neither. Nothing has that name.",
+                    ResourceWarning,
+                    source=self,
+                    stacklevel=2,
+                )
+            output.discard()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            f"{self.path}: expected a writer to stay in its process, got one to be pickled. "
+            "Write one file per process; lowtide.open takes a list of them as one array."
+        )
+
+    # How it does it
+
+    @property
+    def _appended(self) -> int:
+        return self._output.appended // self._width if self._width else self._empty
+
+    def _begin(self, manner: str) -> None:
+        self._output.require()
+        if self._manner not in ("", manner):
+            raise ValueError(
+                f"{self.path}: expected rows by {self._manner} as before, got {manner}. Use one of the two per file."
+            )
+        self._manner = manner
+
+    def _checked(self, rows: Any, *, one_row: bool) -> NDArray[Any]:
+        """Rows of our dtype and width, or an error."""
+        array = np.asarray(rows)
+        if array.dtype != self.dtype:
+            raise TypeError(
+                f"{self.path}: expected rows of dtype {self.dtype}, got {array.dtype}. "
+                f"Use np.asarray(rows).astype({self.dtype.str!r}), or create it with the other dtype."
+            )
+        if one_row and array.shape == self._row:
+            return array[None]
+        if array.shape[1:] != self._row or array.ndim == 0:
+            wanted = str((-1, *self._row)).replace("-1", "n")
+            raise ValueError(
+                f"{self.path}: expected rows of shape {wanted}, got {array.shape}. "
+                f"Use rows.reshape({(-1, *self._row)}), or create it with another shape."
+            )
+        return array
+
+    def _between(self, key: int | slice, rows: int) -> tuple[int, int]:
+        """First row and count of ``out[key]``; what NumPy would silently clip is refused."""
+        if isinstance(key, slice) and key.step in (None, 1):
+            start = 0 if key.start is None else whole_number("out[i:j]", key.start, example="out[0:10]")
+            stop = rows if key.stop is None else whole_number("out[i:j]", key.stop, example="out[0:10]")
+            start, stop = start + rows * (start < 0), stop + rows * (stop < 0)
+        elif isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+            start = int(key) + rows * (key < 0)
+            stop = start + 1
+        else:
+            raise TypeError(f"{self.path}: expected out[i:j] or out[i], got out[{key!r}]. Write whole rows in order.")
+        if not 0 <= start <= stop <= rows:
+            raise IndexError(
+                f"{self.path}: expected rows between 0 and {rows}, got {start} to {stop}. "
+                "Write inside the shape, or create it with a longer one."
+            )
+        return start, stop - start
+
+    def _views(self, array: NDArray[Any]) -> Iterator[memoryview]:
+        """The rows as bytes; rows that do not lie one after the other are copied, a piece at a time."""
+        if array.nbytes == 0:
+            return
+        step = len(array) if array.flags.c_contiguous else max(1, self._output.piece // self._width)
+        for first in range(0, len(array), step):
+            some = np.ascontiguousarray(array[first : first + step])
+            yield some.reshape(-1).view(np.uint8).data
+
+
+def _is_npy(path: str) -> bool:
+    return Path(path).suffix == ".npy"
+
+
+def _checked_name(path: str | os.PathLike[str]) -> str:
+    where = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(where, str) or not where:
+        raise TypeError(f"path: expected the name of a file, got {path!r}. Use 'rows.npy'.")
+    suffix = Path(where).suffix.lower()
+    if suffix in _OTHER_FORMATS or (suffix == ".npy" and not _is_npy(where)):
+        raise ValueError(
+            f"{where}: expected .npy, or another name for bare numbers, got {Path(where).suffix}. "
+            f"Use {str(Path(where).with_suffix('.npy'))!r}."
+        )
+    return where
+
+
+def _checked_type(dtype: DTypeLike, shape: int | tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """One item, and the axes, of which only the first may be -1."""
+    if dtype is None:
+        raise TypeError("dtype: expected the dtype of the rows, got None. Use dtype='float32'.")
+    try:
+        one = np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as problem:
+        raise TypeError(f"dtype: expected a dtype, got {dtype!r} ({problem}). Use dtype='float32'.") from None
+    axes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    axes = tuple(whole_number("shape", axis, example="shape=(-1, 162)") for axis in axes)
+    if not axes or axes[0] < -1 or any(axis < 0 for axis in axes[1:]):
+        raise ValueError(
+            f"shape: expected rows, or -1 for as many as come, and then axes of 0 or more, got {shape}. "
+            "Use shape=(-1, 162)."
+        )
+    if one.subdtype is not None:  # as np.memmap does: the axes of the item become the last axes of the array
+        one, axes = one.base, axes + one.shape
+    if one.hasobject or one.itemsize == 0:
+        raise ValueError(
+            f"dtype: expected items of plain bytes of one size, got {one}. Use numbers, or text of a size ('S16')."
+        )
+    if math.prod(max(axis, 1) for axis in axes) * one.itemsize > MOST_BYTES:
+        raise ValueError(f"shape: expected fewer than 2**63 bytes, got {shape} of {one}. Use a smaller shape.")
+    return one, axes

@@ -1,0 +1,190 @@
+"""A file that is being written: under a name of its own until it is whole, and then under its real one.
+
+One idea: the unfinished file has one fixed name per target and is locked by its writer. So a second writer is refused
+when it starts, not when it ends, and what a killed writer left behind is known by its lock being free and taken away
+by the next. ``finish`` syncs, renames and syncs the directory; until then nobody meets half a file.
+
+Costs one lock at the start and two fsyncs at the end. Unlike ``lowtide.atomic``, which writes small files at once, this
+is for those that take hours. Does not write the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import stat
+from pathlib import Path
+
+from lowtide.atomic import sync_directory
+from lowtide.units import format_size
+
+LONGEST_NAME = 240  # bytes: with what is put around it still below the usual 255
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # Lustre without -o flock, some FUSE
+
+
+class Unfinished:
+    """The open, locked file ``.NAME.unfinished`` beside ``target``."""
+
+    def __init__(self, target: str | os.PathLike[str], *, overwrite: bool) -> None:
+        # A file object, not a number: an interrupt before it is stored loses the object, and that closes it.
+        self._file: io.FileIO | None = None
+        self.where = os.fspath(target)
+        # Through a link to the file itself: the disk behind the link is the one with the room.
+        self._target = Path(os.path.realpath(self.where))
+        self._overwrite = overwrite
+        self._process = os.getpid()
+        _refuse_place(self._target, self.where, overwrite)
+        name = self._target.name
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            name = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
+        self.path = self._target.with_name(f".{name}.unfinished")
+        try:
+            self._claim()
+        except OSError as problem:
+            if problem.errno is None:
+                raise
+            raise self.said(problem, "expected to begin a file there", "Choose a directory you may write to") from None
+
+    @property
+    def number(self) -> int:
+        """Its descriptor; -1 once it is closed."""
+        return -1 if self._file is None else self._file.fileno()
+
+    def finish(self) -> None:
+        """Make it durable and give it its name; on any failure it is gone instead."""
+        try:
+            os.fsync(self.number)
+            self._name()
+        except BaseException:
+            self.discard()
+            raise
+        self._close()
+        sync_directory(self._target.parent)
+
+    def discard(self) -> None:
+        """Remove it. A forked child only closes its own descriptor."""
+        if self.number >= 0 and self._process == os.getpid():
+            with contextlib.suppress(OSError):
+                if _same_file(self.path, self.number):
+                    self.path.unlink()
+        self._close()
+
+    def __del__(self) -> None:
+        self.discard()
+
+    def said(self, problem: OSError, expected: str, advice: str) -> OSError:
+        """The same kind of error in our words; ``errno`` stays for programs that look at it."""
+        got = problem.strerror or str(problem)
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            with contextlib.suppress(OSError):
+                status = os.statvfs(self._target.parent)
+                got += f" ({format_size(status.f_bavail * status.f_frsize)} free on {self._target.parent})"
+        told = type(problem)(f"{self.where}: {expected}, got {got}. {advice}.")
+        told.errno = problem.errno
+        return told
+
+    def _claim(self) -> None:
+        """Create and lock it, taking away what a dead writer left."""
+        while True:
+            fresh = not os.path.lexists(self.path)
+            if not fresh and not stat.S_ISREG(self.path.lstat().st_mode):
+                raise OSError(errno.EEXIST, f"something else of the name {self.path.name}")
+            try:
+                file = io.FileIO(self.path, "x+" if fresh else "r+")
+            except (FileExistsError, FileNotFoundError):
+                if not self._target.parent.is_dir():
+                    raise
+                continue  # another writer was quicker: its lock decides
+            with contextlib.ExitStack() as unless_kept:
+                unless_kept.callback(file.close)
+                locks = self._lock(file.fileno())
+                if not _same_file(self.path, file.fileno()):
+                    continue
+                if fresh:
+                    self._file = file
+                    unless_kept.pop_all()
+                    if not locks:  # two writers cannot know of each other: then each has a name of its own
+                        self._rename()
+                    return
+                # Never truncated: after a crash in mid-rename it may be another name of the finished file.
+                self.path.unlink()
+
+    def _rename(self) -> None:
+        own = self.path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}")
+        self.path.rename(own)
+        self.path = own
+
+    def _lock(self, number: int) -> bool:
+        """False where the filesystem knows no locks."""
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileExistsError(
+                f"{self.where}: expected to be its only writer, got another one at work ({self.path.name} is locked). "
+                "Wait for it, or choose another name."
+            ) from None
+        except OSError as problem:
+            if problem.errno not in _NO_LOCKS:
+                raise
+            return False
+        return True
+
+    def _name(self) -> None:
+        if not _same_file(self.path, self.number):
+            raise FileNotFoundError(
+                f"{self.where}: expected the unfinished file {self.path.name}, got another or none of that name. "
+                "Somebody removed it: write it again."
+            )
+        if self._overwrite:
+            self.path.replace(self._target)
+            return
+        try:
+            os.link(self.path, self._target)  # fails, unlike a rename, if the name was taken meanwhile
+        except FileExistsError:
+            raise _taken(self.where) from None
+        except OSError:  # a filesystem without hard links
+            if self._target.exists():
+                raise _taken(self.where) from None
+            self.path.replace(self._target)
+            return
+        self.path.unlink()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _refuse_place(target: Path, where: str, overwrite: bool) -> None:
+    """What can be seen to fail before anything is written."""
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"{where}: expected the directory {target.parent}, got nothing of that name. Make it first."
+        )
+    try:
+        kind = target.stat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(f"{where}: expected the name of a file, got a directory. Name a file inside it.")
+    if not stat.S_ISREG(kind):
+        raise ValueError(f"{where}: expected the name of a file, got a device, pipe or socket. Choose another name.")
+    if not overwrite:
+        raise _taken(where)
+
+
+def _taken(where: str) -> FileExistsError:
+    return FileExistsError(
+        f"{where}: expected a name that is free, got an existing file. Choose another name or pass overwrite=True."
+    )
+
+
+def _same_file(path: Path, number: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(number))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,167 @@
+"""Contiguous HDF5 datasets that h5py wrote are read at the offset h5py tells."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import lowtide
+from lowtide.errors import FormatError
+from lowtide.formats import Layout, layout_of, members_of, token_layout
+
+h5py = pytest.importorskip("h5py", reason="NOT TESTED: HDF5, because h5py is not installed (pip install lowtide[hdf5])")
+
+ReadBack = Callable[[Layout], npt.NDArray[Any]]
+X = np.random.default_rng(8).normal(size=(300, 7)).astype("f4")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        out["X"] = X
+        out["group/ids"] = np.arange(500, dtype="<u2")
+        out["big"] = np.arange(6, dtype=">i4").reshape(3, 2)
+        out["flags"] = np.array([True, False, True])
+        out["records"] = np.zeros(4, [("a", "<f4"), ("b", "<i8", (2,))])
+        out["scalar"] = 3.5
+        out["text"] = ["one", "two"]
+        out.create_dataset("chunked", data=X, chunks=(10, 7))
+        out.create_dataset("packed", data=X, compression="gzip")
+        out.create_dataset("unwritten", shape=(5, 5), dtype="f4")
+        out.create_dataset("empty", shape=(0, 3), dtype="f4")
+    return tmp_path / "x.h5"
+
+
+@pytest.mark.parametrize("name", ["X", "/X", "group/ids", "/group/ids", "big", "flags", "records", "empty"])
+def test_a_contiguous_dataset_opens_with_the_same_values(file: Path, read_back: ReadBack, name: str) -> None:
+    layout = layout_of(file, tensor=name)
+    with h5py.File(file) as source:
+        wanted = source[name][:]
+    assert (layout.format, layout.dtype, layout.shape) == ("hdf5", wanted.dtype, wanted.shape)
+    assert np.array_equal(read_back(layout), wanted)
+
+
+@pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise", "map"])
+def test_every_strategy_reads_a_dataset(file: Path, strategy: str) -> None:
+    with lowtide.open(file, tensor="/X", strategy=strategy) as array:
+        assert np.array_equal(array[:], X)
+        assert np.array_equal(array[[299, 0, 7]], X[[299, 0, 7]])
+
+
+@pytest.mark.parametrize("size", [512, 4096])
+def test_a_user_block_before_the_data_is_counted(tmp_path: Path, read_back: ReadBack, size: int) -> None:
+    with h5py.File(tmp_path / "u.h5", "w", userblock_size=size) as out:
+        out["X"] = X
+    with (tmp_path / "u.h5").open("r+b") as raw:
+        raw.write(b"PK\x03\x04 a block of the user's own")
+    with (tmp_path / "v.h5").open("wb") as copy:
+        copy.write(bytes(size) + (tmp_path / "u.h5").read_bytes()[size:])
+    assert np.array_equal(read_back(layout_of(tmp_path / "v.h5", tensor="X")), X)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("chunked", r"a chunked one\. Rewrite it: h5repack -l CONTI 'x\.h5'"),
+        ("packed", r"a chunked and gzip-compressed one\. Rewrite it: h5repack -f NONE -l CONTI"),
+        ("scalar", "a single value"),
+        ("text", "items of variable length"),
+        ("unwritten", "without space of its own"),
+    ],
+)
+def test_what_has_no_one_offset_is_refused_with_the_way_out(file: Path, name: str, words: str) -> None:
+    with pytest.raises(FormatError, match=words):
+        layout_of(file, tensor=name)
+    listed = {member.name: member for member in members_of(str(file))}
+    assert not listed[f"/{name}"].in_place
+    with pytest.raises(FormatError) as caught:
+        layout_of(file, tensor=name)
+    assert listed[f"/{name}"].why_not in str(caught.value)
+
+
+def test_data_in_other_files_is_refused(tmp_path: Path) -> None:
+    X.tofile(tmp_path / "outside.raw")
+    with h5py.File(tmp_path / "source.h5", "w") as out:
+        out["X"] = X
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        external = [(str(tmp_path / "outside.raw"), 0, X.nbytes)]
+        out.create_dataset("external", shape=X.shape, dtype="f4", external=external)
+        virtual = h5py.VirtualLayout(shape=X.shape, dtype="f4")
+        virtual[:] = h5py.VirtualSource(str(tmp_path / "source.h5"), "X", shape=X.shape)
+        out.create_virtual_dataset("virtual", virtual)
+        out["link"] = h5py.ExternalLink("gone.h5", "/X")
+    for name, words in (
+        ("external", "another file"),
+        ("virtual", "view of other files"),
+        ("link", "expected a dataset"),
+    ):
+        with pytest.raises(FormatError, match=words):
+            layout_of(tmp_path / "x.h5", tensor=name)
+
+
+def test_a_dataset_that_does_not_exist_is_told_with_those_that_do(file: Path) -> None:
+    for name in ("Z", "group", "/", "group/ids/deeper"):
+        with pytest.raises(FormatError, match=r"expected a dataset .* got 11 datasets: '/X', .*'/group/ids'"):
+            layout_of(file, tensor=name)
+    with pytest.raises(FormatError, match="the name of one dataset, got 11"):
+        layout_of(file)
+
+
+def test_tokens_are_the_only_dataset_of_integers_with_one_axis(file: Path) -> None:
+    assert token_layout(file).dtype == "<u2"
+    assert token_layout(file, tensor="group/ids").shape == (500,)
+    with pytest.raises(FormatError, match="expected dtype uint16 as the HDF5 file says"):
+        token_layout(file, dtype="uint32")
+
+
+def test_a_place_that_h5py_told_may_be_stated_instead(file: Path, read_back: ReadBack) -> None:
+    offset = layout_of(file, tensor="X").extents[0].offset
+    layout = layout_of(file, dtype="f4", shape=(300, 7), offset=offset)
+    assert layout.format == "raw"
+    assert np.array_equal(read_back(layout), X)
+
+
+def test_a_file_cut_short_is_a_format_error(file: Path) -> None:
+    whole = file.read_bytes()
+    for length in (9, 100, 2000, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(FormatError, match="cut short"):
+            layout_of(file, tensor="X")
+
+
+def test_a_file_without_its_suffix_is_known_by_its_first_bytes(file: Path) -> None:
+    other = file.rename(file.with_name("model"))
+    assert layout_of(other, tensor="X").shape == (300, 7)
+    with pytest.raises(FormatError, match=r"HDF5|dataset"):
+        token_layout(other, dtype="uint32")
+
+
+def test_without_h5py_the_error_says_what_to_install(file: Path) -> None:
+    script = (
+        "import sys; sys.modules['h5py'] = None\n"
+        "import lowtide\n"
+        f"try:\n    lowtide.open({str(file)!r}, tensor='X')\n"
+        "except lowtide.FormatError as problem:\n    print(problem)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "expected h5py" in told
+    assert "pip install 'lowtide[hdf5]'" in told
+
+
+def test_reading_rows_needs_no_h5py_after_opening(file: Path) -> None:
+    script = (
+        "import sys, lowtide\n"
+        f"array = lowtide.open({str(file)!r}, tensor='X')\n"
+        "sys.modules['h5py'] = None\n"
+        "import pickle\n"
+        "print(float(pickle.loads(pickle.dumps(array))[5].sum()))"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert float(told) == pytest.approx(float(X[5].sum()))
