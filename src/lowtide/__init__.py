@@ -6,6 +6,7 @@ from lowtide.array import Array, open
 from lowtide.create import create
 from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError
 from lowtide.feed import Feed
+from lowtide.mixture import Mixture, mix
 from lowtide.storage.release import release
 from lowtide.tokens import Tokens, open_tokens
 
@@ -18,10 +19,12 @@ __all__ = [
     "Feed",
     "FormatError",
     "LowtideError",
+    "Mixture",
     "ReadError",
     "StateError",
     "Tokens",
     "create",
+    "mix",
     "open",
     "open_tokens",
     "release",

@@ -25,7 +25,7 @@ from lowtide.formats.manifest import NAME as MANIFEST
 from lowtide.prepare.job import Status, prepare
 from lowtide.prepare.request import Request, Resources
 
-VOCAB = 8192
+VOCAB = 4096  # the output layer of a small model costs as much as all its blocks at 8,192 ids
 PREFIX = "corpus-machine-"  # of the directory in the cache
 WORDS_NEED = "tokenizers"  # the package without which a byte is a token
 VAL = 0.01

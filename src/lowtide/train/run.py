@@ -21,6 +21,7 @@ from typing import Any
 
 from lowtide.errors import LowtideError
 from lowtide.prepare import Control
+from lowtide.survey.spelling import NumberWords, words_of
 from lowtide.train import branches, checkpoint
 from lowtide.train.board import Board, check_installed
 from lowtide.train.branches import Branch
@@ -38,7 +39,6 @@ from lowtide.train.run_lock import SaveError, only_run, reason
 from lowtide.train.run_metrics import METRICS, MetricsFile
 from lowtide.train.settings import Settings
 from lowtide.train.signals import StopRequest
-from lowtide.train.spelling import NumberWords, words_of
 from lowtide.train.trainer import Trainer
 
 
