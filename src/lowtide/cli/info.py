@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 
 from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, opening, stated, whole
 from lowtide.cli.tables import Styled, counted, facts, show
 from lowtide.survey.description import Description, describe
 from lowtide.survey.document_survey import survey_documents
 from lowtide.survey.projection import cache_reason, keeps_cache, other_reasons, strategy_reason
-from lowtide.survey.subject import find
+from lowtide.survey.subject import ArrayMember, find, several_members
 from lowtide.units import format_size
 
 GUESSED = "(a guess from the first block: nothing in the file says so)"
@@ -61,6 +62,10 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    members = several_members(arguments.paths) if arguments.tensor is None else ()
+    if members:
+        _show_members(arguments.paths[0], members, as_json=arguments.json)
+        return 0
     subject = find(arguments.paths, stated(arguments))
     found = describe(subject, opening(arguments))
     documents: dict[str, int | str] = {}
@@ -87,6 +92,23 @@ def _progress(done: int, total: int) -> None:
     end = "\r\033[K" if done == total else ""
     sys.stderr.write(f"\rlooking for documents: {done / total if total else 1:.0%}{end}")
     sys.stderr.flush()
+
+
+def _show_members(path: str, members: tuple[ArrayMember, ...], *, as_json: bool) -> None:
+    """A file of several arrays: what each is, and whether it can be read where it lies."""
+    if as_json:
+        print(json.dumps({"path": path, "members": [{**asdict(one), "in_place": one.in_place} for one in members]}))
+        return
+    pairs = [
+        (one.name, f"{one.dtype} {' x '.join(f'{axis:,}' for axis in one.shape)}{_readable(one)}") for one in members
+    ]
+    readable = next((one.name for one in members if one.in_place), members[0].name)
+    lines = [Styled(f"{path}: {counted(len(members), 'array')}", "bold"), *facts(pairs)]
+    show([*lines, Styled(f"Describe one of them with: lowtide info {path} --tensor {readable}")])
+
+
+def _readable(member: ArrayMember) -> str:
+    return ", read in place" if member.in_place else f", cannot be read in place: {member.why_not}"
 
 
 def _lines(found: Description, documents: dict[str, int | str]) -> list[Styled]:
