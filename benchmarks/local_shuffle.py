@@ -3,8 +3,8 @@
 python -m benchmarks.local_shuffle
 
 One idea: each side gets a freshly dropped page cache and reads the same number of windows from its beginning; sides
-take turns, and medians are compared within the run. ``cache="drop"`` is what a corpus larger than memory gets. Writes 1 GiB
-to a temporary directory on the disk under test (``--place``).
+take turns, and medians are compared within the run. ``cache="drop"`` is what a corpus larger than memory gets. Writes
+1 GiB to a temporary directory on the disk under test (``--place``).
 """
 
 from __future__ import annotations

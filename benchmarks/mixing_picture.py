@@ -1,8 +1,8 @@
 """How far four shuffles mix, drawn: ``python -m benchmarks.mixing_picture`` writes docs/pictures/mixing.png.
 
 One idea: plot where in the file each row of an epoch comes from. A full shuffle fills the square; what a shuffle does
-not mix is left white. Lowtide's two are the orders themselves; the others are simulated as they are documented: a shuffle
-buffer takes a random element of the next N rows in file order (tf.data, WebDataset, HF streaming); litdata shuffles the
+not mix is left white. Lowtide's two are the orders themselves; the others are simulated as they are documented: a
+shuffle buffer takes a random element of the next N rows in file order (tf.data, WebDataset, HF streaming); litdata shuffles the
 chunks and then the rows of each chunk, which is what a local shuffle does, with chunks of 64 MB as written to disk.
 
 Prints one number per side: the mean distance of neighbouring rows of the epoch, as a share of a full shuffle's (which
