@@ -73,7 +73,7 @@ INSIDE: dict[str, str] = {
     "reading": "upcoming prefetch fingerprint html_table passes indexing parts stratified state plan row_filler"
     " kept_rows column_stats token_range boundaries kept_arrays boundary_index document_counts accounts docs"
     " window_filler packing packed_rows packed_filler streams run_ahead cuts stride_documents packed_cut mixture_state"
-    " mixed_cut iterators row_iteration",
+    " mixed_cut mixed_windows iterators row_iteration",
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # The names a user has. Rooms above all of them may use them as a user does; below, that would be a circle.

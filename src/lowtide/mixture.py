@@ -22,13 +22,15 @@ from lowtide.feed import Feed, Skips
 from lowtide.formats.layout import join
 from lowtide.order.mixing import MOST_PARTS, Mixing, Weights, plan_mixing, shares
 from lowtide.reading.mixed_cut import JoinedRange, MixedCut, MixedGroup, MixedPart, MixedRuns
+from lowtide.reading.mixed_windows import MixedWindowsCut, WindowsPart
 from lowtide.reading.run_ahead import RunAhead, TokenStretches, store_for_runs
 from lowtide.reading.streams import ShuffledStream, locality_of, make_stream
+from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_filler import WindowFiller
 from lowtide.storage import Store
 from lowtide.storage.budget import Budget
 from lowtide.tokens import Tokens
-from lowtide.windows import checked_ranks, long_enough
+from lowtide.windows import Windows, checked_ranks, long_enough
 
 EXHAUSTED = ("repeat", "stop", "share")
 
@@ -48,8 +50,13 @@ def mix(
     ``then``: new weights from a row on; a name that is missing leaves, a new one comes with its tokens. ``exhausted``:
     what happens when a corpus has given all its windows once: ``repeat`` (its next epoch), ``stop`` (the feed ends
     there) or ``share`` (the others go on without it). ``budget``: for all together; unstated, the sum of theirs.
+
+    Instead of corpora, windows of equal length and cut may be mixed: ``mix({"web": (web.windows(1024, cut="packed"),
+    0.7), ...})``; ``batches`` then takes no length.
     """
-    return Mixture(*_schedule(corpora, then or {}), one_of("exhausted", exhausted, EXHAUSTED), budget)
+    known, changes = _schedule(corpora, then or {})
+    made = WindowsMixture if any(isinstance(one, Windows) for one in known.values()) else Mixture
+    return made(known, changes, one_of("exhausted", exhausted, EXHAUSTED), budget)
 
 
 class Mixture:
@@ -198,6 +205,84 @@ def _stretches(members: list[MixedPart], bases: list[int], store: Store) -> tupl
     }
 
 
+class WindowsMixture(Mixture):
+    """Named windows of one length and cut, and the weights they have from which row on."""
+
+    def __init__(
+        self, corpora: dict[str, Any], changes: list[tuple[int, Weights]], exhausted: str, budget: int | str | None
+    ) -> None:
+        _check_alike(corpora)
+        tokens = {name: windows.tokens for name, windows in corpora.items()}
+        super().__init__(tokens, changes, exhausted, budget)
+        self._windows = {name: self._again(windows) for name, windows in corpora.items()}
+
+    def _again(self, windows: Windows) -> Windows:
+        """The same windows over a store of the mixture's own, inside its budget."""
+        mine = windows.tokens
+        strategy, cache, engine = mine.store.asked
+        store = Store(mine.layout.extents, strategy=strategy, cache=cache, budget=self.budget, engine=engine)
+        tokens = TokenRange(mine.layout, store, first=mine.first, last=mine.last)
+        tokens.vocab, tokens.eot, tokens.bos = mine.vocab, mine.eot, mine.bos
+        return Windows(tokens, windows.length, cut=windows.cut, documents=windows.documents, dtype=windows.dtype)
+
+    def batches(  # type: ignore[override]  # noqa: PLR0913 - each by name: what there is to say about a feed
+        self,
+        batch: int,
+        *,
+        length: None = None,
+        seed: int = 0,
+        order: str = "shuffled",
+        locality: int | str | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        dtype: None = None,
+        skip: Skips = (),
+    ) -> Feed:
+        """A feed of ``(x, y)``, or ``(x, y, docs)``, as the windows give them, each row from the one whose turn it is."""
+        for name, stated in (("length", length), ("dtype", dtype)):
+            if stated is not None:
+                raise ValueError(
+                    f"{name}: expected none for a mixture of windows, which have theirs, got {stated!r}. "
+                    f"Leave {name}= out."
+                )
+        batch = at_least("batch", batch, 1)
+        ranks = checked_ranks(batch, rank, world)
+        parts, most_runs = [], 0
+        for name, windows in self._windows.items():
+            windows.tokens.store.keep_for_ranks(ranks.world)
+            parts.append(WindowsPart(name, windows.rows_in(order, seed, locality)[0], len(windows)))
+            most_runs = max(most_runs, windows.most_runs)
+        mixing = plan_mixing(self._changes, epochs=[part.epoch_rows for part in parts], exhausted=self.exhausted)
+        any_windows = next(iter(self._windows.values()))
+        cut = MixedWindowsCut(parts, mixing, any_windows.dtype, most_runs=most_runs)
+        feed = Feed(cut, batch, ranks, skip)
+        cut.admit(batch // ranks.world)
+        return feed
+
+    def close(self) -> None:
+        super().close()
+        for windows in self._windows.values():
+            windows.tokens.store.close()
+
+
+def _check_alike(corpora: Mapping[str, Any]) -> None:
+    """All of them windows, of one length, cut and dtype, with documents or without."""
+    first_name, first = next((name, one) for name, one in corpora.items() if isinstance(one, Windows))
+    for name, one in corpora.items():
+        if not isinstance(one, Windows):
+            raise TypeError(
+                f"mix: expected windows for {name!r} as for {first_name!r}, got {type(one).__name__}. "
+                f"Use tokens.windows({first.length}, cut={first.cut!r}) for all of them, or tokens for all."
+            )
+        for what in ("length", "cut", "documents", "dtype"):
+            mine, theirs = getattr(one, what), getattr(first, what)
+            if mine != theirs:
+                raise ValueError(
+                    f"mix: expected windows of equal {what}, got {theirs!r} for {first_name!r} and {mine!r} for "
+                    f"{name!r}. Make them with the same {what}=."
+                )
+
+
 # What was asked for
 
 
@@ -240,7 +325,7 @@ def _named(where: str, change: Change, known: dict[str, Tokens]) -> dict[str, Fr
                 f"a new name, got {name!r} with {value!r}. Use {{{name!r}: (tokens, weight)}}."
             )
         if tokens is not None:
-            if not isinstance(tokens, Tokens):
+            if not isinstance(tokens, (Tokens, Windows)):
                 raise TypeError(
                     f"{where}: expected (tokens, weight) for {name!r}, got {type(tokens).__name__}. "
                     "Open it with lowtide.open_tokens(...)."
