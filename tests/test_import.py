@@ -25,10 +25,10 @@ ROOMS = {
     "lowtide._native": "bijection later runs twin",
     "lowtide.machine": "cgroups files limits pages",
     "lowtide.order": "feistel local orders words",
-    "lowtide.reading": "cuts fingerprint indexing iterators passes plan prefetch row_filler state streams token_range"
-    " upcoming window_filler",
-    "lowtide.storage": "behind budget buffers descriptors direct forks mapped native_read read release spans store"
-    " unfinished writing",
+    "lowtide.reading": "cuts fingerprint indexing iterators passes plan prefetch row_filler run_ahead state streams"
+    " token_range upcoming window_filler",
+    "lowtide.storage": "behind budget buffers descriptors direct forks long_runs mapped native_read read release spans"
+    " store unfinished writing",
 }
 OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in names.split())}
 
