@@ -43,8 +43,8 @@ def shuffle_buffer(rows: int, size: int) -> Order:
 
 
 def chunk_shuffle(rows: int, size: int, workers: int = 8) -> Order:
-    """litdata's scheme as we understand it: chunks in random order dealt to workers, rows shuffled inside each chunk; batches
-    come from the workers in turn."""
+    """litdata's scheme as we understand it: chunks in random order dealt to workers, rows shuffled inside each;
+    batches come from the workers in turn."""
     random = np.random.default_rng(1)
     chunks = random.permutation(rows // size)
     queues = [
