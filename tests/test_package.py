@@ -58,7 +58,7 @@ LAYERS: list[set[str]] = [
     {"reading"},
     {"array", "create", "feed", "windows"},
     {"together"},
-    {"tokens", "mixture"},  # what a user opens; its batches() makes feeds
+    {"tokens", "mixture", "mixture_terms"},  # what a user opens; its batches() makes feeds
     {"prepare"},
     {"torch", "dask", "ray", "survey", "report", "pytest_plugin", "notebook"},
     {"bench"},

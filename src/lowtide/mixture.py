@@ -7,20 +7,19 @@ corpora's files are opened once more, all of one kind together, so that a batch 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 from numpy.typing import DTypeLike
 
 from lowtide.arguments import at_least, one_of
 from lowtide.feed import Feed, Skips
 from lowtide.formats.layout import join
-from lowtide.order.mixing import MOST_PARTS, Mixing, Weights, plan_mixing, shares
+from lowtide.mixture_terms import Change, Parts, check_alike, schedule_of, summed
+from lowtide.order.mixing import Mixing, Weights, plan_mixing, shares
 from lowtide.reading.mixed_cut import JoinedRange, MixedCut, MixedGroup, MixedPart, MixedRuns
 from lowtide.reading.mixed_windows import MixedWindowsCut, WindowsPart
 from lowtide.reading.run_ahead import RunAhead, TokenStretches, store_for_runs
@@ -34,12 +33,9 @@ from lowtide.windows import Windows, checked_ranks, long_enough
 
 EXHAUSTED = ("repeat", "stop", "share")
 
-Corpora = Mapping[str, tuple[Tokens, float | Fraction]]
-Change = Mapping[str, Any]  # a weight for each name; (tokens, weight) for one that joins
-
 
 def mix(
-    corpora: Corpora,
+    corpora: Parts,
     *,
     then: Mapping[int, Change] | None = None,
     exhausted: str = "repeat",
@@ -54,7 +50,7 @@ def mix(
     Instead of corpora, windows of equal length and cut may be mixed: ``mix({"web": (web.windows(1024, cut="packed"),
     0.7), ...})``; ``batches`` then takes no length.
     """
-    known, changes = _schedule(corpora, then or {})
+    known, changes = schedule_of(corpora, then or {})
     made = WindowsMixture if any(isinstance(one, Windows) for one in known.values()) else Mixture
     return made(known, changes, one_of("exhausted", exhausted, EXHAUSTED), budget)
 
@@ -72,7 +68,7 @@ class Mixture:
         self.corpora = corpora
         self.exhausted = exhausted
         self._changes = changes
-        self.budget = Budget(_summed(corpora) if budget is None else budget)
+        self.budget = Budget(summed(corpora) if budget is None else budget)
         kinds: dict[tuple[Any, ...], list[str]] = {}
         for name, tokens in corpora.items():
             kinds.setdefault((tokens.dtype.str, *tokens.store.asked), []).append(name)
@@ -211,7 +207,7 @@ class WindowsMixture(Mixture):
     def __init__(
         self, corpora: dict[str, Any], changes: list[tuple[int, Weights]], exhausted: str, budget: int | str | None
     ) -> None:
-        _check_alike(corpora)
+        check_alike(corpora)
         tokens = {name: windows.tokens for name, windows in corpora.items()}
         super().__init__(tokens, changes, exhausted, budget)
         self._windows = {name: self._again(windows) for name, windows in corpora.items()}
@@ -238,7 +234,7 @@ class WindowsMixture(Mixture):
         dtype: None = None,
         skip: Skips = (),
     ) -> Feed:
-        """A feed of ``(x, y)``, or ``(x, y, docs)``, as the windows give them, each row from the one whose turn it is."""
+        """A feed of ``(x, y)``, or ``(x, y, docs)``, as the windows give them, each row from those whose turn it is."""
         for name, stated in (("length", length), ("dtype", dtype)):
             if stated is not None:
                 raise ValueError(
@@ -263,108 +259,3 @@ class WindowsMixture(Mixture):
         super().close()
         for windows in self._windows.values():
             windows.tokens.store.close()
-
-
-def _check_alike(corpora: Mapping[str, Any]) -> None:
-    """All of them windows, of one length, cut and dtype, with documents or without."""
-    first_name, first = next((name, one) for name, one in corpora.items() if isinstance(one, Windows))
-    for name, one in corpora.items():
-        if not isinstance(one, Windows):
-            raise TypeError(
-                f"mix: expected windows for {name!r} as for {first_name!r}, got {type(one).__name__}. "
-                f"Use tokens.windows({first.length}, cut={first.cut!r}) for all of them, or tokens for all."
-            )
-        for what in ("length", "cut", "documents", "dtype"):
-            mine, theirs = getattr(one, what), getattr(first, what)
-            if mine != theirs:
-                raise ValueError(
-                    f"mix: expected windows of equal {what}, got {theirs!r} for {first_name!r} and {mine!r} for "
-                    f"{name!r}. Make them with the same {what}=."
-                )
-
-
-# What was asked for
-
-
-def _schedule(corpora: Corpora, then: Mapping[int, Change]) -> tuple[dict[str, Tokens], list[tuple[int, Weights]]]:
-    """Every corpus by name, in alphabetical order (the plan must not depend on how a dict was written), and the weights
-    of each from every row on."""
-    if not isinstance(corpora, Mapping) or not corpora:
-        raise ValueError(
-            f"mix: expected corpora by name, got {corpora!r}. Use mix({{'web': (web, 0.7), 'code': (code, 0.3)}})."
-        )
-    known: dict[str, Tokens] = {}
-    stated = [(0, _named("mix", corpora, known))]
-    for row in sorted(_rows(then)):
-        if not isinstance(then[row], Mapping):
-            raise TypeError(f"then[{row}]: expected weights by name, got {then[row]!r}. Use {{'web': 0.5}}.")
-        stated.append((row, _named(f"then[{row}]", then[row], known)))
-    names = sorted(known)
-    changes = [(row, tuple(weights.get(name, Fraction(0)) for name in names)) for row, weights in stated]
-    for row, weights in changes:
-        _check_sum(f"then[{row}]" if row else "mix", dict(zip(names, weights, strict=True)))
-    return {name: known[name] for name in names}, changes
-
-
-def _rows(then: Mapping[int, Change]) -> list[int]:
-    if not isinstance(then, Mapping):
-        raise TypeError(f"then: expected changes by row, got {type(then).__name__}. Use then={{1_000_000: {{...}}}}.")
-    return [at_least("then", row, 1, example="then={1_000_000: {...}}, rows counted from 0") for row in then]
-
-
-def _named(where: str, change: Change, known: dict[str, Tokens]) -> dict[str, Fraction]:
-    """The weights of one entry; names with tokens become known."""
-    found = {}
-    for name, value in change.items():
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"{where}: expected names of corpora, got {name!r}. Use {{'web': (web, 0.7)}}.")
-        tokens, weight = value if isinstance(value, (tuple, list)) and len(value) == 2 else (None, value)
-        if tokens is None and name not in known:
-            raise ValueError(
-                f"{where}: expected one of {', '.join(sorted(known)) or 'the corpora'}, or tokens with the weight for "
-                f"a new name, got {name!r} with {value!r}. Use {{{name!r}: (tokens, weight)}}."
-            )
-        if tokens is not None:
-            if not isinstance(tokens, (Tokens, Windows)):
-                raise TypeError(
-                    f"{where}: expected (tokens, weight) for {name!r}, got {type(tokens).__name__}. "
-                    "Open it with lowtide.open_tokens(...)."
-                )
-            if known.setdefault(name, tokens) is not tokens:
-                raise ValueError(
-                    f"{where}: expected the {name!r} that is in the mixture already, got other tokens. "
-                    f"Give them another name, or leave them out: {{{name!r}: {weight!r}}}."
-                )
-        found[name] = _weight(where, name, weight)
-    return found
-
-
-def _weight(where: str, name: str, weight: Any) -> Fraction:
-    """As written: 0.1 is one tenth, not the float nearest to it."""
-    if isinstance(weight, bool) or not isinstance(weight, (int, float, Fraction, np.integer, np.floating)):
-        raise TypeError(f"{where}: expected a number for {name!r}, got {type(weight).__name__}. Use 0.5, say.")
-    if not math.isfinite(weight) or weight < 0:
-        raise ValueError(f"{where}: expected a weight of 0 or more for {name!r}, got {weight}. Use 0.5, say.")
-    if isinstance(weight, Fraction):
-        return weight
-    return Fraction(int(weight)) if isinstance(weight, (int, np.integer)) else Fraction(str(float(weight)))
-
-
-def _check_sum(where: str, weights: dict[str, Fraction]) -> None:
-    total = sum(weights.values())
-    if not total:
-        raise ValueError(f"{where}: expected weights above 0 in sum, got 0. Give at least one corpus a weight.")
-    for (name, weight), share in zip(weights.items(), shares(list(weights.values())), strict=True):
-        if weight and not share:
-            raise ValueError(
-                f"{where}: expected a share of 1/{MOST_PARTS} or more for {name!r}, got {float(weight / total):.3g}. "
-                "Raise its weight, or leave it out."
-            )
-
-
-def _summed(corpora: dict[str, Tokens]) -> int | str:
-    """The sum of the corpora's budgets; splits of one corpus share one. ``auto`` where none was stated."""
-    budgets = {id(tokens.store.budget): tokens.store.budget for tokens in corpora.values()}
-    if not any(budget.stated for budget in budgets.values()):
-        return "auto"
-    return sum(budget.limit for budget in budgets.values())

@@ -99,7 +99,7 @@ class Windows:
         if not self.documents:
             return 0
         if self._packed is not None:
-            return PackedFiller(self.tokens, self._packed, self.dtype, documents=True).most_runs
+            return self._packed.most_runs
         assert self._index is not None
         return kept_most_runs(self._index, self.tokens, self.length)
 

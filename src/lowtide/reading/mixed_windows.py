@@ -78,7 +78,7 @@ class MixedWindowsCut:
                 found[row] = place._replace(corpus=part.name)
         return found
 
-    def _each_part(self, sources: NDArray[np.int64]) -> list[tuple[int, NDArray[np.intp]]]:
+    def _each_part(self, sources: NDArray[Any]) -> list[tuple[int, NDArray[np.intp]]]:
         return [(index, np.flatnonzero(sources == index)) for index in sorted(set(sources.tolist()))]
 
     # Reading
