@@ -37,7 +37,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_ADAPTERS = ("torch",)  # modules that import a framework, each with an extra of the same name
+_ADAPTERS = ("torch", "dask", "ray")  # modules that import a framework, each with an extra of the same name
 
 
 def __getattr__(name: str) -> Any:

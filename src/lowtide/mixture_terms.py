@@ -121,4 +121,4 @@ def summed(corpora: dict[str, Any]) -> int | str:
     budgets = {id(tokens.store.budget): tokens.store.budget for tokens in corpora.values()}
     if not any(budget.stated for budget in budgets.values()):
         return "auto"
-    return sum(budget.limit for budget in budgets.values())
+    return int(sum(budget.limit for budget in budgets.values()))
