@@ -92,25 +92,28 @@ class Mixture:
         self,
         batch: int,
         *,
-        length: int,
+        length: int | None = None,
         seed: int = 0,
         order: str = "shuffled",
         locality: int | str | None = None,
         rank: int | None = None,
         world: int | None = None,
-        dtype: DTypeLike = "int64",
+        dtype: DTypeLike | None = None,
         skip: Skips = (),
     ) -> Feed:
         """A feed of ``(x, y)``, as ``Tokens.batches`` gives it, with each row from the corpus whose turn it is.
 
-        A corpus's rows come in the order its own feed of this seed has. ``locality`` is per corpus.
+        A corpus's rows come in the order its own feed of this seed has. ``locality`` is per corpus. ``length`` is
+        required for corpora and refused for windows, which have theirs; likewise ``dtype`` (int64 unless stated).
         """
         batch = at_least("batch", batch, 1)
+        if length is None:
+            raise TypeError("length: expected a number of tokens per row, got none. Use length=1024.")
         ranks = checked_ranks(batch, rank, world)
         parts = self._parts(length, seed, order, locality)
         for _, store in self._groups:
             store.keep_for_ranks(ranks.world)
-        cut = self._cut(parts, self._mixing(parts), length, dtype)
+        cut = self._cut(parts, self._mixing(parts), length, "int64" if dtype is None else dtype)
         feed = Feed(cut, batch, ranks, skip)
         cut.admit(batch // ranks.world)
         return feed
@@ -221,17 +224,17 @@ class WindowsMixture(Mixture):
         tokens.vocab, tokens.eot, tokens.bos = mine.vocab, mine.eot, mine.bos
         return Windows(tokens, windows.length, cut=windows.cut, documents=windows.documents, dtype=windows.dtype)
 
-    def batches(  # type: ignore[override]  # noqa: PLR0913 - each by name: what there is to say about a feed
+    def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
         self,
         batch: int,
         *,
-        length: None = None,
+        length: int | None = None,
         seed: int = 0,
         order: str = "shuffled",
         locality: int | str | None = None,
         rank: int | None = None,
         world: int | None = None,
-        dtype: None = None,
+        dtype: DTypeLike | None = None,
         skip: Skips = (),
     ) -> Feed:
         """A feed of ``(x, y)``, or ``(x, y, docs)``, as the windows give them, each row from those whose turn it is."""
