@@ -60,7 +60,8 @@ _LINK = re.compile(r"\]\(([^)\s]+)[^)]*\)")
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- not run: .+? -->\s*\Z", re.DOTALL)
 _RUN_FIRST = re.compile(r"^<!-- run first:\n(.*?)^-->", re.MULTILINE | re.DOTALL)
-_SHELL = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_ANY_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SHELLS = {"", "sh", "bash", "console"}
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,16 @@ class Block:
     run: bool
 
     @property
-    def names(self) -> set[str]:
-        """Names it uses or gives."""
-        return {node.id for node in ast.walk(ast.parse(self.code)) if isinstance(node, ast.Name)}
+    def gives(self) -> set[str]:
+        return {name.id for name in self._names() if isinstance(name.ctx, ast.Store)}
+
+    @property
+    def needs(self) -> set[str]:
+        """Names it uses and does not give itself."""
+        return {name.id for name in self._names() if isinstance(name.ctx, ast.Load)} - self.gives
+
+    def _names(self) -> list[ast.Name]:
+        return [node for node in ast.walk(ast.parse(self.code)) if isinstance(node, ast.Name)]
 
 
 def links(page: Path) -> list[str]:
@@ -116,7 +124,8 @@ def missing(dotted: str) -> bool:
 def commands(page: Path) -> list[str]:
     """Command lines of a page: in its blocks for a shell, in its indented blocks, and in backquotes."""
     text = page.read_text(encoding="utf-8")
-    lines = [line for block in _SHELL.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    shell = [block for language, block in _ANY_BLOCK.findall(text) if language in _SHELLS]
+    lines = [line for block in shell for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"^    (.*)$", _FENCED.sub("", text), re.MULTILINE)
     lines += re.findall(r"`([^`\n]+)`", _FENCED.sub("", text))
     lines = [re.sub(r"\s#.*", "", line).removeprefix("$ ").strip() for line in lines]
@@ -162,20 +171,16 @@ def test_every_python_block_of_a_page_runs_in_a_fresh_directory(page: Path, tmp_
     run, skipped, lost = [], [], set[str]()
     for block in (block for block in blocks(page) if block.run):
         wanted = [name for text, name in COMING.items() if text in block.code and missing(name)]
-        unknown = block.names & lost
-        if wanted or unknown:  # and what only this block would have given is not there for later ones
+        unknown = block.needs & lost
+        if wanted or unknown:  # what this block would have given is not there for later ones
             skipped.append(f"line {block.line} ({', '.join(wanted or sorted(unknown))})")
-            lost |= _given(block) - {name for other in run for name in _given(other)}
+            lost |= block.gives
         else:
             run.append(block)
+            lost -= block.gives
     _run(page, run, tmp_path)
     if skipped:
         pytest.skip(f"NOT TESTED: blocks of {page.name} that need names not merged yet: {'; '.join(skipped)}")
-
-
-def _given(block: Block) -> set[str]:
-    stored = (node for node in ast.walk(ast.parse(block.code)) if isinstance(node, ast.Name))
-    return {node.id for node in stored if isinstance(node.ctx, ast.Store)}
 
 
 def _run(page: Path, run: list[Block], directory: Path) -> None:
@@ -250,7 +255,7 @@ def test_the_checks_see_links_pictures_headings_blocks_and_commands(tmp_path: Pa
     page.write_text(
         "# A page\n\n![p](docs/p.png) and [there](other.md#a-page)\n\n<!-- run first:\nn = 1\n-->\n\n"
         "```python\nm = n\n```\n\n<!-- not run: CUDA -->\n```python\nk = 1 / 0\n```\n\n"
-        "```\nlowtide info x --json   # says --what\n```\n\n    lowtide plan x\n\n`make test`\n"
+        "```sh\nlowtide info x --json   # says --what\n```\n\nlowtide prose\n\n    lowtide plan x\n\n`make test`\n"
     )
     assert links(page) == ["docs/p.png", "other.md#a-page"]
     assert anchors(page) == {"a-page"}
