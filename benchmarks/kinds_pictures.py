@@ -1,4 +1,4 @@
-"""The pictures and numbers of docs/what-is-growing.md: each kind grown on purpose, and the known cures measured.
+"""The pictures and numbers of docs/what-is-holding-memory.md: each kind on purpose, and the known cures measured.
 
 Run it: ``python benchmarks/kinds_pictures.py`` (about two minutes; 1 GiB in a temporary directory). Programs
 run in processes of their own, watched from outside by Lowtide and by memory-profiler at once. The page's tables
@@ -26,17 +26,17 @@ from memory_profiler import memory_usage
 from kinds_passes import BATCH, BATCHES, CHUNK, ROW, SIZE, WAYS
 from lowtide.machine import page_cache
 from lowtide.memory import Trace, Verdict, judge, watch
-from lowtide.report import html, picture
+from lowtide.report import html, png
 from lowtide.report.series import COLOURS, STACK, series, size_ticks, time_ticks
 from lowtide.units import MIB, format_size
 from measure import drop, facts, read_ahead
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, PICTURES = ROOT / "docs" / "what-is-growing.md", ROOT / "docs" / "pictures"
+PAGE, PICTURES = ROOT / "docs" / "what-is-holding-memory.md", ROOT / "docs" / "pictures"
 PLANTED = ROOT / "tests" / "memory" / "planted"
 PASSES = Path(__file__).resolve().with_name("kinds_passes.py")
 INTERVAL = 0.1  # seconds; below it the watcher saves on looks at files sooner, and the picture of a pass has steps
-KINDS = ("anon", "mapped", "cache", "dirty", "tables", "shmem", "workers", "healthy")
+KINDS = ("anon", "retained", "mapped", "cache", "dirty", "tables", "shmem", "workers", "healthy")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ def watched(words: list[str], command: str, *, path: Path | None = None, childre
             drop(path)
             assert child.stdout is not None
             child.stdout.readline()
-        with watch(pid=child.pid, interval=INTERVAL, launched=path is None, command=command) as watching:
+        with watch(
+            pid=child.pid, interval=INTERVAL, about="command" if path is None else "process", command=command
+        ) as watching:
             if path is not None:
                 assert child.stdin is not None
                 child.stdin.write(b"go\n")
@@ -101,6 +103,7 @@ def watched(words: list[str], command: str, *, path: Path | None = None, childre
                 time.sleep(0.02)
         if child.wait() != 0:
             raise SystemExit(f"{command}: ended with exit code {child.returncode}")
+        watching.finish(child.returncode)
     left = page_cache(path).cached if path is not None else 0
     return Run(watching.trace, judge(watching.trace), tuple(witness), left)
 
@@ -113,7 +116,7 @@ def grow_kinds(directory: str) -> dict[str, Run]:
         expected, got = "nothing" if kind == "healthy" else kind, runs[kind].verdict.grew
         if got != expected:  # a page that explains a kind by a run where it did not show would teach nothing
             raise SystemExit(f"{kind}.py: expected verdict {expected}, got {got}. Run it again on a quieter machine.")
-        picture.write(runs[kind].trace, runs[kind].verdict, PICTURES / f"kind-{kind}.png")
+        png.write(runs[kind].trace, runs[kind].verdict, PICTURES / f"kind-{kind}.png")
         print(f"{kind}: {runs[kind].verdict.headline}")
     return runs
 
@@ -178,6 +181,8 @@ def kinds_table(runs: dict[str, Run]) -> str:
         grew = run.verdict.grew
         about = {"workers": "anon", "nothing": "anon"}.get(grew, grew)
         size = next((growth.grew for growth in run.verdict.growth if growth.kind == about), 0)
+        if grew == "retained":
+            size = run.trace.samples[-1].retained
         share = run.witness_grew / size if size > 8 * MIB else None
         shows = (
             "nothing, rightly"

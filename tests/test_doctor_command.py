@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-PLANTED = Path(__file__).with_name("memory") / "planted"
 DOCTOR = [sys.executable, "-m", "lowtide", "doctor"]
 
 
@@ -27,21 +26,6 @@ def document(*words: str, **settings: str) -> dict[str, Any]:
     assert done.stdout, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("planted", ["anon", "mapped", "cache", "dirty", "tables", "shmem", "workers", "healthy"])
-def test_each_planted_program_gets_the_right_verdict(planted: str, tmp_path: Path) -> None:
-    found = document("--", sys.executable, str(PLANTED / f"{planted}.py"), str(tmp_path), SECONDS="3")
-    verdict = found["verdict"]
-    assert verdict["grew"] == ("nothing" if planted == "healthy" else planted), json.dumps(verdict, indent=1)
-    assert verdict["confidence"] in ("high", "medium")
-    assert found["exit_code"] == 0
-    names = {"mapped": "rows.bin", "cache": "read.bin", "dirty": "written.bin", "shmem": "/dev/shm/"}
-    if planted in names:
-        assert names[planted] in verdict["who"][0]
-    elif planted != "healthy":
-        assert verdict["who"][0].startswith("process ")
 
 
 def test_the_commands_stdout_goes_to_stderr_beside_one_json_document() -> None:
@@ -79,12 +63,17 @@ def test_a_broken_budget_is_exit_1_and_a_kept_one_0() -> None:
 
 
 def test_ctrl_c_reaches_the_command_and_the_verdict_still_comes() -> None:
-    program = "import time\ntry:\n time.sleep(60)\nexcept KeyboardInterrupt:\n raise SystemExit(5)"
+    program = (
+        "import time\ntry:\n print('begun', flush=True)\n time.sleep(600)\n"
+        "except KeyboardInterrupt:\n raise SystemExit(5)"
+    )
     words = [*DOCTOR, "--json", "--", sys.executable, "-c", program]
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as running:
-        time.sleep(2)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as running:
+        assert running.stderr is not None
+        assert running.stderr.readline() == "begun\n"  # the command's own output
         running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=20)
+        out, _ = running.communicate(timeout=120)
     assert running.returncode == 5
     assert json.loads(out)["exit_code"] == 5
 
@@ -106,7 +95,7 @@ def test_at_a_terminal_a_status_line_shows_memory_by_kind_and_is_cleared() -> No
         shown += part
     os.close(ours)
     assert child.wait() == 0
-    assert b"lowtide doctor 1 s  anon" in shown
+    assert b" s  anon " in shown
     assert b"hello" in shown
     assert shown.rindex(b"\033[r") > shown.rindex(b"\033[1;23r")  # the scroll margins are given back
     assert b"Nothing grew" in shown
@@ -123,7 +112,7 @@ def test_a_running_process_is_watched_for_the_seconds_asked_for() -> None:
         child.wait()
     assert found["verdict"]["grew"] == "anon"
     assert found["exit_code"] is None
-    assert 2.5 < found["seconds"] < 5
+    assert found["ended"] is None  # it still ran when the time was up
 
 
 def test_a_saved_trace_gets_the_same_verdict_again(tmp_path: Path) -> None:
@@ -158,8 +147,14 @@ def test_the_report_is_written_as_a_page_and_as_a_picture(tmp_path: Path) -> Non
         (["--trace", __file__], "expected a first line with format", 1),
         (["--budget", "lots", "--", "true"], "--budget: expected a size such as '64MiB'", 2),
         (["--interval", "0", "--", "true"], "interval: expected 0.01 to 3600 seconds", 2),
-        ([], "expected one of: -- COMMAND, --pid N, --trace FILE", 2),
-        (["--pid", "1", "--", "true"], "expected one of: -- COMMAND, --pid N, --trace FILE", 2),
+        ([], "expected one of: -- COMMAND, --pid N, --cgroup PATH", 2),
+        (["--pid", "1", "--", "true"], "expected one of: -- COMMAND, --pid N, --cgroup PATH", 2),
+        (["--cgroup", "/no/such/cgroup"], "/no/such/cgroup: expected a directory of a memory cgroup, got none", 1),
+        (["--container", "nginx"], "nginx: expected a container id of 6 to 64 hexadecimal digits", 2),
+        (["--container", "0123456789abcdef"], "expected a container of this machine, got none", 1),
+        (["--listen", "9177x", "--", "true"], "--listen 9177x: expected HOST:PORT or :PORT", 2),
+        (["--every", "soon", "--", "true"], "--every soon: expected a time of 0.1 s or more", 2),
+        (["--trace", __file__, "--listen", ":0"], "--trace: expected no --listen, --every or --save beside it", 2),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_do(words: list[str], says: str, code: int) -> None:
@@ -176,6 +171,36 @@ def test_a_command_that_ends_at_once_still_gets_a_verdict() -> None:
     found = document("--", "true")
     assert found["verdict"]["grew"] == "nothing"
     assert found["verdict"]["confidence"] == "low"
+
+
+def test_a_wrong_interval_is_refused_before_the_command_starts(tmp_path: Path) -> None:
+    done = doctor("--interval", "0", "--", "touch", str(tmp_path / "ran"))
+    assert done.returncode == 2
+    assert "interval: expected 0.01 to 3600 seconds, got 0" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_command_given_without_the_dashes_is_told_where_they_go() -> None:
+    done = doctor("python", "-c", "1")
+    assert done.returncode == 2
+    assert "lowtide doctor -- python -c 1" in done.stderr
+
+
+def test_bytes_that_are_no_text_in_an_argument_cost_no_report(tmp_path: Path) -> None:
+    words: list[str | bytes | Path] = [
+        *DOCTOR,
+        "--mprof",
+        tmp_path / "t.dat",
+        "--save",
+        tmp_path / "t.jsonl",
+        "--html",
+        tmp_path / "t.html",
+    ]
+    done = subprocess.run([*words, "--", sys.executable, "-c", "pass", b"\xff"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "t.dat").read_text().startswith("CMDLINE ")
+    assert "\\udcff" in (tmp_path / "t.html").read_text()
+    assert document("--trace", str(tmp_path / "t.jsonl"))["command"].endswith("'\udcff'")
 
 
 @pytest.mark.parametrize("option", ["--save", "--mprof", "--html", "--png"])

@@ -24,7 +24,8 @@ with lowtide.open_tokens(path, dtype="uint16", strategy=strategy, cache="keep", 
         if step % 50 == 0:
             growth.look()
             began.look()
-    print(json.dumps([growth.peak, began.tables, feed.cursor // feed._cut._stream.windows if order == "shuffled" else 0]))
+    epochs = feed.cursor // feed._cut._stream.windows if order == "shuffled" else 0
+    print(json.dumps([growth.peak, began.tables, epochs]))
 """
 
 

@@ -42,7 +42,7 @@ LAYERS: list[set[str]] = [
     {"reading"},
     {"array", "create", "feed"},
     {"tokens"},  # what a user opens; its batches() makes feeds
-    {"torch", "dask", "ray", "survey", "report", "pytest_plugin"},
+    {"torch", "dask", "ray", "survey", "report", "pytest_plugin", "notebook"},
     {"bench", "train"},
     {"cli"},
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from lowtide.memory import KINDS, Sample, process_memory
-from lowtide.memory.counters import Counters, Pace
+from lowtide.memory.counters import TreeCounters
 from lowtide.memory.detail import parse_rollup, parse_smaps
+from lowtide.memory.open_files import FileSet
+from lowtide.memory.paces import Pace
 
 HOLD = Path(__file__).with_name("hold.py")
 MIB = 1024**2
@@ -34,7 +37,7 @@ def holding(kind: str, size: int, directory: Path) -> Iterator[int]:
 
 
 def sample_of(pid: int) -> Sample:
-    counters = Counters(pid, launched=True)
+    counters = TreeCounters(pid, launched=True)
     sample = counters.sample()
     assert sample is not None
     return sample
@@ -128,7 +131,7 @@ def test_one_look_at_one_process_agrees_with_what_the_process_holds(tmp_path: Pa
 
 def test_a_process_that_has_ended_gives_no_sample(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
-    counters = Counters(child.pid)
+    counters = TreeCounters(child.pid)
     child.wait()
     assert counters.sample() is None
     with pytest.raises(FileNotFoundError):
@@ -140,7 +143,7 @@ def test_faults_and_reads_of_children_that_ended_are_kept(tmp_path: Path) -> Non
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()']); print('ready', flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        counters = Counters(child.pid)
+        counters = TreeCounters(child.pid)
         both = counters.sample()
         while both is None or len(both.processes) < 2:
             both = counters.sample()
@@ -242,3 +245,47 @@ def test_a_process_alone_owns_every_file_page_it_maps() -> None:
 def test_a_rollup_names_no_files_and_says_so() -> None:
     detail = parse_rollup("0-1 ---p 0 00:00 0 [rollup]\nRss: 9 kB\nPss_Anon: 5 kB\nPss_File: 3 kB\nPss_Shmem: 1 kB\n")
     assert (detail.anon, detail.mapped, detail.shmem, detail.by_file) == (5120, 3072, 1024, False)
+
+
+def test_a_file_that_was_cached_before_does_not_use_up_what_another_one_read(tmp_path: Path) -> None:
+    """Bytes read count once: what they cannot explain is found, and the next file's own reads stay its own."""
+    sizes = {"warm": 8 * MIB, "read": 4 * MIB}
+    for name, size in sizes.items():
+        with (tmp_path / name).open("wb") as file:
+            file.write(os.urandom(size))
+            os.fsync(file.fileno())
+    files = FileSet({}, started=2**40)  # everything is older than the watching
+    with (tmp_path / "warm").open("rb"), (tmp_path / "read").open("rb"):
+        files.look(os.getpid())
+        totals = files.measure({}, 0, fresh=6 * MIB)
+    found = {Path(each.path).name: each.found for each in totals.files}
+    own = sum(sizes[name] - found[name] for name in sizes)
+    assert 5 * MIB < own <= 6 * MIB  # this process has other files open, small ones
+    assert all(0 <= found[name] <= sizes[name] for name in sizes)
+
+
+def test_a_clock_that_is_set_back_does_not_hide_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = TreeCounters(os.getpid(), children=False)
+    assert counters.sample() is not None
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 7200)
+    path = tmp_path / "new"
+    with path.open("wb") as file:
+        file.write(os.urandom(16 * MIB))
+        file.flush()
+        os.utime(path, (0, 0))
+        sample = counters.sample(last=True)
+    assert sample is not None
+    (seen,) = [each for each in sample.files if each.path == str(path)]
+    assert seen.found == 0
+
+
+def test_dirty_pages_of_a_private_mapping_are_dirty_and_its_own_copies_are_heap(tmp_path: Path) -> None:
+    text = SMAPS.replace("rw-p 00000000 fe:00 12", "rw-p 00000000 fe:00 15").replace(
+        "Private_Dirty:        40 kB", "Private_Dirty:        70 kB"
+    )
+    (file,) = [each for each in parse_smaps(text, frozenset()).files.values() if each.path == "/lib/libx.so"]
+    assert file.dirty == 30 * 1024  # 70 dirty, of them 40 anonymous
+    assert file.code

@@ -129,5 +129,5 @@ def test_a_real_limit_is_found_and_heap_growth_inside_it_is_called_a_risk(small_
     assert 16 * MIB < last.anon <= last.current <= 64 * MIB
     verdict = judge(watched.trace)
     assert verdict.grew == "anon"
-    assert any("kernel OOM kill at 64.0 MiB" in line for line in verdict.risk)
-    assert any("kubelet eviction: working set" in line for line in verdict.risk)
+    assert any("kernel OOM kill at 64.0 MiB" in risk.sentence for risk in verdict.risk)
+    assert any("kubelet eviction: working set" in risk.sentence for risk in verdict.risk)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from lowtide.errors import FormatError
 from lowtide.memory import Trace, judge, traces, watch
+from lowtide.memory.process import children
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +104,95 @@ def test_mprof_plot_opens_the_export(recorded: Trace, tmp_path: Path) -> None:
     )
     assert picture.exists(), done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+KILLED = """
+import os, signal, sys, time
+import lowtide
+with lowtide.watch(interval=0.05, save=sys.argv[1]) as trace:
+    kept = bytearray(b"x" * 2**26)
+    while len(open(sys.argv[1]).readlines()) < 8:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_block_that_was_killed_leaves_a_trace_that_can_be_judged(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)])
+    assert done.returncode == -signal.SIGKILL
+    back = traces.load(path)
+    assert back.cut_short
+    assert len(back.samples) >= 7
+    verdict = judge(back)
+    assert verdict.held is not None
+    assert verdict.held.kinds[0].peak >= 2**26  # anon
+    assert verdict.grew == "anon"  # also what happened before the second sample
+    assert "its writer was killed too" in verdict.headline
+
+
+def test_a_doctor_killed_with_its_command_leaves_a_trace_that_can_be_judged(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    program = "kept = bytearray(b'x' * 2**26); print('held', flush=True); input()"
+    words = [sys.executable, "-m", "lowtide", "doctor", "--save", str(path), "--", sys.executable, "-c", program]
+    with subprocess.Popen(words, stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"held\n"
+        while len(path.read_text().splitlines()) < 8:
+            time.sleep(0.05)
+        (inner,) = children(child.pid)
+        os.kill(child.pid, signal.SIGKILL)
+        os.kill(inner, signal.SIGKILL)
+    done = subprocess.run([*words[:4], "--json", "--trace", str(path)], capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert found["cut_short"] is True
+    assert found["ended"] is None
+    assert found["held"]["anon"]["peak"] >= 2**26
+
+
+def test_a_trace_written_as_it_happens_is_the_trace_that_was_taken(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with watch(interval=0.02, save=path) as watched:
+        sum(range(1_000_000))
+    assert traces.load(path) == watched.trace
+
+
+def test_samples_in_which_nothing_moves_are_written_rarely_once_a_run_is_long(tmp_path: Path, recorded: Trace) -> None:
+    day, step = 86_400, 10
+    writer = traces.TraceWriter(tmp_path / "t.jsonl", recorded)
+    calm = dataclasses.replace(recorded.samples[0], anon=10**8)
+    for place in range(day // step):
+        jump = 10**7 if place == 5000 else 0
+        writer.add(dataclasses.replace(calm, seconds=float(place * step), anon=calm.anon + jump))
+    writer.end(recorded)
+    back = traces.load(tmp_path / "t.jsonl")
+    assert not back.cut_short
+    assert 500 < len(back.samples) < 6000
+    assert max(sample.anon for sample in back.samples) == calm.anon + 10**7  # what moves is always written
+    assert back.samples[-1].seconds == day - step
+
+
+def test_a_trace_whose_clock_jumps_back_is_judged_all_the_same(recorded: Trace, tmp_path: Path) -> None:
+    samples = tuple(dataclasses.replace(each, seconds=100.0 - place) for place, each in enumerate(recorded.samples))
+    traces.save(dataclasses.replace(recorded, samples=samples), tmp_path / "t.jsonl")
+    assert judge(traces.load(tmp_path / "t.jsonl")).grew == "nothing"
+
+
+FULL = """
+import resource, sys, time
+import lowtide
+resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
+with lowtide.watch(interval=0.02, save=sys.argv[1]) as watched:
+    while len(watched.samples) < 12:
+        time.sleep(0.02)
+print(watched.trace.missing["saved trace"])
+"""
+
+
+def test_a_file_that_can_grow_no_more_ends_the_file_and_not_the_watching(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True)
+    assert "File too large" in done.stdout, done.stderr
+    assert traces.load(path).cut_short
+    with pytest.raises(OSError, match="No space left"), watch(save="/dev/full"):
+        pass  # what is full from the start is refused at once

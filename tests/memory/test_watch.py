@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.memory import judge, watch
+from lowtide.memory import FileSample, Sample, judge, watch
 from lowtide.memory.elsewhere import PlainCounters
+from lowtide.memory.sample_ring import MOST, Ring
 
 MIB = 1024**2
 
@@ -140,3 +143,103 @@ def test_the_live_trace_can_be_judged_before_the_block_ends() -> None:
         time.sleep(0.1)
         assert judge(watched.trace).growth
         assert watched.running
+
+
+BLOCK = """
+import time
+import lowtide
+with lowtide.watch(interval=0.05) as trace:
+    kept = bytearray(b"x" * 2**27)  # all of it in the first instant
+    time.sleep(1.0)
+print(trace.verdict.grew, trace.verdict.growth[0].grew >> 20)
+with lowtide.watch(interval=0.05) as trace:
+    time.sleep(0.5)
+    bytearray(b"x" * 2**27)
+print(trace.verdict.grew)
+"""
+
+
+def test_a_block_is_judged_whole_also_in_its_first_instant() -> None:
+    first, second = run(BLOCK).splitlines()
+    grew, size = first.split()
+    assert grew == "anon"
+    assert int(size) >= 120
+    assert second == "nothing"  # the control: what was freed inside the block
+
+
+FAILS = """
+import os, time
+from lowtide.memory import watch
+real, begun = os.scandir, time.monotonic()
+def scandir(path):
+    if str(path).startswith("/proc") and FAULT(time.monotonic() - begun):
+        raise RuntimeError("planted")
+    return real(path)
+os.scandir = scandir
+with watch(interval=0.02) as trace:
+    time.sleep(2)
+print(trace.errors > 0, len(trace.samples) > 0, trace.verdict.confidence)
+print(trace.verdict.headline)
+"""
+
+
+def test_an_error_inside_the_sampler_is_told_and_the_samples_go_on() -> None:
+    """The fault is planted in the standard library's own function, below all of ours."""
+    facts, headline = run(FAILS.replace("FAULT", "(lambda second: 0.2 < second < 0.3)")).splitlines()
+    assert facts == "True True low"
+    assert "RuntimeError: planted; sampling went on" in headline
+    facts, headline = run(FAILS.replace("FAULT", "(lambda second: second > 0.2)")).splitlines()
+    assert "RuntimeError: planted; sampling stopped" in headline
+    assert facts == "True True low"
+    facts, headline = run(FAILS.replace("FAULT", "(lambda second: False)")).splitlines()
+    assert facts.startswith("False True")  # the control
+
+
+def test_proc_that_hides_other_users_is_named_as_the_reason() -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("NOT TESTED: hidepid needs root and unshare")
+    program = (
+        "import os, sys; from lowtide.memory import watch; os.setgid(65534); os.setuid(65534)\n"
+        "try:\n with watch(pid=1): pass\nexcept ProcessLookupError as problem: print(problem)"
+    )
+    mount = "mount -t proc -o hidepid=2 proc /proc"
+    words = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, program]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if "mount" in done.stderr:
+        pytest.skip(f"NOT TESTED: this machine refuses to mount /proc with hidepid ({done.stderr.strip()})")
+    assert "/proc hides those of others (hidepid). Run as that user or as root." in done.stdout, done.stderr
+
+
+def test_processes_that_come_and_go_by_the_hundred_are_summed_up() -> None:
+    script = (
+        "for i in $(seq 90); do sleep 20 & done; for i in $(seq 300); do /bin/true; done; echo; read x; kill $(jobs -p)"
+    )
+    with subprocess.Popen(["bash", "-c", script], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        with watch(pid=child.pid, interval=0.05, about="process") as watched:
+            child.stdout.readline()
+            while watched.last is None or len(watched.last.processes) < 65:
+                time.sleep(0.05)
+        child.communicate(b"\n")
+    last = watched.samples[-1]
+    assert len(last.processes) == 65
+    assert last.processes[-1].name.endswith(" smaller processes")
+    assert sum(each.anon for each in last.processes) == last.anon
+
+
+def test_a_week_of_samples_takes_bounded_memory_and_keeps_every_peak() -> None:
+    ring = Ring()
+    files = tuple(FileSample(f"/data/{n}", 1, 1, 0, 0, 0, "ext4", False) for n in range(24))
+    count = 7 * 86_400 // 10
+    for place in range(count):
+        anon = 10**9 if place == 12_345 else 10**8
+        ring.add(Sample(place * 10.0, anon, 0, 0, 0, 0, 0, files=files))
+    assert len(ring) <= MOST
+    assert ring.taken == count
+    kept = ring.samples()
+    assert max(sample.anon for sample in kept) == 10**9
+    assert kept[0].seconds == 0.0
+    assert kept[-1].seconds == (count - 1) * 10.0
+    assert [sample.seconds for sample in kept] == sorted(sample.seconds for sample in kept)
+    gaps = [later.seconds - earlier.seconds for earlier, later in itertools.pairwise(kept)]
+    assert max(gaps) < 0.05 * count * 10  # no day is without samples

@@ -23,7 +23,6 @@ HOSTILE = (
 def sample(seconds: float, *, name: str = "python", path: str = "/data/train.bin", **sizes: int) -> Sample:
     """A sample with sizes in MiB; processes and files that fit them."""
     full = {kind: sizes.get(kind, 0) * MIB for kind in ("anon", "mapped", "cache", "dirty", "tables", "shmem")}
-    held = {kind: full[kind] for kind in ("anon", "mapped", "shmem", "tables")}
     process = ProcessSample(
         pid=4242,
         parent=1,
@@ -33,7 +32,10 @@ def sample(seconds: float, *, name: str = "python", path: str = "/data/train.bin
         rss_file=full["mapped"],
         rss_shmem=full["shmem"],
         forked=False,
-        **held,
+        anon=full["anon"],
+        mapped=full["mapped"],
+        shmem=full["shmem"],
+        tables=full["tables"],
     )
     file = FileSample(
         path=path,

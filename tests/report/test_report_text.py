@@ -1,4 +1,4 @@
-"""What a report says and draws, without a browser: terminal text, thinning, ticks and the picture."""
+"""What a report says and draws, without a browser: terminal text, thinning, ticks and the png."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from tests.report.made import HOSTILE, cgroup, hostile_trace, long_trace, made, 
 from lowtide.errors import LowtideError
 from lowtide.memory import KINDS, Verdict, judge
 from lowtide.memory.watch import watch
-from lowtide.report import html, picture, text
+from lowtide.report import html, png, terminal
 from lowtide.report.content import file_table, process_table, sections, visible
 from lowtide.report.series import STACK, series, size_ticks, thin, time_ticks
 from lowtide.units import GIB, KIB, MIB
 
 
-def test_the_first_line_is_the_verdict_with_its_confidence() -> None:
+def test_what_is_held_comes_first_and_then_the_verdict_with_its_confidence() -> None:
     trace = mapped_trace()
-    report = text.plain(trace, judge(trace), width=300)
-    first = report.splitlines()[0]
-    assert first.startswith("VERDICT  mapped +")
-    assert first.endswith("confidence: high")
+    report = terminal.plain(trace, judge(trace), width=400)
+    held, grew = report.splitlines()[:2]
+    assert held.startswith("HELD     Held 931 MiB at its highest and 931 MiB now. Largest: mapped 809 MiB")
+    assert grew.startswith("VERDICT  mapped +")
+    assert grew.endswith("confidence: high")
 
 
 def test_the_table_has_now_growth_rate_and_meaning_of_every_kind() -> None:
     trace = mapped_trace()
-    lines = text.plain(trace, judge(trace), width=200).splitlines()
-    rows = {words[0]: line for line in lines[2:9] if (words := line.split())}
-    assert rows["growth"].split() == ["growth", "over", "60.0", "s", "now", "most", "growth", "a", "minute", "meaning"]
+    lines = terminal.plain(trace, judge(trace), width=200).splitlines()
+    rows = {words[0]: line for line in lines if (words := line.split()) and not line.startswith(" ")}
+    assert rows["kind"].split() == ["kind", "now", "at", "most", "growth", "per", "minute", "meaning"]
     assert set(KINDS) <= set(rows)
     assert "809 MiB" in rows["mapped"] and "counted in RSS" in rows["mapped"]
     assert rows["anon"].split()[1:6] == ["80.0", "MiB", "80.0", "MiB", "0"]
@@ -40,24 +41,31 @@ def test_the_table_has_now_growth_rate_and_meaning_of_every_kind() -> None:
 def test_a_kind_freed_before_the_end_shows_its_peak_beside_what_is_left() -> None:
     samples = (*mapped_trace(40).samples, sample(61.0, anon=10, mapped=3))
     trace = dataclasses.replace(made(samples), exit_code=0)
-    lines = text.plain(trace, judge(trace), width=200).splitlines()
-    assert "at exit" in lines[2]
-    mapped = next(line for line in lines[3:] if line.startswith("mapped"))
-    assert mapped.split()[1:5] == ["3.00", "MiB", "796", "MiB"]
+    lines = terminal.plain(trace, judge(trace), width=200).splitlines()
+    assert any(line.startswith("kind") and "at the end" in line for line in lines)
+    mapped = next(line for line in lines if line.startswith("mapped"))
+    assert mapped.split()[1:5] == ["796", "MiB", "796", "MiB"]  # the fall of its last second is its teardown
+    freed = dataclasses.replace(
+        made((*samples, *(sample(62.0 + k, anon=10, mapped=3) for k in range(30)))), exit_code=0
+    )
+    mapped = next(
+        line for line in terminal.plain(freed, judge(freed), width=200).splitlines() if line.startswith("mapped")
+    )
+    assert mapped.split()[1:5] == ["3.00", "MiB", "796", "MiB"]  # the control: it was freed long before
 
 
 def test_sections_come_in_the_order_a_reader_asks_and_empty_ones_are_left_out() -> None:
     samples = tuple(dataclasses.replace(each, cgroup=cgroup(2 * GIB)) for each in mapped_trace(40, budget=None).samples)
     trace = dataclasses.replace(made(samples, budget=GIB), missing={"sharing": "no permission"})
     titles = [title for title, _ in sections(trace, judge(trace))]
-    assert titles == ["budget", "who", "cgroup", "risk", "fix", "not it", "evidence", "not measured"]
+    assert titles == ["held by", "budget", "grown by", "cgroup", "risk", "fix", "not it", "evidence", "not measured"]
     bare = Verdict("nothing", "low", "Nothing was measured.")
     assert sections(made(()), bare) == ()
 
 
 def test_what_was_not_measured_is_said_once_and_never_shown_as_zero() -> None:
     trace = dataclasses.replace(mapped_trace(), missing={"cache": "cachestat needs Linux 6.5"})
-    report = text.plain(trace, judge(trace), width=200)
+    report = terminal.plain(trace, judge(trace), width=200)
     assert report.count("cachestat needs Linux 6.5") == 1
     row = next(line for line in report.splitlines() if line.startswith("cache"))
     assert row.split()[1:4] == ["?", "?", "?"]
@@ -75,12 +83,12 @@ def test_the_cgroup_section_tells_what_kubelet_counts() -> None:
 def test_a_broken_budget_is_said_with_both_numbers() -> None:
     trace = mapped_trace(budget=256 * MIB)
     (line,) = dict(sections(trace, judge(trace)))["budget"]
-    assert line == "broken: held at most 891 MiB of 256 MiB (anon + mapped + shmem + tables), at 60.0 s"
+    assert line == "broken: held at most 891 MiB of 256 MiB (anon + mapped + shmem + tables), after 1 min"
 
 
 def test_hostile_names_reach_the_terminal_as_letters_only() -> None:
     trace = hostile_trace()
-    report = text.plain(trace, judge(trace))
+    report = terminal.plain(trace, judge(trace))
     assert not {"\x1b", "\x07", "\u202e", "\u2028"} & set(report)
     assert "[bold red]markup[/]" in report  # shown, not obeyed
     report.encode()  # no lone surrogate is left
@@ -161,10 +169,10 @@ def test_a_real_watched_process_goes_through_every_writer(tmp_path: Path) -> Non
     assert len(kept) == 64
     trace, verdict = watched.trace, watched.verdict
     html.write(trace, verdict, tmp_path / "page.html")
-    picture.write(trace, verdict, tmp_path / "picture.png")
+    png.write(trace, verdict, tmp_path / "png.png")
     assert "</html>" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    assert "VERDICT" in text.plain(trace, verdict)
+    assert (tmp_path / "png.png").read_bytes().startswith(b"\x89PNG")
+    assert "VERDICT" in terminal.plain(trace, verdict)
 
 
 def test_the_page_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -180,28 +188,28 @@ def test_the_page_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path) -> No
 def test_names_with_dollars_and_missing_letters_are_drawn_without_a_warning(tmp_path: Path) -> None:
     for name in (*HOSTILE, "$\\frac{1$", "$_$", "文字\U0001f600"):
         trace = mapped_trace(20, command=name)
-        picture.write(trace, dataclasses.replace(judge(trace), headline=name), tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 10_000
+        png.write(trace, dataclasses.replace(judge(trace), headline=name), tmp_path / "png.png")
+    assert (tmp_path / "png.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_picture_can_be_drawn_from_very_few_samples(tmp_path: Path, count: int) -> None:
     trace = mapped_trace(count)
-    picture.write(trace, judge(trace), tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").exists()
+    png.write(trace, judge(trace), tmp_path / "png.png")
+    assert (tmp_path / "png.png").exists()
 
 
 def test_area_names_find_their_place_whatever_the_last_second_rounds_to() -> None:
     for place in range(2_000):
         seconds = (0.0, 0.7 + place / 977)
-        bands = list(picture._bands(seconds, (0, 0), (10, 10)))
+        bands = list(png._bands(seconds, (0, 0), (10, 10)))
         assert {gap for gap, _, _ in bands} == {10}
         assert all(0 < middle < seconds[1] for _, middle, _ in bands)
 
 
 def test_a_picture_of_nothing_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(LowtideError, match="expected a trace with samples, got none"):
-        picture.write(made(()), judge(made(())), tmp_path / "picture.png")
+        png.write(made(()), judge(made(())), tmp_path / "png.png")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -210,12 +218,12 @@ def test_without_matplotlib_the_picture_says_what_to_install(tmp_path: Path) -> 
 import sys
 sys.modules["matplotlib"] = None
 from lowtide.memory import Sample, Trace, judge
-from lowtide.report import html, picture, text
+from lowtide.report import html, png, terminal
 trace = Trace("x", 0.0, 1.0, {}, (Sample(0.0, 1, 1, 1, 1, 1, 1),))
 html.write(trace, judge(trace), sys.argv[1] + "/page.html")
-text.plain(trace, judge(trace))
+terminal.plain(trace, judge(trace))
 try:
-    picture.write(trace, judge(trace), sys.argv[1] + "/picture.png")
+    png.write(trace, judge(trace), sys.argv[1] + "/png.png")
 except Exception as problem:
     print(type(problem).__name__, problem)
 """
@@ -224,4 +232,4 @@ except Exception as problem:
         "LowtideError picture: expected matplotlib to be installed, got none. "
         "Install it with: pip install 'lowtide[report]'.\n"
     )
-    assert (tmp_path / "page.html").exists() and not (tmp_path / "picture.png").exists()
+    assert (tmp_path / "page.html").exists() and not (tmp_path / "png.png").exists()

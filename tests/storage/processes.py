@@ -40,12 +40,17 @@ class Growth:
 """
 
 
-def run_python(script: str, *arguments: object, timeout: float = 500) -> subprocess.CompletedProcess[str]:
-    """``script`` behind the prelude, with ``arguments`` as ``sys.argv[1:]``; warnings are errors there too."""
+def run_python(
+    script: str, *arguments: object, timeout: float = 500, first: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """``script`` behind the prelude, with ``arguments`` as ``sys.argv[1:]``; warnings are errors there too.
+
+    ``first`` runs before anything is imported.
+    """
     source = str(Path(lowtide.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(script), *map(str, arguments)],
+        [sys.executable, "-W", "error", "-c", first + PRELUDE + textwrap.dedent(script), *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -54,8 +59,8 @@ def run_python(script: str, *arguments: object, timeout: float = 500) -> subproc
     )
 
 
-def answer_of(script: str, *arguments: object, timeout: float = 500) -> str:
+def answer_of(script: str, *arguments: object, timeout: float = 500, first: str = "") -> str:
     """What the process printed; fails with what it said on stderr unless it ended well."""
-    done = run_python(script, *arguments, timeout=timeout)
+    done = run_python(script, *arguments, timeout=timeout, first=first)
     assert done.returncode == 0, f"exit {done.returncode}:\n{done.stderr[-3000:]}"
     return done.stdout.strip()

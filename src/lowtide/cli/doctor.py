@@ -1,9 +1,9 @@
-"""``lowtide doctor``: run a command, or look at a running process or a saved trace, and say which memory
-grew.
+"""``lowtide doctor``: run a command, or look at a running process, a cgroup, a container or a saved trace, and say what
+is held, which memory grew and how it ended.
 
-One idea: the command runs as if we were not there - its output, its signals, its exit code - and the
-verdict follows it. While it runs, one line at the bottom of the terminal shows memory by kind; without a
-terminal nothing is shown. Arithmetic is elsewhere: this file starts, waits and prints.
+One idea: the command runs as if we were not there - its output, its signals, its exit code - and the verdict follows
+it. While it runs, one line at the bottom of the terminal shows memory by kind; ``--every`` writes a line for logs and
+``--listen`` serves metrics. Arithmetic is elsewhere: this file starts, waits and prints.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,102 +26,187 @@ from typing import Any
 from rich.console import Console
 
 from lowtide.errors import LowtideError
-from lowtide.memory import HELD, KINDS, Sample, Trace, Verdict, judge, to_dict, traces, watch
-from lowtide.memory.watch import INTERVAL
-from lowtide.report import html, picture, text
-from lowtide.units import format_size, parse_size
+from lowtide.machine import Cgroup, cgroup_at, container_cgroup
+from lowtide.memory import HELD, KINDS, Trace, Verdict, held_dict, judge, to_dict, traces, watch
+from lowtide.memory.watch import INTERVAL, check_interval
+from lowtide.report import html, png, terminal
+from lowtide.report.endpoint import Endpoint, parse_address
+from lowtide.report.prometheus import prometheus_text
+from lowtide.report.status_line import StatusLine, log_line
+from lowtide.units import parse_size
 
 _REDRAW = 0.5  # seconds
+_JUDGED_AGAIN = 5.0  # seconds: a scrape shows a verdict of at most this age
+_FORMS = ("-- COMMAND ...", "--pid N", "--cgroup PATH", "--container ID", "--trace FILE")
+_ONE_OF = "expected one of: -- COMMAND, --pid N, --cgroup PATH, --container ID, --trace FILE. "
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    forms = ("[options] -- COMMAND ...", "[options] --pid N", "[options] --trace FILE")
-    parser.usage = "\n       ".join(f"lowtide doctor {form}" for form in forms)
+    parser.usage = "\n       ".join(f"lowtide doctor [options] {form}" for form in _FORMS)
     parser.add_argument("words", nargs="*", metavar="COMMAND", help="after --: the command to run and watch")
     parser.add_argument("--pid", type=int, help="watch a running process and its children")
+    parser.add_argument("--cgroup", metavar="PATH", help="watch every process of a cgroup (v1 or v2)")
+    parser.add_argument("--container", metavar="ID", help="the same, by the id of a container")
     parser.add_argument("--trace", metavar="FILE", help="judge a trace saved before")
     parser.add_argument(
-        "--seconds", type=float, help="with --pid: stop watching after so long (else when it ends, or Ctrl-C)"
+        "--seconds", type=float, help="stop watching a process or cgroup after so long (else when it ends, or Ctrl-C)"
     )
     parser.add_argument("--interval", type=float, default=INTERVAL, help="seconds between samples (%(default)s)")
     parser.add_argument(
         "--budget", metavar="SIZE", help="most that " + " + ".join(HELD) + " may come to; exit 1 beyond it"
     )
-    parser.add_argument("--save", metavar="FILE", help="keep the trace as JSON lines, for --trace")
+    parser.add_argument("--every", metavar="TIME", help="one line on stderr per interval, for logs: 60s, 5m, 1h")
+    parser.add_argument("--listen", metavar="[HOST]:PORT", help="serve Prometheus metrics (on 127.0.0.1 unless told)")
+    parser.add_argument("--names", action="store_true", help="with --listen: paths and process names as labels")
+    parser.add_argument("--save", metavar="FILE", help="keep the trace as it happens, as JSON lines, for --trace")
     parser.add_argument("--mprof", metavar="FILE", help="keep RSS over time for `mprof plot`")
     parser.add_argument("--html", metavar="FILE", help="write the report as one self-contained page")
     parser.add_argument("--png", metavar="FILE", help="draw memory by kind over time")
     parser.add_argument(
         "--json", action="store_true", help="one JSON document on stdout; the command's stdout goes to stderr"
     )
+    _mention_dashes(parser)
+
+
+def _mention_dashes(parser: argparse.ArgumentParser) -> None:
+    """An option of the command that we take for ours is told how to get through."""
+    parse = parser.parse_known_args
+
+    def checked(args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = parse(args, namespace)
+        if unknown and parsed.words:
+            command = shlex.join([*parsed.words, *unknown])
+            parser.error(
+                f"{unknown[0]}: not an option of doctor. Put -- before the command: lowtide doctor -- {command}"
+            )
+        return parsed, unknown
+
+    parser.parse_known_args = checked  # type: ignore[method-assign]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    asked = [bool(arguments.words), arguments.pid is not None, arguments.trace is not None]
-    if sum(asked) != 1:
-        raise TypeError("expected one of: -- COMMAND, --pid N, --trace FILE. Try: lowtide doctor -- python train.py")
-    if arguments.seconds is not None and (arguments.pid is None or not arguments.seconds > 0):
-        raise TypeError(
-            f"--seconds {arguments.seconds:g}: expected more than 0, with --pid; a command is watched to its end."
-        )
-    budget = None if arguments.budget is None else parse_size(arguments.budget, what="--budget")
-    _check_files(arguments)
-    if arguments.trace is not None:
-        trace = traces.load(arguments.trace)
-        trace = dataclasses.replace(trace, budget=trace.budget if budget is None else budget)
-        code = 0
-    elif arguments.pid is not None:
-        trace = _watch_process(arguments, budget)
-        code = 0
-    else:
-        trace = _watch_command(arguments, budget)
-        code = trace.exit_code or 0
+    budget, address, every = _check(arguments)
+    with contextlib.ExitStack() as stack:
+        service = _Service(arguments, every)
+        if address is not None:  # before the command starts: a port that is taken must cost nothing
+            endpoint = stack.enter_context(Endpoint(address, service.text))
+            print(f"lowtide doctor: metrics at {endpoint.url}", file=sys.stderr)
+        trace, code = _watched(arguments, budget, service)
     verdict = judge(trace)
     if arguments.json:
         print(json.dumps(_document(trace, verdict), indent=2))
     else:  # on stderr: stdout belongs to the command
-        Console(stderr=True).print(text.render(trace, verdict))
+        Console(stderr=True).print(terminal.render(trace, verdict))
     written = _write_files(arguments, trace, verdict)
     over = verdict.budget is not None and not verdict.budget.ok
     return code or int(over or not written)
 
 
-def _check_files(arguments: argparse.Namespace) -> None:
-    """Refuse before the run what could not be written after it: a run may take days."""
+def _watched(arguments: argparse.Namespace, budget: int | None, service: _Service) -> tuple[Trace, int]:
+    """The trace, and the exit code to pass on."""
+    if arguments.trace is not None:
+        trace = traces.load(arguments.trace)
+        return dataclasses.replace(trace, budget=trace.budget if budget is None else budget), 0
+    if arguments.words:
+        trace = _watch_command(arguments, budget, service)
+        return trace, trace.exit_code or 0
+    return _watch_running(arguments, budget, service), 0
+
+
+def _check(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, int] | None, float | None]:
+    """Refuse before anything starts what could not be done after it: a run may take days."""
+    asked = [arguments.pid, arguments.cgroup, arguments.container, arguments.trace]
+    if sum(each is not None for each in asked) + bool(arguments.words) != 1:
+        raise TypeError(_ONE_OF + "Try: lowtide doctor -- python train.py")
+    running = arguments.trace is None and not arguments.words
+    if arguments.seconds is not None and (not running or not arguments.seconds > 0):
+        raise TypeError(
+            f"--seconds {arguments.seconds:g}: expected more than 0, with --pid, --cgroup or --container; "
+            "a command is watched to its end."
+        )
+    check_interval(arguments.interval)
+    budget = None if arguments.budget is None else parse_size(arguments.budget, what="--budget")
+    address = None if arguments.listen is None else parse_address(arguments.listen)
+    every = None if arguments.every is None else _parse_time(arguments.every)
+    if arguments.trace is not None and (address is not None or every is not None or arguments.save is not None):
+        raise TypeError(
+            "--trace: expected no --listen, --every or --save beside it, got one. A trace has ended already."
+        )
     for option in ("save", "mprof", "html", "png"):
-        if getattr(arguments, option) is None:
-            continue
-        path = Path(getattr(arguments, option))
-        if not path.parent.is_dir():
-            raise OSError(f"--{option} {path}: expected a directory {path.parent}, got none. Make it first.")
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise OSError(f"--{option} {path}: expected a file that can be written, got none. Name another one.")
+        if getattr(arguments, option) is not None:
+            _check_file(option, Path(getattr(arguments, option)))
     if arguments.png is not None:
-        picture.check()
+        png.check()
+    return budget, address, every
+
+
+def _check_file(option: str, path: Path) -> None:
+    if not path.parent.is_dir():
+        raise OSError(f"--{option} {path}: expected a directory {path.parent}, got none. Make it first.")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OSError(f"--{option} {path}: expected a file that can be written, got none. Name another one.")
+
+
+def _parse_time(text: str) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|min|h)?", text)
+    seconds = float(match[1]) * {"m": 60, "min": 60, "h": 3600}.get(match[2] or "", 1) if match else 0.0
+    if seconds < 0.1:
+        raise ValueError(f"--every {text}: expected a time of 0.1 s or more, such as 60s or 5m, got {text!r}.")
+    return seconds
+
+
+class _Service:
+    """What is shown while the watching goes on: the status line, a line per interval, metrics."""
+
+    def __init__(self, arguments: argparse.Namespace, every: float | None) -> None:
+        self._names = bool(arguments.names)
+        self._every = every
+        self._next = None if every is None else time.monotonic() + every
+        self._judges = arguments.listen is not None
+        self._judged_at = -_JUDGED_AGAIN
+        self._verdict: Verdict | None = None
+        self._watched: watch | None = None
+
+    def text(self) -> str:
+        watched = self._watched
+        last = watched.last if watched is not None else None
+        errors = watched.errors if watched is not None else 0
+        age = watched.age if watched is not None else 0.0
+        return prometheus_text(last, self._verdict, names=self._names, errors=errors, age=age)
+
+    def turn(self, watched: watch) -> None:
+        """Called a few times a second."""
+        self._watched, now = watched, time.monotonic()
+        if self._judges and now - self._judged_at >= _JUDGED_AGAIN:
+            self._verdict, self._judged_at = watched.verdict, now
+        if self._next is not None and self._every is not None and now >= self._next:
+            self._next += self._every * max(1, int((now - self._next) / self._every) + 1)
+            print(log_line(watched.trace, watched.verdict), file=sys.stderr, flush=True)
 
 
 def _write_files(arguments: argparse.Namespace, trace: Trace, verdict: Verdict) -> bool:
     """Whether every file asked for was written. One that was not is said, and keeps nothing else back."""
     jobs: list[tuple[str | None, Callable[[str], None]]] = [
-        (arguments.save, lambda path: traces.save(trace, path)),
         (arguments.mprof, lambda path: traces.save_mprof(trace, path)),
         (arguments.html, lambda path: html.write(trace, verdict, path)),
-        (arguments.png, lambda path: picture.write(trace, verdict, path)),
+        (arguments.png, lambda path: png.write(trace, verdict, path)),
     ]
     written = True
+    if "saved trace" in trace.missing:
+        print(f"lowtide doctor: not saved: {trace.missing['saved trace']}", file=sys.stderr)
+        written = False
     for path, write in jobs:
         try:
             if path is not None:
                 write(path)
-        except (LowtideError, OSError) as problem:
+        except (LowtideError, OSError, ValueError) as problem:
             print(f"lowtide doctor: {path}: not written: {problem}", file=sys.stderr)
             written = False
     return written
 
 
-def _watch_command(arguments: argparse.Namespace, budget: int | None) -> Trace:
-    """Run the command to its end. Signals sent to us go to it; a Ctrl-C at the terminal reaches it without
-    our help."""
+def _watch_command(arguments: argparse.Namespace, budget: int | None, service: _Service) -> Trace:
+    """Run the command to its end. Signals sent to us go to it; a Ctrl-C at the terminal reaches it without our help."""
     words = arguments.words
     received: list[int] = []
     before = {each: signal.signal(each, lambda number, _: received.append(number)) for each in _FORWARDED}
@@ -130,44 +215,55 @@ def _watch_command(arguments: argparse.Namespace, budget: int | None) -> Trace:
             child = subprocess.Popen(words, stdout=sys.stderr if arguments.json else None)
         except OSError as problem:
             raise _cannot_start(words[0], problem) from problem
+        options: dict[str, Any] = {"interval": arguments.interval, "budget": budget, "save": arguments.save}
         with (
-            watch(
-                pid=child.pid, interval=arguments.interval, budget=budget, launched=True, command=shlex.join(words)
-            ) as watched,
-            _StatusLine() as line,
+            watch(pid=child.pid, about="command", command=shlex.join(words), **options) as watched,
+            StatusLine() as line,
         ):
             while child.poll() is None:
                 while received:
                     _pass_on(received.pop(), child)
-                line.show(watched.samples[-1:])
+                line.show(watched.last)
+                service.turn(watched)
                 _wait(child, _REDRAW)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    code = child.returncode
-    watched.exit_code = 128 - code if code < 0 else code  # as shells do: 128 + the signal's number
+    watched.finish(child.returncode)
     return watched.trace
 
 
-def _watch_process(arguments: argparse.Namespace, budget: int | None) -> Trace:
-    """Watch until the process ends, the time is up, or Ctrl-C."""
+def _watch_running(arguments: argparse.Namespace, budget: int | None, service: _Service) -> Trace:
+    """Watch a process or a cgroup until it ends, the time is up, or Ctrl-C."""
     end = None if arguments.seconds is None else time.monotonic() + arguments.seconds
-    with (
-        watch(pid=arguments.pid, interval=arguments.interval, budget=budget) as watched,
-        _StatusLine() as line,
-    ):
-        if not watched.samples:
+    options: dict[str, Any] = {"interval": arguments.interval, "budget": budget, "save": arguments.save}
+    cgroup = _cgroup(arguments)
+    who: dict[str, Any] = {"pid": arguments.pid, "about": "process"} if cgroup is None else {"cgroup": cgroup}
+    with watch(**who, **options) as watched, StatusLine() as line:
+        if not watched.samples and watched.errors == 0:
             raise ProcessLookupError(
                 f"pid {arguments.pid}: expected a process with memory of its own, got one that has ended or "
                 "belongs to the kernel. Check the number with ps."
             )
         try:
             while watched.running and (end is None or time.monotonic() < end):
-                line.show(watched.samples[-1:])
+                line.show(watched.last)
+                service.turn(watched)
                 time.sleep(_REDRAW if end is None else max(0.0, min(_REDRAW, end - time.monotonic())))
         except KeyboardInterrupt:
             pass  # enough seen: now the verdict
+        gone = not watched.running
+    if gone:
+        watched.finish(None)
+    else:
+        watched.close()
     return watched.trace
+
+
+def _cgroup(arguments: argparse.Namespace) -> Cgroup | None:
+    if arguments.cgroup is not None:
+        return cgroup_at(arguments.cgroup)
+    return None if arguments.container is None else container_cgroup(arguments.container)
 
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -191,42 +287,12 @@ def _cannot_start(word: str, problem: OSError) -> OSError:
     return OSError(f"{word}: expected a command that can be run, got: {problem.strerror}. Check its permissions.")
 
 
-class _StatusLine:
-    """The last line of the terminal, kept free for us by scroll margins so that the command's own output
-    scrolls above it."""
-
-    def __init__(self) -> None:
-        self._on = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._rows = 0
-
-    def __enter__(self) -> _StatusLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._rows:
-            self._write(f"\0337\033[r\033[{self._rows};1H\033[2K\0338")
-
-    def show(self, last: tuple[Sample, ...]) -> None:
-        if not self._on or not last:
-            return
-        columns, rows = shutil.get_terminal_size()
-        if rows != self._rows:
-            self._rows = rows  # a line feed first, so that nothing of the command's lies under ours
-            self._write(f"\n\0337\033[1;{rows - 1}r\0338\033[1A")
-        sample = last[0]
-        parts = [f"{kind} {format_size(sample.of(kind))}" for kind in KINDS]
-        line = f"lowtide doctor {sample.seconds:,.0f} s  " + "  ".join(parts)
-        self._write(f"\0337\033[{rows};1H\033[2K\033[7m{line[:columns]}\033[0m\0338")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-
 def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:
     """What --json prints: everything but the samples in between, which --save keeps."""
     peak = {kind: max((sample.of(kind) for sample in trace.samples), default=0) for kind in KINDS}
     return {
+        "held": held_dict(verdict.held) if verdict.held is not None else None,
+        "ended": to_dict(trace.ended) if trace.ended is not None else None,
         "verdict": to_dict(verdict),
         "command": trace.command,
         "exit_code": trace.exit_code,

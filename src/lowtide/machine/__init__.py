@@ -5,7 +5,7 @@ at import and nothing is remembered between calls. Linux answers all of it. On o
 says in its docstring what it falls back to. This room knows nothing of stores, arrays or budgets.
 """
 
-from lowtide.machine.cgroups import Cgroup, memory_cgroup
+from lowtide.machine.cgroups import Cgroup, cgroup_at, container_cgroup, memory_cgroup
 from lowtide.machine.files import (
     FileKind,
     direct_alignment,
@@ -24,6 +24,8 @@ __all__ = [
     "MemoryLimit",
     "PageCache",
     "available_memory",
+    "cgroup_at",
+    "container_cgroup",
     "direct_alignment",
     "drop_page_cache",
     "file_kind",

@@ -9,6 +9,7 @@ millisecond. ``root`` lets a recorded tree stand in for "/".
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,73 @@ def memory_cgroup(pid: int | None = None, *, root: Path = ROOT) -> Cgroup | None
             if directories:
                 return Cgroup(version, path, directories)
     return None
+
+
+def cgroup_at(path: str, *, root: Path = ROOT) -> Cgroup:
+    """A memory cgroup by its directory, or by its path as /proc/PID/cgroup names it. FileNotFoundError with the way out
+    where there is none."""
+    for version, mount_root, point in _all_mounts(root):
+        place = Path(path)
+        directory = place if place.is_relative_to(point) else point / path.lstrip("/")
+        if not directory.is_dir():
+            continue
+        inside = "/" + str(directory.relative_to(point)).removeprefix(".")
+        name = inside if mount_root == "/" else mount_root + inside.rstrip("/")
+        directories = _directories(inside, "/", point, version)
+        if directories:
+            return Cgroup(version, name, directories)
+    raise FileNotFoundError(
+        f"{path}: expected a directory of a memory cgroup, got none. "
+        "See /proc/PID/cgroup of a process in it, and look below /sys/fs/cgroup."
+    )
+
+
+def container_cgroup(name: str, *, root: Path = ROOT) -> Cgroup:
+    """The cgroup of a container by its id, or the beginning of it: docker, podman, containerd and Kubernetes all put
+    the id into the directory's name."""
+    if not re.fullmatch(r"[0-9a-f]{6,64}", name):
+        raise ValueError(
+            f"{name}: expected a container id of 6 to 64 hexadecimal digits, got {name!r}. "
+            "Find it with `docker ps --no-trunc`, `podman ps` or `crictl ps`."
+        )
+    found: dict[str, Cgroup] = {}
+    hidden = 0
+    for version, _, point in _all_mounts(root):
+        for place, directories, _ in os.walk(point):
+            for each in list(directories):
+                match = re.search(r"(?:^|[-:])([0-9a-f]{12,64})(?:\.scope)?$", each)
+                if match is not None and match[1].startswith(name):
+                    found.setdefault(match[1], _cgroup_below(Path(place, each), point, version))
+                    directories.remove(each)  # what lies below belongs to it
+                elif not os.access(Path(place, each), os.R_OK | os.X_OK):
+                    hidden += 1
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        raise ValueError(f"{name}: expected the id of one container, got {len(found)} that begin so. Write more of it.")
+    why = f"; {hidden} cgroups could not be read as this user" if hidden else ""
+    raise FileNotFoundError(
+        f"{name}: expected a container of this machine, got none with a memory cgroup{why}. "
+        "Check it with `docker ps --no-trunc`, or name its cgroup with --cgroup."
+    )
+
+
+def _cgroup_below(directory: Path, point: Path, version: int) -> Cgroup:
+    inside = "/" + str(directory.relative_to(point))
+    return Cgroup(version, inside, _directories(inside, "/", point, version) or (directory,))
+
+
+def _all_mounts(root: Path) -> list[tuple[int, str, Path]]:
+    """(version, root inside the hierarchy, mount point) of every memory hierarchy seen here, version 1 first."""
+    try:
+        mounts = (root / "proc/self/mountinfo").read_text()
+    except OSError:
+        return []
+    return [
+        (version, mount_root, root / point.lstrip("/"))
+        for version in (1, 2)
+        for mount_root, point in _cgroup_mounts(mounts, version)
+    ]
 
 
 def directory_limit(directory: Path, version: int) -> int | None:

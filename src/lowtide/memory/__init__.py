@@ -1,27 +1,35 @@
-"""Which kind of memory grew: counters -> samples -> verdict, each pure but the first.
+"""What is held and which kind of memory grew: counters -> samples -> verdict, each pure but the first.
 
-``process_memory`` is one cheap look at one process. ``model.py`` has the values that travel, ``verdict.py``
-the judgement.
+``process_memory`` is one cheap look at one process. ``samples.py`` has what is measured, ``findings.py`` what it means,
+``verdict.py`` the judgement.
 """
 
-from lowtide.memory.model import (
+from lowtide.memory.findings import (
+    BudgetOutcome,
+    Grower,
+    Growth,
+    HeldMemory,
+    KindHeld,
+    Owner,
+    Risk,
+    Verdict,
+)
+from lowtide.memory.plain_values import from_dict, held_dict, to_dict
+from lowtide.memory.process import process_memory
+from lowtide.memory.samples import (
     GREW,
     HELD,
     KINDS,
     MEANING,
-    BudgetOutcome,
     CgroupSample,
+    Ended,
+    FileGroup,
     FileSample,
-    Growth,
     ProcessMemory,
     ProcessSample,
     Sample,
     Trace,
-    Verdict,
-    from_dict,
-    to_dict,
 )
-from lowtide.memory.process import process_memory
 from lowtide.memory.verdict import judge
 from lowtide.memory.watch import watch
 
@@ -32,14 +40,22 @@ __all__ = [
     "MEANING",
     "BudgetOutcome",
     "CgroupSample",
+    "Ended",
+    "FileGroup",
     "FileSample",
+    "Grower",
     "Growth",
+    "HeldMemory",
+    "KindHeld",
+    "Owner",
     "ProcessMemory",
     "ProcessSample",
+    "Risk",
     "Sample",
     "Trace",
     "Verdict",
     "from_dict",
+    "held_dict",
     "judge",
     "process_memory",
     "to_dict",

@@ -1,13 +1,14 @@
-"""What the memory cgroup of a process holds, version 1 or 2, as one ``CgroupSample``.
+"""What a memory cgroup holds, version 1 or 2, as one ``CgroupSample``.
 
-One idea: look where the smallest limit is. A pod's limit on an ancestor kills its children, so usage is
-read at the directory that sets the smallest limit, at the process's own when none does. Cost: three small
-reads; ``memory.stat`` makes the kernel sum counters over CPUs (0.1 ms here). The page cache is charged to
-whoever touched a page first: another cgroup may hold ours.
+One idea: look where the smallest limit is. A pod's limit on an ancestor kills its children, so usage is read at the
+directory that sets the smallest limit, at the process's own when none does. Cost: a few small reads; ``memory.stat``
+makes the kernel sum counters over CPUs (0.1 ms here). The page cache is charged to whoever touched a page first:
+another cgroup may hold ours.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from lowtide.machine.cgroups import (
@@ -16,10 +17,12 @@ from lowtide.machine.cgroups import (
     directory_limit,
     directory_usage,
     memory_cgroup,
+    read_int,
     read_pairs,
     read_stat,
+    unreclaimable,
 )
-from lowtide.memory.model import CgroupSample
+from lowtide.memory.samples import CgroupSample
 
 # Our word for it: (names in version 1, names in version 2); several are added up.
 _STAT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -30,7 +33,9 @@ _STAT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "shmem": (("total_shmem",), ("shmem",)),
     "dirty": (("total_dirty", "total_writeback"), ("file_dirty", "file_writeback")),
     "refaults": (("total_workingset_refault_file",), ("workingset_refault_file",)),
+    "slab_reclaimable": ((), ("slab_reclaimable",)),
 }
+_PRESSURE = re.compile(r"some avg10=([0-9.]+)")
 
 
 def read_cgroup(pid: int | None = None, *, root: Path = ROOT) -> CgroupSample | None:
@@ -39,23 +44,46 @@ def read_cgroup(pid: int | None = None, *, root: Path = ROOT) -> CgroupSample | 
     return None if cgroup is None else sample_cgroup(cgroup)
 
 
-def sample_cgroup(cgroup: Cgroup) -> CgroupSample:
-    """The same for a cgroup found before; finding it costs more than reading it."""
+def sample_cgroup(cgroup: Cgroup, *, own: bool = False) -> CgroupSample:
+    """The same for a cgroup found before; finding it costs more than reading it. ``own``: its own usage, wherever the
+    smallest limit is."""
     limits = [directory_limit(directory, cgroup.version) for directory in cgroup.directories]
     known = [limit for limit in limits if limit is not None]
-    height = limits.index(min(known)) if known else 0
+    height = limits.index(min(known)) if known and not own else 0
     directory = cgroup.directories[height]
     stat = read_stat(directory)
     counts = {word: sum(stat.get(name, 0) for name in names[cgroup.version - 1]) for word, names in _STAT.items()}
     usage = directory_usage(directory, cgroup.version)
     if usage is None:  # the root of version 2 does not count itself
         usage = counts["anon"] + counts["file"]
-    kills = read_pairs(directory / ("memory.events" if cgroup.version == 2 else "memory.oom_control"))
     return CgroupSample(
         version=cgroup.version,
         path=cgroup.path_at(height),
         current=usage,
         limit=min(known) if known else None,
-        oom_kills=kills.get("oom_kill", 0),
+        oom_kills=oom_kills(cgroup, height),
+        unreclaimable=unreclaimable(stat, cgroup.version),
+        pressure=_pressure(directory),
+        peak=read_int(directory / ("memory.peak" if cgroup.version == 2 else "memory.max_usage_in_bytes")),
         **counts,
     )
+
+
+def oom_kills(cgroup: Cgroup, height: int = 0) -> int:
+    """Processes the kernel has killed for want of memory, ever: in this cgroup and up to the one that sets the limit.
+
+    Version 2 counts a kill in every ancestor, version 1 only in the cgroup of the process that was killed.
+    """
+    if cgroup.version == 2:
+        return read_pairs(cgroup.directories[height] / "memory.events").get("oom_kill", 0)
+    counted = cgroup.directories[: height + 1]
+    return sum(read_pairs(directory / "memory.oom_control").get("oom_kill", 0) for directory in counted)
+
+
+def _pressure(directory: Path) -> float | None:
+    """Version 2 only, and only in kernels built with PSI."""
+    try:
+        match = _PRESSURE.search((directory / "memory.pressure").read_text())
+    except OSError:
+        return None
+    return float(match[1]) if match else None

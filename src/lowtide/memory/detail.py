@@ -1,11 +1,11 @@
-"""The expensive look at one process: which of its pages are shared, which file they belong to, which are
-dirty.
+"""The expensive look at one process: which of its pages are shared, which file they belong to, which are dirty, and
+where its allocator keeps its heap.
 
-One idea: /proc/PID/smaps names every mapping with its proportional share (Pss), so sums over a tree count a
-shared page once. Cost: the kernel walks the resident part of the page tables, 2 ms a GiB of 4 KiB pages,
-plus about 1 microsecond a mapping here; the caller decides how often that is worth it. A process with very
-many mappings is summed up by the kernel instead (smaps_rollup), without naming files. In a tree of several
-processes Pss also shares pages with processes outside it, which lowers this tree's part.
+One idea: /proc/PID/smaps names every mapping with its proportional share (Pss), so sums over a tree count a shared
+page once. Cost: the kernel walks the resident part of the page tables, 2 ms per GiB of 4 KiB pages, plus a few
+microseconds per mapping; the caller decides how often that is worth it. A process with very many mappings is summed
+up by the kernel instead (smaps_rollup), without naming files. In a tree of several processes Pss also shares pages
+with processes outside it, which lowers this tree's part.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from dataclasses import dataclass, field
 from lowtide.memory.process import read_proc
 
 _MANY_MAPPINGS = 8 * 1024**2  # bytes of smaps, about 10,000 mappings: beyond it, parsing costs more than it tells
+_ARENA = 64 * 1024**2  # glibc puts the heaps of further threads at multiples of this address
 
 # Field names begin with a capital and addresses do not, so "any fields" cannot run on into the next mapping.
 _FIELDS = r"(?:[A-Z]\w*: .*\n)*?"
 _MAPPING = (
-    r"^[0-9a-f]+-[0-9a-f]+ ...(.) [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+) (\d+) *(.*)\n"
+    r"^([0-9a-f]+)-([0-9a-f]+) .(..)(.) [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+) (\d+) *(.*)\n"
     rf"{_FIELDS}Rss: +(\d+) kB\nPss: +(\d+) kB\n{_FIELDS}"
     rf"Shared_Dirty: +(\d+) kB\n{_FIELDS}Private_Dirty: +(\d+) kB\n{_FIELDS}Anonymous: +(\d+) kB\n"
+    rf"(?:{_FIELDS}LazyFree: +(\d+) kB\n)?"
 )  # compiled at its first use and kept by re: compiling takes 3 ms that `import lowtide` need not pay
 _SHARED_NAMES = ("/memfd:", "/SYSV", "/dev/zero", "/dev/shm/", "/drm mm object")
+_LIBRARY = re.compile(r"\.so(\.[0-9.]+)?( \(deleted\))?$")
+_LIBC = re.compile(r"/libc[.-][^/]*$")
 
 
 @dataclass(frozen=True)
@@ -36,23 +40,35 @@ class MappedFile:
     mapped: int
     dirty: int
     memory: bool  # shared memory or tmpfs
+    code: bool = False  # mapped to be run, or a shared library
+
+
+@dataclass(frozen=True)
+class HeapLayout:
+    """Where an allocator keeps its heap: address ranges of the C library's arenas, the writable part of the library
+    itself (which points to them), bytes resident in the arenas, and bytes marked as free but not yet taken."""
+
+    arenas: tuple[tuple[int, int], ...] = ()
+    library: tuple[tuple[int, int], ...] = ()
+    resident: int = 0
+    lazy_free: int = 0
 
 
 @dataclass(frozen=True)
 class Detail:
-    """One process's proportional bytes by kind, and by file where the kernel named files. Keys are (device,
-    inode)."""
+    """One process's proportional bytes by kind, and by file where the kernel named files. Keys are (device, inode)."""
 
     anon: int
     mapped: int
     shmem: int
     files: dict[tuple[int, int], MappedFile] = field(default_factory=dict)
     by_file: bool = True
+    heap: HeapLayout = HeapLayout()
+    mappings: int = 0
 
 
 def read_detail(pid: int, memory_devices: frozenset[int], *, alone: bool = False) -> Detail:
-    """smaps of one process summed by kind and file; ``memory_devices`` are the device numbers of tmpfs
-    mounts.
+    """smaps of one process summed by kind and file; ``memory_devices`` are the device numbers of tmpfs mounts.
 
     A process ``alone`` in its tree owns every file page it maps, whoever outside the tree maps it too.
     """
@@ -63,22 +79,30 @@ def read_detail(pid: int, memory_devices: frozenset[int], *, alone: bool = False
 
 
 def read_sharing(pid: int) -> Detail:
-    """The kernel's own sum over all mappings: proportional bytes by kind, no files. Costs the walk and
-    little else."""
+    """The kernel's own sum over all mappings: proportional bytes by kind, no files. Costs the walk and little else."""
     return parse_rollup(read_proc(pid, "smaps_rollup"))
 
 
 def parse_smaps(text: str, memory_devices: frozenset[int], *, alone: bool = False) -> Detail:
-    anon = mapped = shmem = 0
+    anon = mapped = shmem = count = lazy = resident = 0
     files: dict[tuple[int, int], MappedFile] = {}
+    arenas: list[tuple[int, int]] = []
+    library: list[tuple[int, int]] = []
     for match in re.finditer(_MAPPING, text, re.MULTILINE):
-        rss = int(match[5])
+        count += 1
+        path, rss = match[7], int(match[8])
+        if match[3][0] == "w" and _LIBC.search(path):
+            library.append((int(match[1], 16), int(match[2], 16)))
         if rss == 0:
             continue
-        pss, anonymous = int(match[6]) * 1024, int(match[9])
-        inode = int(match[3])
+        pss, anonymous = int(match[9]) * 1024, int(match[12])
+        lazy += int(match[13] or 0) * 1024
+        inode = int(match[6])
         if inode == 0:
             anon += pss
+            if path == "[heap]" or (not path and int(match[1], 16) % _ARENA == 0):
+                arenas.append((int(match[1], 16), int(match[2], 16)))
+                resident += rss * 1024
             continue
         # A private mapping of a file holds the pages it wrote to as heap; they share its Pss in proportion.
         in_file = max(0, rss - anonymous)
@@ -86,24 +110,29 @@ def parse_smaps(text: str, memory_devices: frozenset[int], *, alone: bool = Fals
         anon += pss - of_file
         if alone:
             of_file = in_file * 1024
-        device = os.makedev(*(int(part, 16) for part in match[2].split(":")))
-        memory = device in memory_devices or match[4].startswith(_SHARED_NAMES)
-        dirty = of_file * min(rss, int(match[7]) + int(match[8])) // rss if match[1] == "s" else 0
+        device = os.makedev(*(int(part, 16) for part in match[5].split(":")))
+        memory = device in memory_devices or path.startswith(_SHARED_NAMES)
+        # Dirty are the file's own pages only: what a private mapping wrote is heap, and counted in Private_Dirty too.
+        dirty_in_file = min(in_file, max(0, int(match[10]) + int(match[11]) - anonymous))
+        dirty = of_file * dirty_in_file // in_file if in_file else 0
         if memory:
             shmem += of_file
         else:
             mapped += of_file
+        code = match[3][1] == "x" or _LIBRARY.search(path) is not None
         key = (device, inode)
         before = files.get(key)
         if before is not None:
-            of_file, dirty = of_file + before.mapped, dirty + before.dirty
-        files[key] = MappedFile(match[4], of_file, dirty, memory)
-    return Detail(anon, mapped, shmem, files)
+            of_file, dirty, code = of_file + before.mapped, dirty + before.dirty, code or before.code
+        files[key] = MappedFile(path, of_file, dirty, memory, code)
+    return Detail(anon, mapped, shmem, files, True, HeapLayout(tuple(arenas), tuple(library), resident, lazy), count)
 
 
 def parse_rollup(text: str) -> Detail:
-    counts = {}
+    counts: dict[str, int] = {}
     for line in text.splitlines()[1:]:
         name, _, rest = line.partition(":")
         counts[name] = int(rest.split()[0]) * 1024
-    return Detail(counts.get("Pss_Anon", 0), counts.get("Pss_File", 0), counts.get("Pss_Shmem", 0), by_file=False)
+    heap = HeapLayout(lazy_free=counts.get("LazyFree", 0))
+    anon, mapped, shmem = (counts.get(name, 0) for name in ("Pss_Anon", "Pss_File", "Pss_Shmem"))
+    return Detail(anon, mapped, shmem, by_file=False, heap=heap, mappings=10_000)

@@ -1,4 +1,4 @@
-"""Counters for systems without /proc (macOS): what psutil can tell, and the names of what it cannot.
+"""TreeCounters for systems without /proc (macOS): what psutil can tell, and the names of what it cannot.
 
 One idea: one honest number instead of six guessed ones. ``anon`` is what belongs to the process alone where
 the system says so (USS), else RSS; every other kind is 0 and named in ``missing``. Not run on macOS by its
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from lowtide.memory.model import ProcessSample, Sample
+from lowtide.memory.samples import ProcessSample, Sample
 
 _MISSING = {
     "mapped": "this system does not tell mapped file pages apart",
@@ -23,7 +23,7 @@ _MISSING = {
 
 
 class PlainCounters:
-    """The same face as ``Counters``."""
+    """The same face as ``TreeCounters``."""
 
     def __init__(self, pid: int, *, children: bool = True) -> None:
         import psutil  # a dependency of the command line; the library's own import must not pay for it
@@ -54,6 +54,10 @@ class PlainCounters:
             return None
         anon = sum(each.anon for each in found)
         return Sample(time.monotonic() - self._begin, anon, 0, 0, 0, 0, 0, processes=tuple(found))
+
+    def finish(self) -> Sample | None:
+        """Nothing is known here of files that outlive their process."""
+        return None
 
     def _process(self, process: Any) -> ProcessSample:
         rss = int(process.memory_info().rss)

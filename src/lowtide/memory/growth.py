@@ -1,9 +1,9 @@
 """How much a kind of memory grew over a trace, told apart from start-up and from noise. Pure.
 
-One idea: leave out the start, then ask two things that must both hold: is the end higher than the beginning
-by more than noise, and do most pairs of samples rise. The slope is the median over all pairs (Theil-Sen),
-which a few odd samples cannot move. Cost: at most 64 samples a kind are compared, whatever the length of
-the trace.
+One idea: leave out a command's start, then ask two things that must both hold: is the end higher than the beginning
+by more than noise, and do most pairs of samples rise. Of a block of code everything is judged and the first question
+alone decides: all of it may happen at once. The slope is the median over all pairs (Theil-Sen), which a few odd
+samples cannot move. Cost: at most 64 samples per kind are compared, whatever the length of the trace.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowtide.memory.model import KINDS, OF_FILES, Growth, Sample
+from lowtide.memory.findings import Growth
+from lowtide.memory.samples import KINDS, OF_FILES, Sample
 from lowtide.units import MIB
 
-Point = tuple[float, int]
+TimedBytes = tuple[float, int]  # seconds, bytes
 
 NOISE = 8 * MIB  # allocators, imports and the kernel's lagging counters move this much in healthy programs
 _LEVEL_NOISE = 0.01  # of the level itself, for programs that hold very much
 _START_SHARE, _START_SECONDS = 0.3, 300.0  # start-up is the first 30 %, and never more than five minutes
+# What goes on being read or written after start-up was work from the first second on, and counts from there.
+_FROM_THE_START = ("cache", "dirty")
 _POINTS = 64
 _RISING = 0.2
 
@@ -32,17 +35,18 @@ class Course:
     samples: int
     noise: int
     rising: float
+    about: str = "command"
 
     @property
     def grew(self) -> bool:
-        return self.growth.grew >= self.noise and self.rising >= _RISING
+        return self.growth.grew >= self.noise and (self.rising >= _RISING or self.about == "block")
 
 
-def courses(samples: Sequence[Sample]) -> dict[str, Course]:
+def courses(samples: Sequence[Sample], about: str = "command") -> dict[str, Course]:
     """The course of every kind, from the samples that really read it."""
     asked = [sample for sample in samples if sample.files_asked]
     return {
-        kind: course(kind, [(s.seconds, own_bytes(s, kind)) for s in (asked if kind in OF_FILES else samples)])
+        kind: course(kind, [(s.seconds, own_bytes(s, kind)) for s in (asked if kind in OF_FILES else samples)], about)
         for kind in KINDS
     }
 
@@ -54,15 +58,18 @@ def own_bytes(sample: Sample, kind: str) -> int:
     return sample.of(kind) - found
 
 
-def course(name: str, points: Sequence[Point]) -> Course:
-    """The course of any series of (seconds, bytes)."""
+def course(name: str, points: Sequence[TimedBytes], about: str = "command") -> Course:
+    """The course of any series of (seconds, bytes). ``about`` as in a ``Trace``."""
     if not points:
         return Course(Growth(name, 0, 0, 0, 0, 0), 0, NOISE, 0.0)
-    judged = _thin(_judged(points))
+    judged = _thin(points if about == "block" else _judged(points, start=about == "command"))
     values = [value for _, value in judged]
-    edge = max(1, min(3, len(values) // 3))
+    edge = 1 if about == "block" else max(1, min(3, len(values) // 3))
     first, last = int(median(values[:edge])), int(median(values[-edge:]))
     slope, rising = _slope(judged)
+    noise = max(NOISE, int(_LEVEL_NOISE * median(values)))
+    if name in _FROM_THE_START and last - first >= noise and rising >= _RISING:
+        first = min(first, points[0][1])
     growth = Growth(
         kind=name,
         first=points[0][1],
@@ -71,29 +78,31 @@ def course(name: str, points: Sequence[Point]) -> Course:
         grew=last - first,
         per_minute=int(slope * 60),
     )
-    return Course(growth, len(judged), max(NOISE, int(_LEVEL_NOISE * median(values))), rising)
+    return Course(growth, len(judged), noise, rising, about)
 
 
-def _judged(points: Sequence[Point]) -> Sequence[Point]:
-    """Without start-up; without the fall at the very end either, when a program frees all it has before it
-    exits."""
+def _judged(points: Sequence[TimedBytes], *, start: bool) -> Sequence[TimedBytes]:
+    """Without start-up, where there was one; without the fall at the very end either, when a program frees all it has
+    before it exits."""
     begin, end = points[0][0], points[-1][0]
-    start = begin + min(_START_SHARE * (end - begin), _START_SECONDS)
-    late = [point for point in points if point[0] >= start]
+    if end < begin:  # a trace put together from two clocks: nothing to tell start-up by
+        return points
+    begin_at = begin + (min(_START_SHARE * (end - begin), _START_SECONDS) if start else 0.0)
+    late = [point for point in points if point[0] >= begin_at]
     top = max(range(len(late)), key=lambda place: late[place][1])
     if late[top][0] >= end - 0.25 * (end - begin) and top >= 2:
         late = late[: top + 1]
     return late
 
 
-def _thin(points: Sequence[Point]) -> Sequence[Point]:
+def _thin(points: Sequence[TimedBytes]) -> Sequence[TimedBytes]:
     if len(points) <= _POINTS:
         return points
     step = (len(points) - 1) / (_POINTS - 1)
     return [points[round(place * step)] for place in range(_POINTS)]
 
 
-def _slope(points: Sequence[Point]) -> tuple[float, float]:
+def _slope(points: Sequence[TimedBytes]) -> tuple[float, float]:
     """Median slope over all pairs in bytes a second, and how many more pairs rise than fall, as a share."""
     slopes = [
         (later[1] - earlier[1]) / (later[0] - earlier[0])

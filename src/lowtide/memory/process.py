@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from lowtide.memory.model import ProcessMemory
+from lowtide.memory.samples import ProcessMemory
 
+_EXITING = 0x4  # PF_EXITING of include/linux/sched.h
 _STATUS = ("RssAnon", "RssFile", "RssShmem", "VmPTE", "VmPMD", "VmSwap")
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
     """Who a process is. ``image`` is equal in parent and child after fork, and differs after exec
     (addresses are random)."""
 
@@ -28,6 +29,7 @@ class Identity:
     image: tuple[int, int]
     minor_faults: int
     major_faults: int
+    exiting: bool = False  # the kernel is taking its memory apart
 
 
 def process_memory(pid: int | None = None) -> ProcessMemory:
@@ -47,13 +49,13 @@ def status(pid: int) -> dict[str, int]:
     return counts
 
 
-def identity(pid: int) -> Identity:
+def identity(pid: int) -> ProcessIdentity:
     """/proc/PID/stat. Its second field is the name in parentheses, which may itself hold blanks and
     parentheses."""
     text = read_proc(pid, "stat")
     name = text[text.index("(") + 1 : text.rindex(")")]
     rest = text[text.rindex(")") + 2 :].split()  # rest[0] is field 3 of proc(5)
-    return Identity(
+    return ProcessIdentity(
         pid=pid,
         parent=int(rest[1]),
         name=name,
@@ -62,6 +64,7 @@ def identity(pid: int) -> Identity:
         image=(int(rest[23]), int(rest[25])),
         minor_faults=int(rest[7]),
         major_faults=int(rest[9]),
+        exiting=bool(int(rest[6]) & _EXITING),
     )
 
 
@@ -72,6 +75,15 @@ def bytes_moved(pid: int) -> tuple[int, int]:
         name, _, value = line.partition(":")
         counts[name] = int(value)
     return counts["read_bytes"], counts["write_bytes"]
+
+
+def runtime(pid: int) -> str:
+    """python, node or java by the program it runs; "" for any other, and for another user's process."""
+    try:
+        name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))  # noqa: PTH115, PTH119  # text, not a path to follow
+    except OSError:
+        return ""
+    return next((word for word in ("python", "node", "java") if name.startswith(word)), "")
 
 
 def children(pid: int) -> list[int]:

@@ -1,23 +1,32 @@
-"""From a trace to a verdict: which kind of memory grew, whose it is, how sure that is. Pure.
+"""From a trace to a verdict: what is held, which kind of memory grew, whose it is, how sure that is. Pure.
 
-One idea: the kind that rose most, beyond noise and after start-up, is the answer, with two corrections:
-page cache that mapping a file brought in goes with the mapping, and heap that grows only because forked
-children copy what they inherited is ``workers``. The sentences on risk and repair are in advice.py. Nothing
-is measured here and no number is made up: what the trace lacks lowers the confidence.
+One idea: the kind that rose most, beyond noise and after start-up, is the answer, with three corrections: page cache
+that mapping a file brought in goes with the mapping; heap that grows only because forked children copy what they
+inherited is ``workers``; heap that the program has freed and its allocator keeps is ``retained``. Risks, repairs and
+sentences have files of their own. Nothing is measured here and no number is made up: what the trace lacks lowers the
+confidence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lowtide.memory.advice import fixes, headline, risks
+from lowtide.memory.findings import BudgetOutcome, Grower, Verdict
+from lowtide.memory.fixes import fixes
 from lowtide.memory.growth import NOISE, Course, course, courses
-from lowtide.memory.model import OF_FILES, BudgetOutcome, FileSample, ProcessSample, Sample, Trace, Verdict
-from lowtide.units import format_size
+from lowtide.memory.headline import headline
+from lowtide.memory.holding import holding, last_whole, process_name
+from lowtide.memory.risks import risks
+from lowtide.memory.samples import OF_FILES, FileSample, ProcessSample, Sample, Trace
+from lowtide.units import format_duration, format_size
 
 _READ_AROUND = 0.1  # mapped is named before cache when it is at least this part of it: the rest is read-around
 _FROM_WORKERS, _PARENT_FLAT = 0.5, 0.2
+# Samples with workers and bytes copied by them from which on they are judged apart, and the share of the largest growth
+# (what their parent built before it forked them) that this must be.
+_FEW, _COPIED, _COPIED_SHARE = 4, 4 * NOISE, 0.25
 _UNSEEN = 4 * NOISE  # other processes of the cgroup read files too
+_RETAINED, _RETAINED_SHARE = 4 * NOISE, 0.25  # from here on what the allocator keeps is worth a verdict
 
 
 def judge(trace: Trace) -> Verdict:
@@ -26,54 +35,123 @@ def judge(trace: Trace) -> Verdict:
     if not samples:
         why = "; ".join(trace.missing.values()) or "the process ended before the first sample"
         unchecked = "" if trace.budget is None else ", so the budget was not checked"
-        return Verdict("nothing", "low", f"Nothing was measured: {why}{unchecked}.")
-    by_kind = courses(samples)
-    grew = _which(by_kind, samples)
-    about = by_kind["anon" if grew == "workers" else grew] if grew != "nothing" else None
-    confidence, sentence = _confidence(trace, by_kind, about), headline(grew, trace, by_kind)
-    unseen = _unseen(samples)
-    if about is None and unseen >= _UNSEEN:
-        confidence = "low"
-        sentence += (
-            f" But {format_size(unseen)} that it read stayed in the page cache, of files opened and closed between "
-            "two samples."
-        )
+        ending = "" if trace.ended is None else f" It ended: {trace.ended.sentence}."
+        return Verdict("nothing", "low", f"Nothing was measured: {why}{unchecked}.{ending}", ended=trace.ended)
+    last = last_whole(trace)
+    # What a process itself has is judged up to its teardown; what its files have, to the very end.
+    alive = tuple(sample for sample in samples if sample.seconds <= last.seconds)
+    by_kind = courses(alive, trace.about) | {
+        kind: each for kind, each in courses(samples, trace.about).items() if kind in OF_FILES
+    }
+    grew = _which(by_kind, alive, trace)
+    copied = _copied(alive)
+    if copied is not None and grew in ("anon", "nothing", "retained") and _is_most(copied, by_kind, last):
+        grew, by_kind["anon"] = "workers", copied
+    about = None if grew in ("nothing", "retained") else by_kind["anon" if grew == "workers" else grew]
+    processes = _grown_processes(grew, alive)
+    files = _grown_files(grew, samples)
+    confidence, sentence = _worded(grew, trace, by_kind, about, last)
     return Verdict(
         grew=grew,
         confidence=confidence,
         headline=sentence,
+        held=holding(trace),
+        ended=trace.ended,
         growth=tuple(each.growth for each in by_kind.values()),
-        who=_who(grew, samples),
-        risk=risks(grew, trace, about.growth if about else None),
-        fix=fixes(grew, _grown_files(grew, samples)),
-        not_it=_not_it(grew, by_kind, samples),
+        who=_who(grew, files, processes),
+        risk=risks(grew, trace, last, about.growth if about else None),
+        fix=_fixes(grew, trace, files, processes, last),
+        not_it=_not_it(grew, by_kind, alive),
         evidence=_evidence(trace, by_kind, about),
         budget=_budget(trace),
     )
 
 
-def _which(by_kind: dict[str, Course], samples: tuple[Sample, ...]) -> str:
+def _worded(grew: str, trace: Trace, by_kind: dict[str, Course], about: Course | None, last: Sample) -> tuple[str, str]:
+    """How sure it is, and the sentence: what ended it first, what went wrong with the measuring last."""
+    samples = trace.samples
+    sentence = headline(grew, trace, by_kind, last)
+    confidence = _retained_confidence(last) if grew == "retained" else _confidence(trace, by_kind, about)
+    unseen = _unseen(samples)
+    if grew == "nothing" and unseen >= _UNSEEN:
+        confidence = "low"
+        sentence += (
+            f" But {format_size(unseen)} that it read stayed in the page cache, of files opened and closed between "
+            "two samples."
+        )
+    if trace.ended is not None and trace.ended.how == "oom":
+        sentence = f"{trace.ended.sentence[:1].upper()}{trace.ended.sentence[1:]}. {sentence}"
+    if trace.cut_short:
+        sentence += (
+            f" The trace stops after {format_duration(trace.seconds)} without an end: its writer was killed too."
+        )
+    if "sampling" in trace.missing:
+        confidence = "low"
+        sentence += f" Sampling failed: {trace.missing['sampling']}."
+    return confidence, sentence
+
+
+def _which(by_kind: dict[str, Course], samples: tuple[Sample, ...], trace: Trace) -> str:
     risen = sorted((each for each in by_kind.values() if each.grew), key=lambda each: -each.growth.grew)
-    if not risen:
+    top = risen[0].growth if risen else None
+    if _is_retained(samples, top.grew if top is not None else 0, of_heap=top is not None and top.kind == "anon"):
+        return "retained"
+    if top is None:
         return "nothing"
-    top = risen[0].growth
     mapped = by_kind["mapped"]
     if top.kind == "cache" and mapped.grew and mapped.growth.grew >= _READ_AROUND * top.grew:
         return "mapped"
-    if top.kind == "anon" and _is_workers(samples, top.grew):
+    if top.kind == "anon" and _is_workers(samples, top.grew, trace.about):
         return "workers"
     return top.kind
 
 
-def _is_workers(samples: tuple[Sample, ...], rise: int) -> bool:
+def _is_retained(samples: tuple[Sample, ...], rise: int, *, of_heap: bool) -> bool:
+    """What the allocators keep at the end is much, came while watching, and is most of what rose."""
+    last = samples[-1]
+    came = last.retained - samples[0].retained
+    if min(last.retained, came) < max(_RETAINED, _RETAINED_SHARE * last.anon):
+        return False
+    return came >= (0.5 * rise if of_heap else rise)
+
+
+def _retained_confidence(last: Sample) -> str:
+    """The allocator's own account is as good as it gets; pages marked as free say so of themselves only."""
+    said_by = {process.retained_from for process in last.processes if process.retained}
+    return "high" if said_by == {"allocator"} else "medium"
+
+
+def _is_most(copied: Course, by_kind: dict[str, Course], last: Sample) -> bool:
+    """Whether what workers copied outweighs what their parent built before it forked them, and what it has freed."""
+    most = max((each.growth.grew for each in by_kind.values() if each.grew), default=0)
+    return copied.growth.grew >= max(_COPIED_SHARE * most, last.retained)
+
+
+def _copied(samples: tuple[Sample, ...]) -> Course | None:
+    """The course of the heap while forked workers lived, if they copied it: they may have begun late and ended
+    early."""
+    places = [place for place, sample in enumerate(samples) if any(each.forked for each in sample.processes)]
+    if len(places) < _FEW:
+        return None
+    span = samples[places[0] : places[-1] + 1]
+    anon = course("anon", [(sample.seconds, sample.anon) for sample in span], "process")
+    enough = anon.grew and anon.growth.grew >= _COPIED
+    return anon if enough and _is_workers(span, anon.growth.grew, "process") else None
+
+
+def _is_workers(samples: tuple[Sample, ...], rise: int, about: str) -> bool:
     """Forked children copied pages while every other process stayed flat. Parents are judged by whole RSS:
     their share of common pages rises by itself when a child makes its own copies. Whole RSS also tells a copy
     from an allocation: a page copied was in the child's RSS before, a page allocated was not."""
     if not any(process.forked for sample in samples for process in sample.processes):
         return False
-    forked = course("forked", [(s.seconds, sum(p.anon for p in s.processes if p.forked)) for s in samples])
-    others = course("others", [(s.seconds, sum(p.rss_anon for p in s.processes if not p.forked)) for s in samples])
-    allocated = course("allocated", [(s.seconds, size) for s, size in zip(samples, _allocated(samples), strict=True)])
+    forked = course("forked", [(s.seconds, sum(p.anon for p in s.processes if p.forked)) for s in samples], about)
+    others = course(
+        "others", [(s.seconds, sum(p.rss_anon for p in s.processes if not p.forked)) for s in samples], about
+    )
+    allocated = course(
+        "allocated", [(s.seconds, size) for s, size in zip(samples, _allocated(samples), strict=True)], about
+    )
     return (
         forked.growth.grew >= _FROM_WORKERS * rise
         and others.growth.grew < _PARENT_FLAT * rise
@@ -100,7 +178,7 @@ def _allocated(samples: tuple[Sample, ...]) -> list[int]:
 def _unseen(samples: tuple[Sample, ...]) -> int:
     """Bytes the tree read from storage that the cgroup still holds as file pages, in no file that was seen."""
     first, last = samples[0], samples[-1]
-    if first.cgroup is None or last.cgroup is None:
+    if first.cgroup is None or last.cgroup is None or first.cgroup.path != last.cgroup.path:
         return 0
     seen = [sample.cache + sample.mapped + sample.dirty + sample.shmem for sample in samples]
     held = min(last.cgroup.file - first.cgroup.file, last.read_bytes - first.read_bytes)
@@ -119,29 +197,39 @@ def _confidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) 
     return "medium" if about.samples >= 4 and about.rising >= 0.3 else "low"
 
 
-def _who(grew: str, samples: tuple[Sample, ...]) -> tuple[str, ...]:
+def _who(
+    grew: str, files: list[tuple[FileSample, int]], processes: list[tuple[ProcessSample, int]]
+) -> tuple[Grower, ...]:
     """The files or processes behind the growth, the largest first, at most three."""
     if grew == "nothing":
         return ()
-    if grew in ("mapped", "cache", "dirty", "shmem"):
-        grown = _grown_files(grew, samples)[:3]
-        if grown:
-            # A library's pages come in while a program starts; what is small beside the largest is not the
-            # answer.
-            return tuple(_file_line(grew, file, rise) for file, rise in grown if 20 * rise >= grown[0][1])
-    processes = _grown_processes(grew, samples)
-    return tuple(f"process {each.pid} ({each.name}): +{format_size(rise)}" for each, rise in processes[:3])
+    if files:
+        # What is small beside the largest is not the answer.
+        return tuple(
+            Grower(file.path, "file", rise, file.of(grew), file.size, file.filesystem)
+            for file, rise in files[:3]
+            if 20 * rise >= files[0][1]
+        )
+    kind = _process_kind(grew)
+    return tuple(Grower(process_name(each), "process", rise, int(getattr(each, kind))) for each, rise in processes[:3])
 
 
-def _file_line(grew: str, file: FileSample, rise: int) -> str:
-    where = f", on {file.filesystem}" if file.memory or file.filesystem.startswith(("nfs", "fuse", "cifs")) else ""
-    held = format_size(_file_bytes(grew, file))
-    return f"{file.path}: +{format_size(rise)}, now {held} of {format_size(file.size)}{where}"
+def _process_kind(grew: str) -> str:
+    return {"workers": "anon", "cache": "mapped", "dirty": "mapped"}.get(grew, grew)
 
 
-def _file_bytes(grew: str, file: FileSample) -> int:
-    kinds = {"mapped": file.mapped, "dirty": file.dirty, "cache": file.cache, "shmem": file.cached}
-    return kinds[grew] if file.memory == (grew == "shmem") else 0
+def _fixes(
+    grew: str,
+    trace: Trace,
+    files: list[tuple[FileSample, int]],
+    processes: list[tuple[ProcessSample, int]],
+    last: Sample,
+) -> tuple[str, ...]:
+    """For the process behind the growth, or the one that holds most where files grew."""
+    order = [process for process, _ in processes] or sorted(last.processes, key=lambda each: -each.rss)
+    closed = trace.ended is not None or trace.exit_code is not None
+    found = fixes(grew, [file for file, _ in files], order, closed=closed)
+    return tuple(str(fix) for fix in found)
 
 
 def _grown_files(grew: str, samples: tuple[Sample, ...]) -> list[tuple[FileSample, int]]:
@@ -152,7 +240,7 @@ def _grown_files(grew: str, samples: tuple[Sample, ...]) -> list[tuple[FileSampl
     best: dict[str, tuple[FileSample, int]] = {}
     for sample in samples:
         for file in sample.files:
-            size = _file_bytes(grew, file)
+            size = file.of(grew)
             base = file.found if grew in ("cache", "shmem") else 0
             rise = size - first.setdefault(file.path, min(size, base))
             if rise > 0 and (file.path not in best or rise >= best[file.path][1]):
@@ -161,13 +249,15 @@ def _grown_files(grew: str, samples: tuple[Sample, ...]) -> list[tuple[FileSampl
 
 
 def _grown_processes(grew: str, samples: tuple[Sample, ...]) -> list[tuple[ProcessSample, int]]:
+    if grew == "nothing":
+        return []
+    kind = _process_kind(grew)
     first: dict[int, int] = {}
     best: dict[int, tuple[ProcessSample, int]] = {}
     for sample in samples:
         for process in sample.processes:
             if grew == "workers" and not process.forked:
                 continue
-            kind = {"workers": "anon", "cache": "mapped", "dirty": "mapped"}.get(grew, grew)
             size = int(getattr(process, kind))
             rise = size - first.setdefault(process.pid, size)
             if rise > 0 and (process.pid not in best or rise >= best[process.pid][1]):
@@ -176,7 +266,7 @@ def _grown_processes(grew: str, samples: tuple[Sample, ...]) -> list[tuple[Proce
 
 
 def _not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) -> tuple[str, ...]:
-    involved = {"workers": "anon"}.get(grew, grew)
+    involved = {"workers": "anon", "retained": "anon"}.get(grew, grew)
     lines = [
         f"{kind}: fell by {format_size(-each.growth.grew)}"
         if each.growth.grew <= -each.noise
@@ -185,6 +275,8 @@ def _not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) 
         if kind != involved and not each.grew
     ]
     forked = {process.pid for sample in samples for process in sample.processes if process.forked}
+    if grew != "retained" and samples[-1].retained:
+        lines.append(f"retained: {format_size(samples[-1].retained)} freed and kept by allocators")
     if grew != "workers":
         lines.append(
             "workers: " + (f"{len(forked)} forked, no growth of theirs alone" if forked else "no forked children")
@@ -195,7 +287,9 @@ def _not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) 
 def _evidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) -> tuple[str, ...]:
     first, last = trace.samples[0], trace.samples[-1]
     lines = [
-        f"{len(trace.samples)} samples over {trace.seconds:.1f} s, processes seen: {len(_all_pids(trace.samples))}",
+        f"{len(trace.samples)} samples over {format_duration(trace.seconds)}, "
+        f"processes seen: {len(_all_pids(trace.samples))}; last close look "
+        f"{format_duration(last.look_age)} before the last sample",
         f"RSS as other tools add it up: {format_size(first.rss)} -> {format_size(last.rss)}, "
         f"at most {format_size(max(sample.rss for sample in trace.samples))}",
         f"faults: {last.major_faults - first.major_faults:,} major, {last.minor_faults - first.minor_faults:,} minor; "
@@ -204,20 +298,22 @@ def _evidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) ->
     if about is not None:
         share = (1 + about.rising) / 2
         lines.append(
-            f"{about.growth.kind}: {share:.0%} of sample pairs rise, {_signed(about.growth.per_minute)} a minute"
+            f"{about.growth.kind}: {share:.0%} of sample pairs rise, {_signed(about.growth.per_minute)} per minute"
         )
     others = [each.growth for each in by_kind.values() if each.grew and each is not about]
     lines += [f"{each.kind} rose too: {_signed(each.grew)}" for each in others]
-    if first.cgroup is not None and last.cgroup is not None:
+    cgroup = last.cgroup
+    seen = [each.cgroup for each in trace.samples if each.cgroup is not None]
+    if cgroup is not None:
+        begin = next(each for each in seen if each.path == cgroup.path)
         lines.append(
-            f"cgroup v{last.cgroup.version} {last.cgroup.path}: anon {_signed(last.cgroup.anon - first.cgroup.anon)}, "
-            f"file {_signed(last.cgroup.file - first.cgroup.file)}, "
-            f"shmem {_signed(last.cgroup.shmem - first.cgroup.shmem)}, "
-            f"refaults {last.cgroup.refaults - first.cgroup.refaults:,}"
+            f"cgroup v{cgroup.version} {cgroup.path}: anon {_signed(cgroup.anon - begin.anon)}, "
+            f"file {_signed(cgroup.file - begin.file)}, shmem {_signed(cgroup.shmem - begin.shmem)}, "
+            f"refaults {cgroup.refaults - begin.refaults:,}"
         )
     lines += [f"not measured: {name} ({why})" for name, why in trace.missing.items()]
     if trace.cut_short:
-        lines.append("the trace file ends in the middle of a line; what came before it was judged")
+        lines.append("the trace file ends in the middle of a line or without its last one; what came before was judged")
     return tuple(lines)
 
 

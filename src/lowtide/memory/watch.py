@@ -1,38 +1,51 @@
 """``with lowtide.watch() as trace:`` - samples of this process, or of another, taken beside the work.
 
-One idea: one daemon thread asks ``Counters`` at a steady pace that slows down when asking becomes
-expensive, so that watching stays under 1 % of one core. After the block ``trace.samples`` and
-``trace.verdict`` are complete. Cost of the block: that thread, and its turns at the interpreter lock. It
-does not see peaks shorter than its interval.
+One idea: one daemon thread asks ``TreeCounters`` at a steady pace that slows down when asking becomes expensive, so
+that watching stays under 1 % of one core, and keeps a bounded number of samples however long that lasts. After the
+block ``trace.samples`` and ``trace.verdict`` are complete. An error inside the sampler is counted and told, and
+sampling goes on. Cost of the block: that thread, and its turns at the interpreter lock. It does not see peaks shorter
+than its interval.
 """
 
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from lowtide.machine import PAGE, available_memory, memory_limit, total_memory
-from lowtide.memory import traces
-from lowtide.memory.counters import Counters, Pace
+from lowtide.machine import Cgroup
+from lowtide.memory import glance, traces
+from lowtide.memory.cgroup import sample_cgroup
+from lowtide.memory.counters import TreeCounters
 from lowtide.memory.elsewhere import PlainCounters
-from lowtide.memory.model import Sample, Trace, Verdict
+from lowtide.memory.ending import KernelLog, how_it_ended
+from lowtide.memory.findings import Verdict
+from lowtide.memory.machine_facts import command_line, machine_facts, no_such_process
+from lowtide.memory.paces import Pace
+from lowtide.memory.sample_ring import Ring
+from lowtide.memory.samples import Ended, Sample, Trace
 from lowtide.memory.verdict import judge
 from lowtide.units import parse_size
 
 INTERVAL = 0.25  # seconds
 _SHARE = 0.002  # of one core for the cheap counters
+_MOST_ERRORS = 20  # in a row, before sampling gives up
+
+
+def check_interval(interval: float) -> float:
+    if not 0.01 <= interval <= 3600:
+        raise ValueError(f"interval: expected 0.01 to 3600 seconds, got {interval:g}. Leave it out for {INTERVAL}.")
+    return interval
 
 
 class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
     """Watches a process (this one by default) and its children from entering the block to leaving it.
 
-    ``budget`` is the most that anon + mapped + shmem + tables may come to; the verdict says whether that
-    held.
+    ``budget`` is the most that anon + mapped + shmem + tables may come to; the verdict says whether that held. ``save``
+    names a file that gets every sample as it is taken: what is in it survives a SIGKILL.
     """
 
     def __init__(
@@ -42,32 +55,41 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         pid: int | None = None,
         budget: int | str | None = None,
         children: bool = True,
-        launched: bool = False,
+        save: str | os.PathLike[str] | None = None,
+        about: str | None = None,
         command: str | None = None,
+        cgroup: Cgroup | None = None,
     ) -> None:
-        if not 0.01 <= interval <= 3600:
-            raise ValueError(f"interval: expected 0.01 to 3600 seconds, got {interval}. Leave it out for {INTERVAL}.")
-        self.interval = interval
-        self.pid = os.getpid() if pid is None else pid
+        self.interval = check_interval(interval)
+        self.pid = None if cgroup is not None else os.getpid() if pid is None else pid
         self.budget = None if budget is None else parse_size(budget, what="budget")
-        self.exit_code: int | None = None
-        self._children, self._launched = children, launched
+        self.ended: Ended | None = None
+        self._children, self._cgroup = children, cgroup
+        self._about = about or ("cgroup" if cgroup is not None else "block")
         self._command = command
-        self._samples: list[Sample] = []
+        self._save_to = save
+        self._writer: traces.TraceWriter | None = None
+        self._ring = Ring()
         self._missing: dict[str, str] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._counters: TreeCounters | PlainCounters | None = None
+        self._log = KernelLog()
         self._started = 0.0
+        self._kept_at = time.monotonic()
         self._machine: dict[str, str] = {}
-        self._judged: tuple[int, Verdict] | None = None
+        self._judged: tuple[object, Verdict] | None = None
+        self.errors = self._in_a_row = 0  # in the sampler, so far
 
     def __enter__(self) -> watch:
         if self._thread is not None:
             raise RuntimeError("watch: expected a new object for each block, got one used before. Call watch() again.")
-        counters = self._counters()
-        self._command = self._command or command_line(self.pid)
+        self._counters = counters = self._new_counters()
+        self._command = self._command or (command_line(self.pid) if self.pid is not None else f"cgroup {self._where()}")
         self._started = time.time()
         self._machine = machine_facts(self.pid)
+        if self._save_to is not None:
+            self._writer = traces.TraceWriter(self._save_to, self.trace)
         self._take(counters)
         self._thread = threading.Thread(target=self._run, args=(counters,), name="lowtide watch", daemon=True)
         self._thread.start()
@@ -79,10 +101,45 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        if self._writer is not None and self._about in ("block", "cgroup"):
+            self.close()
+
+    def close(self) -> None:
+        """Write the last line of a saved trace. The block does it, unless a command's end is still to be told."""
+        if self._writer is not None:
+            try:
+                self._writer.end(self.trace)
+            except OSError as problem:
+                self._missing["saved trace"] = f"{os.fspath(self._save_to or '')}: {problem.strerror}"
+            self._writer = None
+        self._log.close()
+
+    def finish(self, returned: int | None) -> None:
+        """The watched program has ended, with Popen's return code where that is known: find out how."""
+        counters = self._counters
+        self.ended = how_it_ended(
+            returned,
+            self._ring.last(),
+            pids=counters.tree.pids | {self.pid or 0} if isinstance(counters, TreeCounters) else (),
+            kills=self._log.kills(),
+            log_readable=self._log.readable,
+            kills_counted=self._kills_counted(),
+            machine_memory=int(self._machine.get("memory", "0")),
+        )
+        self.close()
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        return tuple(self._samples)
+        return self._ring.samples()
+
+    @property
+    def last(self) -> Sample | None:
+        return self._ring.last()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last sample was kept."""
+        return time.monotonic() - self._kept_at
 
     @property
     def running(self) -> bool:
@@ -100,69 +157,104 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
             samples=self.samples,
             missing=dict(self._missing),
             budget=self.budget,
-            exit_code=self.exit_code,
+            exit_code=self.ended.code if self.ended is not None else None,
+            about=self._about,
+            ended=self.ended,
         )
 
     @property
     def verdict(self) -> Verdict:
-        if self._judged is None or self._judged[0] != len(self._samples):
-            self._judged = (len(self._samples), judge(self.trace))
+        now = (self._ring.taken, self.ended, len(self._missing))
+        if self._judged is None or self._judged[0] != now:
+            self._judged = (now, judge(self.trace))
         return self._judged[1]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON lines; ``lowtide doctor --trace FILE`` reads it."""
         traces.save(self.trace, path)
 
-    def _counters(self) -> Counters | PlainCounters:
-        if Path("/proc/self/status").exists():
-            if not Path(f"/proc/{self.pid}").exists():
-                raise ProcessLookupError(
-                    f"pid {self.pid}: expected a running process, got none. Check the number with ps."
-                )
-            return Counters(self.pid, children=self._children, launched=self._launched, every=self.interval)
-        return PlainCounters(self.pid, children=self._children)
+    def __str__(self) -> str:
+        return glance.as_text(self.verdict)
 
-    def _run(self, counters: Counters | PlainCounters) -> None:
-        pace = Pace(
-            _SHARE * INTERVAL / min(INTERVAL, self.interval), self.interval
-        )  # a shorter interval is a wish to pay
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython prints at a terminal."""
+        printer.text("watch(...)" if cycle else str(self))
+
+    def _repr_html_(self) -> str:
+        return glance.as_html(self.verdict, self.trace)
+
+    def _where(self) -> str:
+        return self._cgroup.path if self._cgroup is not None else ""
+
+    def _kills_counted(self) -> int:
+        """How far the cgroup's count of kills has risen since the process was first seen in it."""
+        counters = self._counters
+        if not isinstance(counters, TreeCounters) or counters.cgroup is None:
+            return 0
+        now = sample_cgroup(counters.cgroup, own=self._cgroup is not None)
+        seen = (sample.cgroup for sample in self.samples if sample.cgroup is not None)
+        first = next((cgroup for cgroup in seen if cgroup.path == now.path), now)
+        return max(0, now.oom_kills - first.oom_kills)
+
+    def _new_counters(self) -> TreeCounters | PlainCounters:
+        if not Path("/proc/self/status").exists():
+            return PlainCounters(self.pid or os.getpid(), children=self._children)
+        if self.pid is not None and not Path(f"/proc/{self.pid}").exists():
+            raise no_such_process(self.pid)
+        launched = self._about == "command"
+        return TreeCounters(
+            self.pid, children=self._children, launched=launched, every=self.interval, cgroup=self._cgroup
+        )
+
+    def _run(self, counters: TreeCounters | PlainCounters) -> None:
+        # A shorter interval than the default is a wish to pay.
+        pace = Pace(_SHARE * INTERVAL / min(INTERVAL, self.interval), self.interval)
         while not self._stop.wait(pace.rest):
             begin, paced, now = time.thread_time(), counters.paced, time.monotonic()
             if not self._take(counters):
+                self._take_last(counters)
                 return
             pace.paid(now, time.thread_time() - begin - (counters.paced - paced))
-        self._take(counters, last=True)
+        if not self._take(counters, last=True):
+            self._take_last(counters)
 
-    def _take(self, counters: Counters | PlainCounters, *, last: bool = False) -> bool:
-        sample = counters.sample(last=last)
-        self._missing = counters.missing
-        if sample is None:
-            return False
-        self._samples.append(sample)
+    def _take(self, counters: TreeCounters | PlainCounters, *, last: bool = False) -> bool:
+        """Whether there was something to sample, or may be again."""
+        try:
+            sample = counters.sample(last=last)
+            self._missing = {**self._missing, **counters.missing}
+            if sample is None:
+                return False
+            self._keep(sample)
+            self._in_a_row = 0
+        except Exception as problem:  # whatever it is, the verdict tells it and the samples go on
+            return self._note(problem)
         return True
 
+    def _take_last(self, counters: TreeCounters | PlainCounters) -> None:
+        try:
+            sample = counters.finish()
+            if sample is not None:
+                self._keep(sample)
+        except Exception as problem:
+            self._note(problem)
 
-def machine_facts(pid: int | None = None) -> dict[str, str]:
-    """What a reader of the numbers will want to know about the machine; sizes in bytes."""
-    limit = memory_limit(pid)
-    return {
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "cpus": str(os.cpu_count() or 1),
-        "page": str(PAGE),
-        "memory": str(total_memory()),
-        "available": str(available_memory()),
-        "limit": str(limit.limit or 0),
-        "limit set by": limit.source,
-    }
+    def _keep(self, sample: Sample) -> None:
+        self._ring.add(sample)
+        self._kept_at = time.monotonic()
+        if self._writer is not None:
+            try:
+                self._writer.add(sample)
+            except OSError as problem:  # a full disk ends the file, not the watching
+                self._missing["saved trace"] = f"{os.fspath(self._save_to or '')}: {problem.strerror}"
+                self._writer = None
 
-
-def command_line(pid: int) -> str:
-    """How a process was started, as one line; its own when asked about this process."""
-    if pid == os.getpid():
-        return " ".join([Path(sys.executable).name, *sys.argv])
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return f"pid {pid}"
-    return b" ".join(words).decode(errors="replace").strip() or f"pid {pid}"
+    def _note(self, problem: Exception) -> bool:
+        self.errors += 1
+        self._in_a_row += 1
+        goes_on = self._in_a_row < _MOST_ERRORS
+        after = "sampling went on" if goes_on else "sampling stopped"
+        self._missing["sampling"] = (
+            f"{self.errors} error(s) in the sampler, the last one {type(problem).__name__}: {problem}; {after}"
+        )
+        return goes_on

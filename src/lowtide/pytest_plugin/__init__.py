@@ -16,13 +16,13 @@ from functools import partial
 
 import pytest
 
-from lowtide.pytest_plugin.budgets import KINDS, Budget, broken, read_budget, summary, verdict
+from lowtide.pytest_plugin.budgets import KINDS, StatedBudget, broken, read_budget, summary, verdict
 from lowtide.pytest_plugin.fresh import note, run_fresh
 from lowtide.pytest_plugin.meter import Meter, can_measure
 
 __all__ = ["MemoryBudgetWarning", "Meter"]
 
-_BUDGET = pytest.StashKey[Budget]()
+_BUDGET = pytest.StashKey[StatedBudget]()
 _METER = pytest.StashKey[Meter]()
 _NAME = "memory_budget"
 
@@ -49,7 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Read every budget before the first test runs, so that a wrong one costs no waiting."""
+    """Read every budget before the first test runs. A test whose budget cannot be read fails, and says why; the others
+    run."""
     for item in items:
         marks = [(mark.args, mark.kwargs) for mark in item.iter_markers(_NAME)]
         if not marks:
@@ -57,10 +58,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         try:
             budget = read_budget(marks)
         except ValueError as problem:
-            if hasattr(config, "workerinput"):  # xdist loses what a worker says while it collects: say it as a test
-                item.runtest = partial(pytest.fail, f"{_NAME}: {problem}", False)  # type: ignore[method-assign]
-                continue
-            raise pytest.UsageError(f"{item.nodeid}: {_NAME}: {problem}") from problem
+            item.setup = _nothing  # type: ignore[method-assign]  # fixtures of a test that cannot pass are not set up
+            item.runtest = partial(pytest.fail, f"{_NAME}: {problem}", False)  # type: ignore[method-assign]
+            continue
         item.stash[_BUDGET] = budget
         if budget.fresh and config.getoption("lowtide_fresh") is None:
             item.setup = _nothing  # type: ignore[method-assign]  # fixtures belong to the fresh process

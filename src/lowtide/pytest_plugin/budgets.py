@@ -22,7 +22,7 @@ _EXAMPLE = '@pytest.mark.memory_budget(anon="64 MiB", mapped="16 MiB")'
 
 
 @dataclass(frozen=True)
-class Budget:
+class StatedBudget:
     """Most bytes each stated kind may grow by during the test."""
 
     allowed: Mapping[str, int]
@@ -42,7 +42,7 @@ class Measured:
     samples: int
 
 
-def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Budget:
+def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> StatedBudget:
     """One budget from the marks of a test, its class and its module, the nearest mark winning for each word.
     ValueError with the nearest right word."""
     words: dict[str, Any] = {}
@@ -58,15 +58,15 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
         raise ValueError(f"expected at least one of {', '.join(KINDS)}, got none. Write {_EXAMPLE}.")
     if not isinstance(words.get("fresh", False), bool):
         raise ValueError(f"fresh: expected True or False, got {words['fresh']!r}. Write fresh=True.")
-    return Budget(allowed, words.get("fresh", False), _paths(words.get("files", ())))
+    return StatedBudget(allowed, words.get("fresh", False), _paths(words.get("files", ())))
 
 
-def broken(budget: Budget, measured: Measured) -> bool:
+def broken(budget: StatedBudget, measured: Measured) -> bool:
     over = any(measured.peak[kind] > size for kind, size in budget.allowed.items())
     return over or _jumped(budget, measured)
 
 
-def verdict(budget: Budget, measured: Measured) -> str:
+def verdict(budget: StatedBudget, measured: Measured) -> str:
     """Measured against allowed, the broken kinds first, on one line."""
     order = sorted(budget.allowed, key=lambda kind: measured.peak[kind] <= budget.allowed[kind])
     parts = [_part(kind, budget.allowed[kind], measured) for kind in order]
@@ -89,7 +89,7 @@ def _part(kind: str, allowed: int, measured: Measured) -> str:
     return f"{grew} (peak at {measured.when[kind]:.1f} s)"
 
 
-def _jumped(budget: Budget, measured: Measured) -> bool:
+def _jumped(budget: StatedBudget, measured: Measured) -> bool:
     """Memory taken and freed between two samples. It broke the budget if every kind it can have been is
     stated, and what they had left is less than the jump."""
     suspects = [kind for kind in _IN_RSS if kind in budget.allowed or measured.peak[kind] >= _MOVED]

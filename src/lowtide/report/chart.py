@@ -19,6 +19,7 @@ _EDGE = 0.93  # a label above or right of this share of the plot would leave it
 def plot(drawn: Series, label: str) -> str:
     """The whole plot, for ``<div class="plot">``. ``label`` is already safe HTML."""
     shapes = "".join(_area(drawn, kind) for kind in reversed(STACK))
+    shapes += _retained(drawn)
     held = f'<path class="held" d="{_path(drawn, drawn.tops("mapped"))}"/>' if _has(drawn, "budget") else ""
     rss = f'<path class="rss" d="{_path(drawn, drawn.rss)}"/>' if any(drawn.rss) else ""
     return (
@@ -26,7 +27,7 @@ def plot(drawn: Series, label: str) -> str:
         f'<div class="box" id="plot" tabindex="0" role="slider" aria-label="{label}" '
         f'aria-valuemin="0" aria-valuemax="{len(drawn.seconds) - 1}" aria-valuenow="0" aria-valuetext="">'
         f'<svg viewBox="0 0 {_SIDE} {_SIDE}" preserveAspectRatio="none" aria-hidden="true">'
-        f"{_grid(drawn)}{shapes}{held}{rss}</svg>{_lines(drawn)}"
+        f"{_grid(drawn)}{shapes}{held}{rss}</svg>{_lines(drawn)}{_stale(drawn)}"
         '<div class="cursor" id="cursor" hidden><span id="when"></span></div></div>'
         f'<div class="xlabels" aria-hidden="true">{_x_labels(drawn)}</div>'
     )
@@ -50,6 +51,16 @@ def _area(drawn: Series, kind: str) -> str:
         return ""
     points = _points(drawn.seconds, tops, drawn.top)
     return f'<path class="area {kind}" data-kind="{kind}" d="M0 {_SIDE}L{points}L{_SIDE} {_SIDE}Z"/>'
+
+
+def _retained(drawn: Series) -> str:
+    """A veil over the part of anon that was freed and is kept."""
+    if not any(drawn.retained):
+        return ""
+    live = tuple(anon - kept for anon, kept in zip(drawn.kinds["anon"], drawn.retained, strict=True))
+    upper = _points(drawn.seconds, drawn.kinds["anon"], drawn.top)
+    lower = "L".join(reversed(_points(drawn.seconds, live, drawn.top).split("L")))
+    return f'<path class="retained" d="M{upper}L{lower}Z"/>'
 
 
 def _path(drawn: Series, sizes: Sequence[int]) -> str:
@@ -91,6 +102,15 @@ def _lines(drawn: Series) -> str:
         else:
             parts.append(f'<div class="line {kind} above"><span>{words}, {_times(line.size, drawn)}</span></div>')
     return "".join(parts)
+
+
+def _stale(drawn: Series) -> str:
+    """A strip along the bottom where sharing and owners are those of an older look."""
+    return "".join(
+        f'<div class="stale" title="the last close look was older than 2 s here" '
+        f'style="left:{100 * begin / drawn.last:.2f}%;width:{100 * (end - begin) / drawn.last:.2f}%"></div>'
+        for begin, end in drawn.stale
+    )
 
 
 def _times(size: int, drawn: Series) -> str:

@@ -11,15 +11,18 @@ import time
 import unicodedata
 from dataclasses import dataclass
 
-from lowtide.memory import HELD, KINDS, CgroupSample, FileSample, ProcessSample, Trace, Verdict
+from lowtide.memory import HELD, KINDS, CgroupSample, FileSample, Grower, Owner, ProcessSample, Trace, Verdict
+from lowtide.memory.glance import held_sentence
 from lowtide.memory.growth import NOISE
-from lowtide.units import format_size
+from lowtide.units import format_duration, format_size
 
 _ACTING = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")  # control, direction, unassigned, private, undecodable, line ends
 _LONGEST = 600  # characters of one outside text; a command line can be 2 MiB long
 _TOP = 30  # processes and files named; a tree of thousands is summed up in one line
 _FACTS_IN_BYTES = ("memory", "available", "limit", "page")
 _NOT_MEASURED = "not measured: "
+_OWNERS = 4  # of a kind, in a line
+_LEVELS = {"none": "", "low": "", "high": "DANGER: "}
 
 # memory.MEANING in half a line, so that a table stays a table.
 SHORT = {
@@ -48,6 +51,7 @@ class GrowthRow:
     meaning: str
     guilty: bool  # the kind the verdict names
     measured: bool
+    owners: tuple[Owner, ...] = ()  # at its most
 
 
 @dataclass(frozen=True)
@@ -65,39 +69,34 @@ def visible(text: str) -> str:
     return "".join(_escaped(letter) if unicodedata.category(letter) in _ACTING else letter for letter in shown)
 
 
-def signed(size: int) -> str:
-    return "0" if size == 0 else ("+" if size > 0 else "-") + format_size(abs(size))
-
-
-def seconds_text(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:,.1f} h"
-
-
 def started_text(trace: Trace) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(trace.started))
 
 
 def now_text(trace: Trace) -> str:
     """What the last sample of a trace is called."""
-    return "now" if trace.exit_code is None else "at exit"
+    return "now" if trace.exit_code is None and trace.ended is None else "at the end"
+
+
+def held_text(trace: Trace, verdict: Verdict) -> str:
+    """The sentence every report begins with."""
+    ended = trace.exit_code is not None or trace.ended is not None
+    return "" if verdict.held is None else visible(held_sentence(verdict.held, ended=ended))
 
 
 def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
     """A row for each kind; without samples the verdict has no growth and neither has the table."""
-    guilty = "anon" if verdict.grew == "workers" else verdict.grew
+    guilty = "anon" if verdict.grew in ("workers", "retained") else verdict.grew
     by_kind = {growth.kind: growth for growth in verdict.growth}
-    if not trace.samples:
+    if not trace.samples or verdict.held is None:
         return ()
     last = trace.samples[-1]
+    held = {each.kind: each for each in verdict.held.kinds}
     before = {"cache": last.found_cache, "shmem": last.found_shmem}
     return tuple(
         GrowthRow(
             kind=kind,
-            now=last.of(kind),
+            now=held[kind].end,
             most=max(sample.of(kind) for sample in trace.samples),
             before=before.get(kind, 0),
             grew=by_kind[kind].grew,
@@ -105,6 +104,7 @@ def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
             meaning=SHORT[kind],
             guilty=kind == guilty,
             measured=kind not in trace.missing,
+            owners=held[kind].owners,
         )
         for kind in KINDS
         if kind in by_kind
@@ -116,16 +116,44 @@ def sections(trace: Trace, verdict: Verdict) -> tuple[Section, ...]:
     evidence = tuple(line for line in verdict.evidence if not line.startswith(_NOT_MEASURED))
     missing = tuple(f"{name}: {why}" for name, why in trace.missing.items())
     found: tuple[Section, ...] = (
+        ("ended", () if verdict.ended is None else (verdict.ended.sentence,)),
+        ("held by", _held_lines(verdict)),
         ("budget", _budget_lines(verdict)),
-        ("who", verdict.who),
+        ("grown by", tuple(_grower_line(grower) for grower in verdict.who)),
         ("cgroup", _cgroup_lines(trace)),
-        ("risk", verdict.risk),
+        ("risk", tuple(f"{_LEVELS[risk.level]}{risk.sentence}" for risk in verdict.risk)),
         ("fix", verdict.fix),
         ("not it", (" · ".join(verdict.not_it),) if verdict.not_it else ()),
         ("evidence", evidence),
         ("not measured", missing),
     )
     return tuple((title, tuple(visible(line) for line in lines)) for title, lines in found if lines)
+
+
+def owner_text(owner: Owner) -> str:
+    return f"{owner.name} {format_size(owner.bytes)}"
+
+
+def _held_lines(verdict: Verdict) -> tuple[str, ...]:
+    """One line per kind that weighs something: who had it when there was most of it."""
+    if verdict.held is None:
+        return ()
+    worth = [each for each in verdict.held.kinds if each.peak >= NOISE or each.peak >= 0.05 * verdict.held.peak]
+    lines = []
+    for each in worth:
+        shown = [owner for owner in each.owners if 50 * owner.bytes >= each.peak][:_OWNERS]
+        rest = each.peak - sum(owner.bytes for owner in shown)
+        words = [owner_text(owner) for owner in shown] + ([f"others {format_size(rest)}"] if rest > 0 else [])
+        lines.append(f"{each.kind} {format_size(each.peak)}: {' · '.join(words)}")
+    return tuple(lines)
+
+
+def _grower_line(grower: Grower) -> str:
+    of = f" of {format_size(grower.size)}" if grower.size else ""
+    odd = grower.filesystem.startswith(("nfs", "fuse", "cifs", "tmpfs"))
+    return f"{grower.name}: +{format_size(grower.grew)}, now {format_size(grower.now)}{of}" + (
+        f", on {grower.filesystem}" if odd else ""
+    )
 
 
 def facts(trace: Trace) -> tuple[tuple[str, str], ...]:
@@ -135,7 +163,7 @@ def facts(trace: Trace) -> tuple[tuple[str, str], ...]:
         for name, value in trace.machine.items()
     ]
     ended = [] if trace.exit_code is None else [("exit code", str(trace.exit_code))]
-    run = [("started", started_text(trace)), ("watched", seconds_text(trace.seconds))]
+    run = [("started", started_text(trace)), ("watched", format_duration(trace.seconds))]
     return (*run, ("samples", f"{len(trace.samples):,}"), *ended, *machine)
 
 
@@ -151,11 +179,13 @@ def process_table(trace: Trace) -> Table:
     rows = tuple(
         (
             *(str(each.pid), visible(each.name), str(each.parent), "forked" if each.forked else ""),
-            *_sizes(each.anon, each.mapped, each.shmem, each.tables, each.swap, each.rss, peak[each.pid]),
+            *_sizes(
+                each.anon, each.retained, each.mapped, each.shmem, each.tables, each.swap, each.rss, peak[each.pid]
+            ),
         )
         for each in order[:_TOP]
     )
-    headings = ("pid", "name", "parent", "", "anon", "mapped", "shmem", "tables", "swap", "RSS", "peak RSS")
+    headings = ("pid", "name", "parent", "", "anon", "retained", "mapped", "shmem", "tables", "swap", "RSS", "peak RSS")
     return Table(headings, rows, _left_out(len(order), "processes"))
 
 
@@ -193,7 +223,7 @@ def _budget_lines(verdict: Verdict) -> tuple[str, ...]:
         return ()
     word = "kept" if budget.ok else "broken"
     peak, allowed = format_size(budget.peak), format_size(budget.allowed)
-    return (f"{word}: held at most {peak} of {allowed} ({' + '.join(HELD)}), at {seconds_text(budget.seconds)}",)
+    return (f"{word}: held at most {peak} of {allowed} ({' + '.join(HELD)}), after {format_duration(budget.seconds)}",)
 
 
 def _cgroup_lines(trace: Trace) -> tuple[str, ...]:
@@ -201,12 +231,15 @@ def _cgroup_lines(trace: Trace) -> tuple[str, ...]:
     seen: list[tuple[float, CgroupSample]] = [(each.seconds, each.cgroup) for each in trace.samples if each.cgroup]
     if not seen:
         return ()
-    (begin, first), (end, last) = seen[0], seen[-1]
-    limit = f"of {format_size(last.limit)}" if last.limit is not None else "no limit of its own"
+    end, last = seen[-1]
+    begin, first = next(each for each in seen if each[1].path == last.path)  # it may have been moved meanwhile
+    limit = f"of {format_size(last.limit)}" if last.limit is not None else "(no limit)"
+    pressure = "" if last.pressure is None else f" · pressure {last.pressure:.0f} %"
     refaults = (last.refaults - first.refaults) / (end - begin) if end > begin else 0.0
     return (
         f"current {format_size(last.current)} {limit} · working set {format_size(last.working_set)} "
-        f"(what kubelet compares), of it active file {format_size(last.active_file)}",
+        f"(what kubelet compares), of it active file {format_size(last.active_file)} · "
+        f"reclaimable {format_size(last.reclaimable)}{pressure}",
         f"anon {format_size(last.anon)} · file {format_size(last.file)} · shmem {format_size(last.shmem)} · "
         f"dirty {format_size(last.dirty)} · {refaults:,.0f} refaults/s · {last.oom_kills:,} OOM kills · "
         f"v{last.version} {last.path}",

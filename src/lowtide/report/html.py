@@ -19,24 +19,30 @@ from typing import Any
 
 from lowtide.atomic import atomic_write
 from lowtide.memory import Trace, Verdict, to_dict
+from lowtide.memory.glance import signed
 from lowtide.report.chart import plot, spark
 from lowtide.report.content import (
+    GrowthRow,
     Table,
     facts,
     file_table,
     growth_rows,
+    held_text,
     now_text,
+    owner_text,
     process_table,
-    seconds_text,
     sections,
-    signed,
     started_text,
     visible,
 )
 from lowtide.report.series import STACK, Series, series
-from lowtide.units import format_size
+from lowtide.units import format_duration, format_size
 
 _NAMES = ("name", "", "file", "filesystem")  # columns of words; the others are numbers
+
+_MUCH = 8 * 1024**2  # of retained heap, from which on the page speaks of it
+_STALE = " Where a dotted strip runs along the bottom, owners were last looked at over 2 s before: little had moved."
+_RETAINED = " The pale part of anon, {} at most, was freed by the program and is kept by its allocator."
 
 
 def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
@@ -50,7 +56,8 @@ def page(trace: Trace, verdict: Verdict) -> str:
     drawn = series(trace)
     script, style = _part("page.js"), _part("page.css")
     broken = verdict.budget is not None and not verdict.budget.ok
-    mood = "broken" if broken else "calm" if verdict.grew == "nothing" else "told"
+    killed = verdict.ended is not None and verdict.ended.how == "oom"
+    mood = "broken" if broken or killed else "calm" if verdict.grew == "nothing" else "told"
     return Template(_part("page.html")).substitute(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(script)}'",
         style=style,
@@ -60,9 +67,10 @@ def page(trace: Trace, verdict: Verdict) -> str:
         mood=mood,
         grew=_safe(verdict.grew),
         headline=_safe(verdict.headline),
+        held=html.escape(held_text(trace, verdict)),
         confidence=_safe(verdict.confidence),
         command=_safe(trace.command or "unknown command"),
-        when=_safe(f"{started_text(trace)}, watched for {seconds_text(trace.seconds)}"),
+        when=_safe(f"{started_text(trace)}, watched for {format_duration(trace.seconds)}"),
         chart=_chart(drawn),
         growth=_growth(trace, verdict, drawn),
         sections=_sections(trace, verdict),
@@ -118,11 +126,13 @@ def _chart(drawn: Series | None) -> str:
     thinned = (
         f"; {len(drawn.seconds):,} of {drawn.of:,} samples drawn, peaks kept" if drawn.of > len(drawn.seconds) else ""
     )
+    stale = _STALE if drawn.stale else ""
+    stale += _RETAINED.format(format_size(max(drawn.retained))) if max(drawn.retained, default=0) >= _MUCH else ""
     return (
         f'<div class="plot">{plot(drawn, "memory by kind over time; arrow keys move along it")}</div>'
-        f'<table class="legend"><caption id="at">at the end, {seconds_text(drawn.last)}</caption>{rows}</table>'
+        f'<table class="legend"><caption id="at">at the end, {format_duration(drawn.last)}</caption>{rows}</table>'
         f'<p class="note">From the bottom up: what nobody can take back (anon, shmem, tables), then mapped, '
-        f"then dirty and cache{thinned}.</p>"
+        f"then dirty and cache{thinned}.{stale}</p>"
     )
 
 
@@ -130,7 +140,7 @@ def _growth(trace: Trace, verdict: Verdict, drawn: Series | None) -> str:
     rows = growth_rows(trace, verdict)
     if drawn is None or not rows:
         return ""
-    body, names = [], (now_text(trace), "most", "growth", "a minute")
+    body, names = [], (now_text(trace), "at most", "growth", "per minute")
     for row in rows:
         before = f"; {format_size(row.before)} was there before" if row.before else ""
         rate = "" if row.per_minute is None else signed(row.per_minute)
@@ -138,13 +148,19 @@ def _growth(trace: Trace, verdict: Verdict, drawn: Series | None) -> str:
         meaning = row.meaning + before if row.measured else f"not measured here ({row.meaning})"
         body.append(
             f'<tr class="{"guilty" if row.guilty else ""}"><th scope="row"><i class="swatch {row.kind}"></i>{row.kind}'
-            f"<small>{_safe(meaning)}</small></th>"
+            f"<small>{_safe(meaning)}</small>{_owners(row)}</th>"
             + f"<td>{spark(drawn.seconds, drawn.kinds[row.kind], row.kind)}</td>"
             + "".join(f'<td data-label="{name}">{each}</td>' for name, each in zip(names, numbers, strict=True))
             + "</tr>"
         )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("kind", "over time", *names))
     return f"<table class='growth'><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _owners(row: GrowthRow) -> str:
+    """Who had it when there was most of it: the three largest, and what nobody had."""
+    shown = [owner for owner in row.owners[:3] if 20 * owner.bytes >= row.most]
+    return "".join(f'<small class="owner">{_safe(owner_text(owner))}</small>' for owner in shown)
 
 
 def _sections(trace: Trace, verdict: Verdict) -> str:
@@ -164,7 +180,10 @@ def _table(table: Table) -> str:
     )
     rows = "".join(
         "<tr>"
-        + "".join(f'<td class="{side}">{html.escape(cell)}</td>' for side, cell in zip(left, row, strict=True))
+        + "".join(
+            f'<td class="{side}" data-label="{name}">{html.escape(cell)}</td>'
+            for side, name, cell in zip(left, table.headings, row, strict=True)
+        )
         + "</tr>"
         for row in table.rows
     )

@@ -13,25 +13,20 @@ from itertools import pairwise
 from math import ceil, log2
 
 from lowtide.memory import Sample, Trace
+from lowtide.memory.glance import COLOURS
 from lowtide.units import GIB, KIB, MIB, TIB
 
 STACK = ("anon", "shmem", "tables", "mapped", "dirty", "cache")
-# Warm: cannot be taken back. Cool: can. Told apart in greyscale and by the common kinds of colour blindness too.
-COLOURS = {
-    "anon": "#c8453b",
-    "shmem": "#e8913a",
-    "tables": "#7d4e9e",
-    "mapped": "#2f78b7",
-    "dirty": "#8a7a55",
-    "cache": "#8fc4de",
-}
+__all__ = ["COLOURS", "MOST", "STACK", "ReferenceLine", "Series", "series", "size_ticks", "thin", "time_ticks"]
+
+STALE = 2.0  # seconds: a close look older than this is shown as such
 MOST = 800  # points drawn: about one for every pixel of a wide plot
 _IN_VIEW = 2.5  # a limit further above the highest point than this is named, not drawn: it would flatten the rest
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200)
 
 
 @dataclass(frozen=True)
-class Line:
+class ReferenceLine:
     """A height to compare with. ``drawn`` is False when it lies far above everything."""
 
     name: str
@@ -46,9 +41,11 @@ class Series:
     seconds: tuple[float, ...]
     kinds: dict[str, tuple[int, ...]]
     rss: tuple[int, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[ReferenceLine, ...]
     top: int  # the height of the plot in bytes
     of: int  # samples there were
+    retained: tuple[int, ...] = ()  # the upper part of anon: freed, and kept by allocators
+    stale: tuple[tuple[float, float], ...] = ()  # stretches in which the last close look was older than ``STALE``
 
     @property
     def last(self) -> float:
@@ -78,10 +75,21 @@ def series(trace: Trace, most: int = MOST) -> Series | None:
     rss = tuple(sample.rss for sample in samples)
     highest = max(max(sum(sizes) for sizes in zip(*kinds.values(), strict=True)), *rss, 1)
     lines = tuple(
-        Line(name, size, size <= _IN_VIEW * highest) for name, size in (_budget(trace), _limit(trace)) if size
+        ReferenceLine(name, size, size <= _IN_VIEW * highest) for name, size in (_budget(trace), _limit(trace)) if size
     )
     top = ceil(1.08 * max([highest, *(line.size for line in lines if line.drawn)]))
-    return Series(seconds, kinds, rss, lines, top, len(trace.samples))
+    retained = tuple(min(sample.retained, sample.anon) for sample in samples)
+    return Series(seconds, kinds, rss, lines, top, len(trace.samples), retained, _stale(seconds, samples))
+
+
+def _stale(seconds: Sequence[float], samples: Sequence[Sample]) -> tuple[tuple[float, float], ...]:
+    """Where owners and sharing were carried on from an older look."""
+    stretches: list[tuple[float, float]] = []
+    for (begin, end), sample in zip(pairwise(seconds), samples[1:], strict=True):
+        if sample.look_age > STALE:
+            joined = stretches and stretches[-1][1] == begin
+            stretches[-1:] = [(stretches[-1][0], end)] if joined else [*stretches[-1:], (begin, end)]
+    return tuple(stretches)
 
 
 def thin(samples: Sequence[Sample], most: int) -> tuple[Sample, ...]:

@@ -19,9 +19,9 @@ from typing import Any
 from lowtide.atomic import atomic_write
 from lowtide.errors import LowtideError
 from lowtide.memory import Trace, Verdict
-from lowtide.report.content import seconds_text, started_text, visible
+from lowtide.report.content import started_text, visible
 from lowtide.report.series import COLOURS, STACK, Series, series, size_ticks, time_ticks
-from lowtide.units import format_size
+from lowtide.units import format_duration, format_size
 
 _INK, _SOFT, _GRID, _BROKEN = "#1d2329", "#5b6670", "#e9e7e2", "#b3261e"
 _NAMED = 0.055  # an area thinner than this share of the plot is named in the legend only
@@ -61,6 +61,7 @@ def _draw(axes: Any, drawn: Series) -> None:
     columns = [drawn.kinds[kind] for kind in STACK]
     colours = [COLOURS[kind] for kind in STACK]
     axes.stackplot(drawn.seconds, *columns, colors=colours, linewidth=0)
+    _draw_retained(axes, drawn)
     for line in drawn.lines:
         if line.drawn:
             colour = _BROKEN if line.name == "budget" else _INK
@@ -81,6 +82,17 @@ def _draw(axes: Any, drawn: Series) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_SOFT)
+
+
+def _draw_retained(axes: Any, drawn: Series) -> None:
+    """The part of anon that was freed and is kept, paler and hatched."""
+    if max(drawn.retained, default=0) < _NAMED * drawn.top:
+        return
+    live = [anon - kept for anon, kept in zip(drawn.kinds["anon"], drawn.retained, strict=True)]
+    style = {"facecolor": "white", "alpha": 0.4, "hatch": "//", "edgecolor": COLOURS["anon"], "linewidth": 0}
+    axes.fill_between(drawn.seconds, live, drawn.kinds["anon"], **style)
+    name = f"retained {format_size(max(drawn.retained))}"
+    axes.text(0.98 * drawn.last, live[-1] + 0.8 * drawn.retained[-1], name, ha="right", color=_INK, weight="bold")
 
 
 def _name_areas(axes: Any, drawn: Series) -> None:
@@ -113,7 +125,7 @@ def _letter(figure: Any, trace: Trace, verdict: Verdict, drawn: Series) -> None:
     shown = command if len(command) <= _CLIP else command[: _CLIP - 3] + "..."
     figure.text(0.02, 0.862 if len(title) == 2 else 0.905, shown, family="monospace", fontsize=9, color=_SOFT, va="top")
     _legend(figure, drawn)
-    facts = [started_text(trace), f"{len(trace.samples):,} samples over {seconds_text(trace.seconds)}"]
+    facts = [started_text(trace), f"{len(trace.samples):,} samples over {format_duration(trace.seconds)}"]
     facts += [visible(trace.machine[name]) for name in ("system",) if name in trace.machine]
     facts += [f"{line.name} {format_size(line.size)}, above the plot" for line in drawn.lines if not line.drawn]
     figure.text(0.02, 0.02, " · ".join(facts), fontsize=8, color=_SOFT)

@@ -1,0 +1,129 @@
+"""What a process tree holds, by kind and by owner, whether or not it grew. Pure.
+
+One idea: every byte of a kind has an owner, and what has none is named so. Owners are those of the sample in which
+the kind stood highest; their sum is that height. "The end" is the last sample before the program began to take itself
+apart: an interpreter that exits unmaps and frees what it held all the time, and the last sample would deny it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowtide.memory.findings import HeldMemory, KindHeld, Owner
+from lowtide.memory.samples import HELD, KINDS, TAKEABLE, ProcessSample, Sample, Trace
+
+UNEXPLAINED = "not explained"
+_TEARDOWN, _TEARDOWN_SHARE, _TEARDOWN_MOST = 1.0, 0.15, 10.0  # seconds, or share of the trace, before its end
+_FALL, _FALL_SHARE = 8 * 1024**2, 0.1
+_NEAR = 0.995  # of the peak: as good as it
+_NAMED = 12  # owners of a kind; the rest are added up
+
+
+def holding(trace: Trace) -> HeldMemory:
+    """What the trace's processes held at its end and at their highest."""
+    samples = trace.samples
+    end = last_whole(trace)
+    peak = max(samples, key=lambda sample: sample.total)
+    limit, set_by, used = limit_of(trace, end)
+    takeable = sum(end.of(kind) for kind in TAKEABLE)
+    return HeldMemory(
+        end=end.total,
+        peak=peak.total,
+        seconds=peak.seconds,
+        takeable=takeable,
+        stays=end.total - takeable,
+        limit=limit,
+        limit_set_by=set_by,
+        limit_used=used,
+        look_age=end.look_age,
+        kinds=tuple(_kind(kind, samples, end) for kind in KINDS),
+    )
+
+
+def last_whole(trace: Trace) -> Sample:
+    """The last sample before teardown, of a program that has ended; the last one of any other."""
+    samples = trace.samples
+    last = samples[-1]
+    if trace.ended is None and trace.exit_code is None:
+        return last
+    window = min(_TEARDOWN_MOST, max(_TEARDOWN, _TEARDOWN_SHARE * trace.seconds))
+    late = [sample for sample in samples if last.seconds - sample.seconds <= window] or [last]
+    for sample in reversed(late):
+        higher = [each for each in late if each.seconds < sample.seconds and _fell(each, sample)]
+        if not higher:
+            return sample
+    return last
+
+
+def _fell(before: Sample, after: Sample) -> bool:
+    """By more than a program at work lets go of: what a budget counts, in which exiting is visible first."""
+    fall = before.held - after.held
+    return fall >= max(_FALL, _FALL_SHARE * before.held)
+
+
+def limit_of(trace: Trace, sample: Sample) -> tuple[int | None, str, int]:
+    """The limit, who sets it, and the bytes inside it that cannot be taken back."""
+    cgroup = sample.cgroup
+    if cgroup is not None and cgroup.limit is not None:
+        used = cgroup.unreclaimable or cgroup.anon + cgroup.shmem
+        return cgroup.limit, f"cgroup v{cgroup.version} {cgroup.path}", used
+    memory = trace.machine.get("memory", "")
+    used = sum(sample.of(kind) for kind in HELD if kind not in TAKEABLE)
+    return (int(memory) if memory.isdigit() and int(memory) else None), "the machine", used
+
+
+def _kind(kind: str, samples: Sequence[Sample], end: Sample) -> KindHeld:
+    highest = max(sample.of(kind) for sample in samples)
+    near = [sample for sample in samples if sample.of(kind) >= _NEAR * highest]
+    # Of samples about equally high the latest knows most, and of files the one that asked about them.
+    asked = [sample for sample in near if sample.files_asked] if kind not in ("anon", "tables") else near
+    sample = (asked or near)[-1]
+    owners = owners_of(kind, sample)
+    return KindHeld(kind, end.of(kind), sample.of(kind), sample.seconds, owners)
+
+
+def owners_of(kind: str, sample: Sample) -> tuple[Owner, ...]:
+    """Who has a kind's bytes in one sample, the largest first; what nobody has is the last one."""
+    total = sample.of(kind)
+    found = _process_owners(kind, sample) if kind in ("anon", "tables") else _file_owners(kind, sample)
+    found = sorted((owner for owner in found if owner.bytes > 0), key=lambda owner: -owner.bytes)
+    named, rest = found[:_NAMED], found[_NAMED:]
+    if rest:
+        what = rest[0].what if len({owner.what for owner in rest}) == 1 else "others"
+        named.append(Owner(f"{len(rest)} more", sum(owner.bytes for owner in rest), what))
+    named = _at_most(named, total)
+    left = total - sum(owner.bytes for owner in named)
+    return (*named, Owner(UNEXPLAINED, left, "unexplained")) if left > 0 else tuple(named)
+
+
+def _at_most(owners: list[Owner], total: int) -> list[Owner]:
+    """Owners as of the last close look, brought down to a total that has fallen since."""
+    whole = sum(owner.bytes for owner in owners)
+    if whole <= total:
+        return owners
+    return [Owner(owner.name, owner.bytes * total // whole, owner.what) for owner in owners]
+
+
+def _process_owners(kind: str, sample: Sample) -> list[Owner]:
+    if kind == "tables":
+        return [Owner(process_name(each), each.tables, "process") for each in sample.processes]
+    live = [Owner(process_name(each), each.anon - each.retained, "process") for each in sample.processes]
+    kept = [
+        Owner(f"{process_name(each)}: freed, kept by its allocator", each.retained, "allocator")
+        for each in sample.processes
+    ]
+    return live + kept
+
+
+def _file_owners(kind: str, sample: Sample) -> list[Owner]:
+    what = "tmpfs file" if kind == "shmem" else "file"
+    files = [Owner(file.path, file.of(kind), what) for file in sample.files]
+    groups = [
+        Owner(f"{group.name} ({group.files:,} files)" if group.files else group.name, group.of(kind), group.name)
+        for group in sample.groups
+    ]
+    return files + groups
+
+
+def process_name(process: ProcessSample) -> str:
+    return f"process {process.pid} ({process.name})" if process.pid else process.name

@@ -1,0 +1,224 @@
+"""What is measured: processes, files and the cgroup at one moment (a sample), and samples over time (a trace).
+
+One idea: six disjoint kinds of memory (``KINDS``), in bytes, of a process and its children together. A page is in one
+kind only: a dirty page that is also mapped is ``dirty``. Everything here is a plain frozen value; nothing measures,
+judges or prints.
+
+Two words for one process: ``anon`` counts a page shared by n processes as 1/n (Pss), ``rss_anon`` counts it whole, as
+the kernel's RSS does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+KINDS = ("anon", "mapped", "cache", "dirty", "tables", "shmem")
+OF_FILES = ("cache", "dirty", "shmem")  # read by asking about files, which costs more than reading a process
+# What a budget counts: bytes in the processes' own page tables, and those tables.
+HELD = ("anon", "mapped", "shmem", "tables")
+TAKEABLE = ("mapped", "cache")  # clean pages of files: the kernel takes them back the moment it needs room
+GREW = (*KINDS, "workers", "retained", "nothing")
+
+MEANING = {
+    "anon": "heap: yours, cannot be reclaimed",
+    "mapped": "file pages mapped by the processes: clean, reclaimable, counted in RSS",
+    "cache": "page cache of their files that no process maps: clean, reclaimable, charged to the cgroup",
+    "dirty": "file pages not yet written to disk: must be written before they can be reclaimed",
+    "tables": "page tables: freed by unmapping, not by madvise; not counted in RSS",
+    "shmem": "tmpfs and shared memory: looks like cache, cannot be reclaimed before it is unlinked",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """One process as /proc/PID/status has it, in bytes; pages shared with others count whole."""
+
+    anon: int
+    mapped: int
+    shmem: int
+    tables: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """One process of the tree. ``anon``, ``mapped``, ``shmem`` share out common pages (Pss); the rss_ ones do not.
+
+    Where a tree has very many processes the smallest are added up into one with pid 0.
+    """
+
+    pid: int
+    parent: int
+    name: str
+    anon: int
+    mapped: int
+    shmem: int
+    tables: int
+    swap: int
+    rss_anon: int
+    rss_file: int
+    rss_shmem: int
+    forked: bool  # runs its parent's memory image: fork without exec
+    retained: int = 0  # part of anon that the program freed and its allocator keeps
+    retained_from: str = ""  # "allocator": its own account; "lazyfree": marked as free; "": nobody could say
+    runtime: str = ""  # python, node, java; "" for anything else
+
+    @property
+    def rss(self) -> int:
+        return self.rss_anon + self.rss_file + self.rss_shmem
+
+
+@dataclass(frozen=True, slots=True)
+class FileSample:
+    """One file the tree has or had open. ``cached`` is all of it in memory: clean and mapped (``mapped``), not yet
+    written (``dirty``) and the rest (``cache``). ``found`` was in the page cache before we looked."""
+
+    path: str
+    size: int
+    cached: int
+    dirty: int
+    mapped: int
+    found: int
+    filesystem: str
+    memory: bool  # tmpfs: its pages are shmem
+    format: str = ""  # npy, arrow, safetensors, ... as its first bytes say; "" where nothing was recognised
+
+    @property
+    def cache(self) -> int:
+        """Its clean pages that no process of the tree maps."""
+        return 0 if self.memory else max(0, self.cached - self.dirty - self.mapped)
+
+    def of(self, kind: str) -> int:
+        """Bytes of it in one of ``KINDS``; 0 for anon and tables."""
+        if kind == "shmem":
+            return self.cached if self.memory else 0
+        return 0 if self.memory else {"mapped": self.mapped, "cache": self.cache, "dirty": self.dirty}.get(kind, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class FileGroup:
+    """Files too many or too small to be named one by one, added up: library code, smaller files, shared memory that
+    no file leads to."""
+
+    name: str
+    files: int
+    mapped: int = 0
+    cache: int = 0
+    dirty: int = 0
+    shmem: int = 0
+
+    def of(self, kind: str) -> int:
+        return int(getattr(self, kind)) if kind in ("mapped", "cache", "dirty", "shmem") else 0
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupSample:
+    """A memory cgroup. ``current`` and the rest cover the cgroup, ``limit`` is the smallest over its ancestors."""
+
+    version: int
+    path: str
+    current: int
+    limit: int | None
+    anon: int
+    file: int
+    active_file: int
+    inactive_file: int
+    shmem: int
+    dirty: int
+    refaults: int
+    oom_kills: int
+    unreclaimable: int = 0  # heap, shared memory, locked pages and the kernel's own: must stay while nothing is swapped
+    slab_reclaimable: int = 0
+    pressure: float | None = None  # percent of the last 10 s in which some task waited for memory (PSI)
+    peak: int | None = None  # the most it ever held, as the kernel remembers
+
+    @property
+    def working_set(self) -> int:
+        """What kubelet compares with its eviction threshold: everything but inactive file pages."""
+        return max(0, self.current - self.inactive_file)
+
+    @property
+    def reclaimable(self) -> int:
+        """Clean file pages and the kernel's own caches: what a full cgroup takes back instead of killing."""
+        clean = max(0, self.active_file + self.inactive_file - self.dirty)
+        return min(self.current, clean + self.slab_reclaimable)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One reading: bytes of each kind for the whole tree, and where they were found."""
+
+    seconds: float
+    anon: int
+    mapped: int
+    cache: int
+    dirty: int
+    tables: int
+    shmem: int
+    found_cache: int = 0  # part of cache that was there before the tree opened the files: not its doing
+    found_shmem: int = 0  # the same part of shmem
+    retained: int = 0  # part of anon that the programs freed and their allocators keep
+    major_faults: int = 0
+    minor_faults: int = 0
+    read_bytes: int = 0
+    processes: tuple[ProcessSample, ...] = ()
+    files: tuple[FileSample, ...] = ()
+    groups: tuple[FileGroup, ...] = ()
+    cgroup: CgroupSample | None = None
+    files_asked: bool = True  # False: cache, dirty and shmem are those of an earlier sample, carried on
+    look_age: float = 0.0  # seconds since mappings and sharing were last read
+
+    def of(self, kind: str) -> int:
+        """Bytes of one of ``KINDS``, or of ``retained``."""
+        return int(getattr(self, kind))
+
+    @property
+    def held(self) -> int:
+        """What a budget counts: anon + mapped + shmem + tables."""
+        return sum(self.of(kind) for kind in HELD)
+
+    @property
+    def total(self) -> int:
+        """All kinds together."""
+        return sum(self.of(kind) for kind in KINDS)
+
+    @property
+    def rss(self) -> int:
+        """The one number other tools show: RSS summed over the processes, shared pages counted in each."""
+        return sum(process.rss for process in self.processes)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the watched program ended. ``how``: "exit" or "signal" with its ``code`` (128 + the signal's number, as
+    shells have it), "oom" when the kernel killed it for want of memory, "gone" when it ended and nobody could say
+    how."""
+
+    how: str
+    code: int | None = None
+    signal: str = ""  # SIGKILL
+    sentence: str = ""
+    killed: tuple[str, ...] = ()  # processes the kernel killed for want of memory, as "name (pid)"
+    limit: int | None = None  # of the cgroup, or of the machine, that ran full
+    anon: int | None = None  # heap of the killed process at that moment
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Samples over time of one command, process, cgroup or block, the machine's facts, and what could not be measured
+    and why."""
+
+    command: str
+    started: float  # seconds since 1970
+    interval: float
+    machine: dict[str, str] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
+    missing: dict[str, str] = field(default_factory=dict)
+    budget: int | None = None
+    exit_code: int | None = None
+    cut_short: bool = False  # read back from a file without its last line: the writer was killed
+    about: str = "command"  # command: its start-up is not judged; process and cgroup: were running; block: all of it is
+    ended: Ended | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.samples[-1].seconds - self.samples[0].seconds if self.samples else 0.0

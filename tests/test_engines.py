@@ -1,0 +1,296 @@
+"""Two engines, the same bytes; which one is in use, and why; and batches that native threads prepare in advance."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.feeds import FORMATS, ORDERS, numbered, raw_file, rows_of, same, starts_of
+from tests.formats.conftest import TokenFiles
+from tests.storage.kinds import KINDS
+from tests.storage.processes import answer_of
+
+import lowtide
+from lowtide import _native
+from lowtide.machine import drop_page_cache, page_cache
+
+BUILT = _native.engine().name == "native"
+needs_native = pytest.mark.skipif(
+    not BUILT, reason="NOT TESTED: the native engine, the extension is not built here (tests/native says why)"
+)
+STRATEGIES = ("read", "direct", "map")
+
+
+# The same bytes
+
+
+@needs_native
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_both_engines_give_the_same_batches_of_every_token_format(tmp_path: Path, name: str, strategy: str) -> None:
+    made = FORMATS[name](TokenFiles(tmp_path), numbered(6_000))
+    feeds = []
+    for engine in ("native", "python"):
+        tokens = lowtide.open_tokens(made.source, **made.keywords, strategy=strategy, engine=engine, budget="4MiB")
+        assert tokens.plan().engine == engine
+        feeds.append([tokens.batches(7, length=33, seed=5, order=order, dtype="int32") for order in ORDERS])
+    for native, python in zip(*feeds, strict=True):
+        for _ in range(12):
+            same(next(native), next(python), "int32")
+
+
+@needs_native
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_both_engines_give_the_same_rows_of_every_array_format(tmp_path: Path, name: str, strategy: str) -> None:
+    made = KINDS[name](tmp_path, 41)
+    for cache in ("keep", "drop"):
+        native, python = (
+            lowtide.open(made.source, **made.keywords, strategy=strategy, cache=cache, engine=engine, budget="8MiB")
+            for engine in ("native", "python")
+        )
+        for one, other in (
+            (native.chunks(7), python.chunks(7)),
+            (native.shuffled(5, seed=3), python.shuffled(5, seed=3)),
+            (native.gather([40, 0, 7, 7, -1], 2), python.gather([40, 0, 7, 7, -1], 2)),
+        ):
+            for mine, theirs in zip(one, other, strict=True):
+                assert mine.tobytes() == theirs.tobytes()
+        assert native[3:9].tobytes() == made.rows[3:9].tobytes() == python[3:9].tobytes()
+        native.close()
+        python.close()
+
+
+@needs_native
+@settings(max_examples=60)
+@given(
+    source=st.sampled_from(["uint8", "uint16", "uint32", "int32", "int64", ">u2", ">i4"]),
+    target=st.sampled_from(["int32", "int64", "uint16"]),
+    length=st.integers(1, 70),
+    batch=st.integers(1, 40),
+    seed=st.integers(0, 2**31),
+    shards=st.integers(1, 4),
+)
+def test_every_width_length_and_cut_into_files_gives_numpys_windows(
+    tmp_path_factory: pytest.TempPathFactory,
+    source: str,
+    target: str,
+    length: int,
+    batch: int,
+    seed: int,
+    shards: int,
+) -> None:
+    directory = tmp_path_factory.mktemp("widths")
+    ids = np.random.default_rng(seed).integers(0, 120, 3 * length + 500)
+    edges = np.linspace(0, len(ids), shards + 1).astype(int)
+    paths = []
+    for number in range(shards):
+        paths.append(directory / f"{number}.ids")
+        ids[edges[number] : edges[number + 1]].astype(source).tofile(paths[-1])
+    with lowtide.open_tokens(paths, dtype=source, vocab=120, engine="native") as tokens:
+        x, y = tokens.batches(batch, length=length, seed=seed, dtype=target)[2]
+    starts = starts_of(range(2 * batch, 3 * batch), len(ids), length, seed=seed)
+    expected = rows_of(ids, starts, length)
+    assert np.array_equal(x, expected[0])
+    assert np.array_equal(y, expected[1])
+
+
+@needs_native
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_id_outside_the_vocabulary_is_the_same_error_from_both(tmp_path: Path, strategy: str) -> None:
+    ids = numbered(5_000, most=1000)
+    ids[3_333] = 1000
+    path = raw_file(tmp_path, ids)
+    said = set()
+    for engine in ("native", "python"):
+        tokens = lowtide.open_tokens(path, dtype="uint16", vocab=1000, strategy=strategy, engine=engine)
+        with pytest.raises(lowtide.FormatError, match="expected ids from 0 to 999") as caught:
+            for _ in range(200):
+                next(tokens.batches(50, length=100, seed=1))
+                tokens.batches(50, length=100, seed=1)[0]
+        said.add(str(caught.value))
+    assert len(said) == 1
+    assert f"got 1000 at byte {2 * 3_333}" in said.pop()
+
+
+@needs_native
+def test_a_file_truncated_under_the_native_engine_is_a_read_error_with_its_place(tmp_path: Path) -> None:
+    path = raw_file(tmp_path, numbered(50_000))
+    with lowtide.open_tokens(path, dtype="uint16", engine="native") as tokens:
+        feed = tokens.batches(8, length=16, seed=0)
+        next(feed)
+        os.truncate(path, 1000)
+        with pytest.raises(lowtide.ReadError, match="truncated to 1000 B") as caught:
+            next(feed)
+        assert caught.value.path == str(path)
+        assert feed.step == 1
+
+
+# Which engine
+
+
+def test_the_engine_is_named_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = raw_file(tmp_path, numbered(1000))
+    with lowtide.open_tokens(path, dtype="uint16", engine="python") as tokens:
+        plan = tokens.plan()
+        assert plan.engine == "python"
+        assert "engine python: engine='python' was asked for" in plan.why
+    monkeypatch.setenv("LOWTIDE_ENGINE", "python")
+    with lowtide.open(path, dtype="uint16") as array:
+        assert "engine python: LOWTIDE_ENGINE=python" in array.plan().why
+        assert pickle.loads(pickle.dumps(array)).plan().engine == "python"
+    with pytest.raises(ValueError, match="engine: expected one of auto, native, python, got 'fast'"):
+        lowtide.open(path, dtype="uint16", engine="fast")
+    monkeypatch.setenv("LOWTIDE_ENGINE", "fast")
+    with pytest.raises(ValueError, match="LOWTIDE_ENGINE: expected one of auto, native, python, got 'fast'"):
+        lowtide.open(path, dtype="uint16")
+
+
+def test_a_native_engine_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """In a process that cannot load the extension."""
+    script = """
+    import sys
+    path = sys.argv[1]
+    try:
+        lowtide.open(path, dtype="uint16", engine="native")
+    except ValueError as problem:
+        print(problem)
+    print(lowtide.open(path, dtype="uint16").plan().engine)
+    """
+    path = raw_file(tmp_path, numbered(1000))
+    said = answer_of(script, path, first="import sys; sys.modules['lowtide._native._core'] = None")
+    assert "expected the native engine (engine='native' was asked for), got none" in said
+    assert said.endswith("python")
+
+
+# Batches prepared in advance
+
+
+@pytest.fixture
+def cold(disk_path: Path) -> Path:
+    """8 MiB of tokens on a disk, out of the page cache."""
+    path = raw_file(disk_path, numbered(4 << 20))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    drop_page_cache(path)
+    if page_cache(path).cached:
+        pytest.skip("NOT TESTED: batches prepared in advance, the page cache of this filesystem cannot be dropped")
+    return path
+
+
+def expected_of(step: int, length: int = 64) -> Any:
+    ids = numbered(4 << 20)
+    return rows_of(ids, starts_of(range(step * 16, step * 16 + 16), len(ids), length, seed=9), length)
+
+
+@needs_native
+@pytest.mark.parametrize("cache", ["keep", "drop"])
+def test_prepared_batches_are_the_right_ones_also_after_seeking(cold: Path, cache: str) -> None:
+    with lowtide.open_tokens(cold, dtype="uint16", cache=cache, engine="native") as tokens:
+        drop_page_cache(cold)  # opening looked at the first bytes
+        feed = tokens.batches(16, length=64, seed=9)
+        for step in range(6):
+            same(next(feed), expected_of(step))
+        assert feed._prefetch._jobs, "reads missed, so the next batches are under way"
+        for step in (100, 101, 3, 4, 50):
+            feed.seek(step)
+            same(next(feed), expected_of(step))
+        same(feed[77], expected_of(77))
+        same(next(feed), expected_of(51))
+        if cache == "drop":
+            tokens.close()
+            assert page_cache(cold).cached == 0
+
+
+@needs_native
+def test_a_budget_of_two_batches_is_enough_and_what_was_prepared_gives_way(cold: Path) -> None:
+    batch = 2 * 16 * 64 * 8
+    scratch = -(-16 * 65 * 2 // 4096) * 4096
+    for budget in (2 * batch + scratch, 3 * batch + scratch, 5 * batch + scratch):
+        drop_page_cache(cold)
+        with lowtide.open_tokens(cold, dtype="uint16", cache="drop", engine="native", budget=budget) as tokens:
+            feed = tokens.batches(16, length=64, seed=9)
+            held: Any = None
+            for step in range(12):
+                held = next(feed)
+                same(held, expected_of(step))
+                assert tokens.store.budget.held <= budget
+            if budget > 5 * batch:
+                other = tokens.batches(16, length=64, seed=9)
+                more = [next(other), next(other), next(other)]  # the room of what feed had prepared
+                same(more[2], expected_of(2))
+            same(held, expected_of(11))
+
+
+@needs_native
+def test_prepared_batches_survive_fork_pickle_and_threads(cold: Path) -> None:
+    with lowtide.open_tokens(cold, dtype="uint16", cache="drop", engine="native") as tokens:
+        feed = tokens.batches(16, length=64, seed=9)
+        for _ in range(3):
+            next(feed)
+        again = pickle.loads(pickle.dumps(feed))
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                same(next(feed), expected_of(3))
+                same(next(feed), expected_of(4))
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        same(next(feed), expected_of(3))
+        same(next(again), expected_of(3))
+        found: dict[int, Any] = {}
+
+        def work() -> None:
+            for _ in range(10):
+                x, y = next(feed)
+                found[int(x[0, 0]) << 20 | int(y[-1, -1])] = (x.copy(), y.copy())
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for step in range(4, 44):
+            x, y = expected_of(step)
+            same(found[int(x[0, 0]) << 20 | int(y[-1, -1])], (x, y))
+
+
+@needs_native
+def test_a_file_truncated_while_a_batch_is_prepared_is_an_error_at_that_batch(cold: Path) -> None:
+    with lowtide.open_tokens(cold, dtype="uint16", cache="drop", engine="native") as tokens:
+        feed = tokens.batches(16, length=64, seed=9)
+        for _ in range(4):
+            next(feed)
+        os.truncate(cold, 4096)
+        with pytest.raises(lowtide.ReadError, match="truncated"):
+            for _ in range(4):  # those that were ready when it happened are whole
+                next(feed)
+
+
+@needs_native
+def test_a_process_ends_well_with_batches_under_way_also_in_a_daemon_thread(cold: Path) -> None:
+    script = """
+    import threading
+    tokens = lowtide.open_tokens(sys.argv[1], dtype="uint16", cache="drop", engine="native")
+    def read():
+        feed = tokens.batches(16, length=64, seed=1)
+        while True:
+            next(feed)
+    threading.Thread(target=read, daemon=True).start()
+    feed = tokens.batches(16, length=64, seed=2)
+    for _ in range(20):
+        next(feed)
+    print(json.dumps(len(feed._prefetch._jobs) >= 0))
+    """
+    assert json.loads(answer_of(script, cold)) is True
