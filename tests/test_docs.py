@@ -241,6 +241,8 @@ def test_the_examples_of_public_docstrings_run(tmp_path: Path, monkeypatch: pyte
     (np.arange(200_000) % 50257).astype("u2").tofile("train.bin")
     examples = 0
     for name, thing in generator().documented():
+        if getattr(thing, "__module__", "") in ("lowtide.dask", "lowtide.ray"):  # they start clusters: their own tests run these calls
+            continue
         scope: dict[str, Any] = {"lowtide": lowtide, "np": np, "a": lowtide.open("features.npy")}
         scope["tokens"] = lowtide.open_tokens("train.bin", dtype="uint16")
         scope["feed"] = scope["tokens"].batches(64, length=128)
