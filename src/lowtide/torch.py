@@ -36,7 +36,7 @@ IN_FLIGHT = 1  # copies to a GPU: with the batch being filled that makes the two
 def tensors(feed: Feed, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> TensorFeed:
     """The feed's batches as tensors on ``device``; has ``seek``, ``state_dict`` and ``load_state_dict`` of its own.
 
-    ``dtype`` widens on the device: a feed made with ``dtype="uint16"`` ships two bytes a token and
+    ``dtype`` widens on the device: a feed made with ``dtype="uint16"`` ships two bytes per token and
     ``tensors(feed, "cuda", dtype=torch.int64)`` makes eight of them there.
     """
     _refuse_same_data_for_all(feed)

@@ -2,7 +2,7 @@
 
 One idea: a bijective mix of a counter (the SplitMix64 finaliser over multiples of an odd constant). Any word
 of any stream costs the same, so nothing has to be replayed to resume, and no two words of one stream are
-equal. About 4 ns a word, no state. Not for secrets: the streams are statistically sound, not cryptographic.
+equal. About 4 ns per word, no state. Not for secrets: the streams are statistically sound, not cryptographic.
 """
 
 from __future__ import annotations

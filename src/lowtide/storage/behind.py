@@ -4,7 +4,7 @@ One idea: a written piece is handed to the disk at once, and before another may 
 arrived. So at most ``most`` bytes of the file are ever dirty, on their way or - when dropping - in the page cache, and
 no ``fsync`` at the end has gigabytes to catch up with.
 
-Costs two system calls a piece (``sync_file_range``; ``fdatasync`` where there is none, at about half the speed).
+Costs two system calls per piece (``sync_file_range``; ``fdatasync`` where there is none, at about half the speed).
 Writes may come from several threads. Knows no dtypes, rows or names of files; does not make the data durable: that is
 ``fsync``'s, at the end.
 """
