@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BESIDE = -n auto --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
+BESIDE = -n logical --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
+# What depends on who makes the calls is tested with both engines; the first run uses the native one where it is built.
+BOTH_ENGINES = tests/test_array_contract.py tests/test_array_properties.py tests/test_feed_batches.py tests/test_feed_epochs.py tests/test_windows.py
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test quick check format docs picture picture-writing bench browser sanitize wheel clean
+.PHONY: help train test torture quick check format docs picture picture-writing bench browser sanitize wheel clean
 
 NATIVE := src/lowtide/_native
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
@@ -31,6 +33,10 @@ train: $(VENV)/.run ## the main job, end to end, no download
 test: $(VENV)/.dev browser ## every test
 	$(BIN)/python -m pytest $(BESIDE) -m "not serial"
 	$(BIN)/python -m pytest -m serial || [ $$? = 5 ] # 5: there are none
+	LOWTIDE_ENGINE=python $(BIN)/python -m pytest $(BESIDE) -q -m "not serial" $(BOTH_ENGINES)
+
+torture: $(VENV)/.dev ## seeded faults for TORTURE_MINUTES (10): kills, failing disks, changing files, interrupts
+	$(BIN)/python -m tests.torture
 
 browser: # the report's tests look at it in a real Chromium, which pip cannot install
 	@command -v chromium chromium-browser google-chrome >/dev/null \

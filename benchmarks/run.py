@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import arrays, tables, tokens, writing
+from benchmarks import arrays, engine, tables, tokens, writing
 
 
 def main() -> int:
-    missed = arrays.main() + tokens.main() + writing.main()
+    missed = arrays.main() + tokens.main() + engine.main() + writing.main()
     tables.main()
     return 1 if missed else 0
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import faulthandler
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -23,7 +26,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, default=None, help="program k of a campaign has seed N + k; default: the time"
     )
-    parser.add_argument("--only", action="append", choices=list(CAMPAIGNS), metavar="NAME", help=", ".join(CAMPAIGNS))
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(CAMPAIGNS),
+        metavar="NAME",
+        help=", ".join(f"{c.name}: {c.what}" for c in CAMPAIGNS.values()),
+    )
     parser.add_argument("--programs", type=int, default=None, help="this many of each campaign, instead of a time")
     parser.add_argument("--rounds", type=int, default=None, help="faults per program, instead of the campaign's own")
     parser.add_argument("--program", choices=list(CAMPAIGNS), help=argparse.SUPPRESS)  # what the runner starts
@@ -34,9 +43,11 @@ def arguments() -> argparse.Namespace:
 def one_program(name: str, seed: int, rounds: int, directory: Path) -> None:
     """In this process; its counts go to stdout."""
     faulthandler.enable(all_threads=True)
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a runner that is killed leaves nothing running
     tally = Tally()
     tally.tell()
-    CAMPAIGNS[name].program(random.Random(f"{name} {seed}"), directory, tally, rounds)
+    CAMPAIGNS[name].module.program(random.Random(f"{name} {seed}"), directory, tally, rounds)
     tally.tell()
 
 

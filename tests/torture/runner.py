@@ -61,6 +61,10 @@ class Row:
     def failed(self) -> int:
         return self.wrong + self.lost + self.hung
 
+    def fits_into(self, seconds: float) -> bool:
+        """Whether one more program, as long as those before it, would end in time."""
+        return not self.skipped and seconds > 0 and self.seconds / max(1, self.programs) <= seconds
+
     def add(self, ran: Ran) -> None:
         tally = ran.tally
         self.programs += 1
@@ -69,18 +73,18 @@ class Row:
         self.fired += tally.fired
         self.wrong += tally.wrong
         self.lost += tally.lost
-        self.hung += ran.hung
+        self.hung += ran.hung + tally.hung
         self.danger += sum(tally.problems[kind] for kind in DANGERS)
         if tally.skipped:
             self.skipped.add(tally.skipped)
 
 
-def run_program(campaign: Campaign, seed: int, rounds: int | None = None) -> Ran:
-    """One program in a process group of its own; killed when it falls silent."""
+def run_program(campaign: Campaign, seed: int, rounds: int | None = None, words: list[str] | None = None) -> Ran:
+    """One program in a process group of its own; killed when it falls silent. ``words`` is another command to run."""
     began = time.monotonic()
     directory = Path(tempfile.mkdtemp(prefix="torture-"))
-    words = [sys.executable, "-m", "tests.torture", "--program", campaign.name, "--seed", str(seed)]
-    words += ["--rounds", str(rounds or campaign.rounds), "--directory", str(directory)]
+    words = words or [sys.executable, "-m", "tests.torture", "--program", campaign.name, "--seed", str(seed)]
+    words = [*words, "--rounds", str(rounds or campaign.rounds), "--directory", str(directory)]
     with (directory / "stderr").open("w+b") as errors:
         child = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
         try:
@@ -89,6 +93,8 @@ def run_program(campaign: Campaign, seed: int, rounds: int | None = None) -> Ran
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             code = child.wait()
+            assert child.stdout is not None
+            child.stdout.close()
         errors.seek(0)
         said = errors.read()[-TAIL:].decode(errors="replace")
     campaign.clean(directory)
@@ -96,7 +102,7 @@ def run_program(campaign: Campaign, seed: int, rounds: int | None = None) -> Ran
     tally = Tally.from_output(output)
     if code and not hung:
         died = signal.Signals(-code).name if code < 0 else f"exit {code}"
-        tally.found("died", f"the program ended with {died}: {said.strip()[-1500:]}")
+        tally.add("died", f"the program ended with {died}: {said.strip()[-1500:]}")
     return Ran(campaign, seed, tally, hung, time.monotonic() - began, said)
 
 
@@ -106,7 +112,9 @@ def _listen(child: subprocess.Popen[bytes], patience: float) -> tuple[str, bool]
     pieces: list[bytes] = []
     last = time.monotonic()
     while time.monotonic() - last < patience:
-        if not select.select([child.stdout], [], [], 1.0)[0]:
+        if not select.select([child.stdout], [], [], 0.2)[0]:
+            if child.poll() is not None:  # what it started and left hanging keeps the pipe open
+                return b"".join(pieces).decode(errors="replace"), False
             continue
         piece = os.read(child.stdout.fileno(), 1 << 16)
         if not piece:
@@ -142,11 +150,11 @@ def torture(names: list[str], seed: int, minutes: float, programs: int | None, r
     running: dict[Future[Ran], str] = {}
     with ThreadPoolExecutor(2 if (os.cpu_count() or 1) > 1 else 1) as pool:
         while True:
-            busy = set(running.values())
-            waiting = [n for n in names if begun[n] < (programs or 1 << 60) and not rows[n].skipped and n not in busy]
-            # The campaign that has had least time comes next; with a number of programs asked for, time does not count.
-            waiting.sort(key=lambda name: (rows[name].seconds, begun[name]))
-            if waiting and len(running) < 2 and (programs or time.monotonic() < ends):
+            left = float("inf") if programs else ends - time.monotonic()
+            waiting = [name for name in names if begun[name] < (programs or 1 << 60) and rows[name].fits_into(left)]
+            # The campaign that has had least time comes next, of those that are not under way if there are any.
+            waiting.sort(key=lambda name: (name in running.values(), rows[name].seconds, begun[name]))
+            if waiting and len(running) < 2:
                 name = waiting[0]
                 job = pool.submit(run_program, CAMPAIGNS[name], seed + begun[name], rounds)
                 begun[name] += 1

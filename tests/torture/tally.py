@@ -8,7 +8,6 @@ does not fail the run.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 
 # Which column of the table a kind of problem is counted in.
 LOST = frozenset({"lost", "repeated"})
+HUNG = frozenset({"hung"})  # a child of the program; the runner sees for itself when the program hangs
 DANGERS = frozenset({"danger"})
 EXAMPLES = 3  # of each kind of problem that are told in full
 
@@ -33,11 +33,15 @@ class Tally:
 
     def found(self, kind: str, example: str) -> None:
         """A problem: its kind, and what was seen, both numbers included."""
+        self.add(kind, example)
+        self.tell_now_and_then()
+
+    def add(self, kind: str, example: str) -> None:
+        """The same without telling it."""
         self.problems[kind] += 1
         told = self.examples.setdefault(kind, [])
         if len(told) < EXAMPLES:
             told.append(example)
-            self.tell()
 
     def skip(self, why: str) -> None:
         self.skipped = why
@@ -75,13 +79,12 @@ class Tally:
 
     @property
     def wrong(self) -> int:
-        return sum(count for kind, count in self.problems.items() if kind not in LOST | DANGERS)
+        return sum(count for kind, count in self.problems.items() if kind not in LOST | HUNG | DANGERS)
+
+    @property
+    def hung(self) -> int:
+        return sum(count for kind, count in self.problems.items() if kind in HUNG)
 
     @property
     def lost(self) -> int:
         return sum(count for kind, count in self.problems.items() if kind in LOST)
-
-
-def say(words: str) -> None:
-    """A line for whoever runs one program by hand."""
-    print(words, file=sys.stderr, flush=True)

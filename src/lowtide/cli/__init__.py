@@ -21,6 +21,9 @@ COMMANDS = {
     "plan": "say what a run will hold, read and take, before it starts",
     "bench": "measure every way to read a file, on this machine and disk",
     "doctor": "run or watch a program, and say which kind of memory grew",
+    "prepare": "make a token corpus from text",
+    "verify": "read data once and name every fault",
+    "convert": "write tokens in another format",
     "train": "train a small GPT on tokens from disk",
     "sample": "let a trained model write text",
 }

@@ -25,7 +25,7 @@ HEADERLESS = ("raw", "nanogpt", "olmo")  # one family: bytes without a header, n
 class DocumentIndex:
     """Where one shard keeps its document boundaries; ``documents.py`` reads them block by block."""
 
-    kind: str  # "megatron" | "datatrove" (its own, or a table of ends in the same form)
+    kind: str  # "megatron" | "datatrove" | "lowtide" (the last two: a table of ends in the same form)
     path: str  # of the index file
     size: int
     offset: int  # of the int64 boundaries

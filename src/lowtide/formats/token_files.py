@@ -24,7 +24,7 @@ from lowtide.formats.foreign import refuse_foreign, refuse_foreign_directory
 from lowtide.formats.header import HeaderFile, is_file
 from lowtide.formats.held_out import refuse_train_with_val
 from lowtide.formats.layout import HEADERLESS, Layout, agree, join
-from lowtide.formats.manifest import NAME, Manifest
+from lowtide.formats.manifest import NAME, Manifest, shard_documents
 from lowtide.formats.neighbours import Neighbours
 from lowtide.formats.recognise import recognised
 from lowtide.formats.sources import Source, named, natural_key
@@ -92,7 +92,8 @@ def _headerless(file: HeaderFile, asked: _Asked) -> Layout:
         return replace(layout, notes=_notes(path))
     manifest, tokens = listed
     _check_count(layout, tokens, manifest)
-    return replace(layout, eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab)
+    documents = shard_documents(manifest, path.parent, path.name)
+    return replace(layout, eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab, documents=documents)
 
 
 def _notes(path: Path) -> tuple[str, ...]:
@@ -137,7 +138,7 @@ def _by_manifest(path: Path, manifest: Manifest, asked: _Asked) -> Layout:
             continue
         layout = _file(str(path / name), replace(asked, dtype=manifest.dtype))
         _check_count(layout, tokens, manifest)
-        layouts.append(layout)
+        layouts.append(replace(layout, documents=shard_documents(manifest, path, name) or layout.documents))
     if not layouts:
         raise FormatError(f"{path}: expected tokens, got {len(manifest.shards)} empty shards. Write it again.")
     return replace(_one_format(layouts), eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab)

@@ -1,0 +1,192 @@
+"""The library with the native engine against the limits of the machine: bare C loops, fio, and a busy main thread.
+
+python -m benchmarks.engine            8 GiB file; about 3 minutes on a quiet machine
+
+``benchmarks.native_engine`` measures the C core alone; this one measures what a user calls.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+import lowtide
+from benchmarks.measure import GIB, Figure, drop, interleaved, make_file, read_ahead, report, warm
+from benchmarks.native_engine import BATCH, LENGTH, ROW, WINDOW, Bench
+from benchmarks.tokens import nanogpt_loop
+from lowtide.storage.native_read import NativeRead
+
+SIZE = 8 * GIB
+BUSY = 0.005  # seconds of pure Python per batch
+
+
+def opened(path: Path, **how: str) -> lowtide.Tokens:
+    return lowtide.open_tokens(path, dtype="uint16", **how)
+
+
+def feed_rate(tokens: lowtide.Tokens, batches: int, seed: int = 1) -> float:
+    for _ in islice(tokens.batches(BATCH, length=LENGTH, seed=seed), batches):
+        pass
+    return batches * BATCH
+
+
+def row_rate(array: lowtide.Array, batches: int) -> float:
+    for _ in islice(array.shuffled(BATCH, seed=1), batches):
+        pass
+    return batches * BATCH
+
+
+def warm_figures(path: Path) -> list[Figure]:
+    warm(path)
+    bench = Bench(path, 3000)
+    mapping = np.memmap(path, np.uint8, "r")
+    int(mapping[::4096].sum())
+    into_rows = bench.rows()["bare C rows"]
+    into_map = bench.mapped()["bare C from the map"]
+    native, python = opened(path, engine="native"), opened(path, engine="python")
+    mapped = opened(path, engine="native", strategy="map")
+    feed_rate(mapped, 3000)
+    rows = lowtide.open(path, dtype="uint8", shape=(-1, ROW), engine="native")
+    slow = lowtide.open(path, dtype="uint8", shape=(-1, ROW), engine="python")
+    rates = interleaved(
+        {
+            "limit": bench.bare_windows,
+            "native": lambda: feed_rate(native, 3000),
+            "python": lambda: feed_rate(python, 1000),
+            "map limit": into_map,
+            "map": lambda: feed_rate(mapped, 3000),
+            "rows limit": into_rows,
+            "rows": lambda: row_rate(rows, 3000),
+            "rows python": lambda: row_rate(slow, 1000),
+        },
+        rounds=5,
+        discard=1,
+    )
+    return [
+        Figure("windows, warm / bare C pread + widen", rates["native"], rates["limit"], "windows/s", 0.85),
+        Figure("windows, warm, python engine / bare C", rates["python"], rates["limit"], "windows/s", None),
+        Figure("windows, strategy='map' / bare C from the map", rates["map"], rates["map limit"], "windows/s", 0.85),
+        Figure("shuffled rows of 2 KiB, warm / bare C pread", rates["rows"], rates["rows limit"], "rows/s", 0.85),
+        Figure(
+            "shuffled rows, warm, python engine / bare C", rates["rows python"], rates["rows limit"], "rows/s", None
+        ),
+    ]
+
+
+def fio(path: Path, *words: str, seconds: int = 4) -> dict[str, float]:
+    command = ["fio", "--name=r", f"--filename={path}", "--direct=1", "--ioengine=io_uring", "--readonly"]
+    command += [f"--runtime={seconds}", "--time_based", "--output-format=json", *words]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    read: dict[str, float] = found["jobs"][0]["read"]
+    return read
+
+
+def cold(path: Path, batches: int, *, without: str = "", **how: str) -> float:
+    """A cold feed; ``without`` names a way of the kernel's that is to be denied."""
+    drop(path)
+    with opened(path, **how) as tokens:
+        strategy = tokens.store.strategy
+        if without and isinstance(strategy, NativeRead):
+            strategy._missing = {**strategy._missing, without: "denied for this benchmark"}
+        return feed_rate(tokens, batches)
+
+
+def cold_figures(path: Path) -> list[Figure]:
+    def nanogpt() -> float:
+        drop(path)
+        return nanogpt_loop(path, 40)
+
+    def device() -> float:
+        drop(path)
+        started = time.perf_counter()
+        rate = fio(path, "--rw=randread", "--bs=4k", "--iodepth=128", seconds=2)["iops"]
+        return rate * (time.perf_counter() - started)  # as work done, so that the median is fio's own rate
+
+    with read_ahead(path, 128):
+        rates = interleaved(
+            {
+                "fio": device,
+                "drop": lambda: cold(path, 600, cache="drop", engine="native"),
+                "keep": lambda: cold(path, 600, cache="keep", engine="native"),
+                "aio": lambda: cold(path, 600, cache="drop", engine="native", without="uring"),
+                "python": lambda: cold(path, 300, cache="keep", engine="python"),
+                "nanogpt": nanogpt,
+            },
+            rounds=3,
+            discard=1,
+        )
+    return [
+        Figure("windows, cold, drop / fio 4 KiB depth 128", rates["drop"], rates["fio"], "windows/s", 0.9),
+        Figure("windows, cold, drop / nanoGPT's get_batch", rates["drop"], rates["nanogpt"], "windows/s", 20),
+        Figure("windows, cold, drop, io_uring denied / with it", rates["aio"], rates["drop"], "windows/s", 0.9),
+        Figure("windows, cold, drop / keep", rates["drop"], rates["keep"], "windows/s", 0.9),
+        Figure("windows, cold, keep, native / python", rates["keep"], rates["python"], "windows/s", None),
+    ]
+
+
+def chunk_figures(path: Path) -> list[Figure]:
+    size = 8 * 1024**2
+
+    def summed(cache: str, *, first: bool) -> float:
+        if first:
+            drop(path)
+        with lowtide.open(path, dtype="uint8", shape=(-1, 4096), cache=cache) as array:
+            for chunk in islice(array.chunks(size // 4096), 2 * GIB // size):
+                chunk[:, 0].sum()
+        return 2 * GIB
+
+    def device() -> float:
+        drop(path)
+        started = time.perf_counter()
+        rate = fio(path, "--rw=read", "--bs=1m", "--iodepth=32", seconds=2)["bw_bytes"]
+        return rate * (time.perf_counter() - started)
+
+    rates = interleaved(
+        {"fio": device, "drop": lambda: summed("drop", first=True)},
+        rounds=3,
+        discard=1,
+    )
+    return [Figure("chunks, cold, drop, each summed / fio 1 MiB depth 32", rates["drop"], rates["fio"], "B/s", 0.85)]
+
+
+def busy_figures(path: Path) -> list[Figure]:
+    """How long a main thread that computes 5 ms of pure Python per batch waits in ``next``, cold."""
+
+    def waited(**how: str) -> float:
+        drop(path)
+        with opened(path, **how) as tokens:
+            feed = tokens.batches(BATCH, length=LENGTH, seed=3)
+            for _ in range(4):
+                next(feed)
+            waits, began = 0.0, time.perf_counter()
+            for _ in range(200):
+                start = time.perf_counter()
+                next(feed)
+                waits += time.perf_counter() - start
+                until = time.perf_counter() + BUSY
+                while time.perf_counter() < until:
+                    pass
+            return 100 * waits / (time.perf_counter() - began)
+
+    return [
+        Figure("waiting with 5 ms of Python per batch, cold, drop", waited(cache="drop"), 1, "%", 5, at_most=True),
+        Figure("waiting with 5 ms of Python per batch, cold, keep", waited(cache="keep"), 1, "%", 5, at_most=True),
+        Figure("the same, python engine, keep", waited(cache="keep", engine="python"), 1, "%", None, at_most=True),
+    ]
+
+
+def main() -> int:
+    path = make_file("tokens.bin", SIZE)
+    assert WINDOW == 2 * (LENGTH + 1)
+    figures = [*warm_figures(path), *cold_figures(path), *chunk_figures(path), *busy_figures(path)]
+    return report("Engine: the library beside the machine's limits", figures)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main() else 0)

@@ -1,0 +1,198 @@
+"""``lowtide prepare``: text files in, a token corpus out.
+
+One idea: every flag is a field of `Request` (what fixes the corpus) or `Resources` (how to get there); this file finds
+out what was asked for, shows how far it is, and says at the end what came out and what to do next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from lowtide.cli.tables import facts, show
+from lowtide.prepare import Prepared, Request, Resources, prepare
+from lowtide.prepare.job import Status
+from lowtide.prepare.request import ENGINES, FORMATS, POLICIES, REQUEST_FIELDS, SHARD_TOKENS
+from lowtide.units import format_duration, format_size
+
+_EVERY = 10.0  # seconds between lines where there is no terminal
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Make a token corpus from text: bounded in memory, verified, restartable. Killed at any moment, the same "
+        "command goes on where it stopped."
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="files, globs or directories of .txt, .jsonl (both also .gz, .zst) or .parquet; - is standard input",
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory of the corpus")
+    _add_text(parser)
+    _add_corpus(parser)
+    group = parser.add_argument_group("how")
+    group.add_argument("--engine", default="local", choices=ENGINES, help="who encodes (%(default)s)")
+    group.add_argument("--address", default="", help="of a Ray cluster; without it Ray starts on this machine")
+    group.add_argument("--workers", type=int, default=0, metavar="N", help="processes that encode (one a processor)")
+    group.add_argument("--budget", default="auto", metavar="SIZE", help="most bytes to hold, such as 512MiB")
+    group.add_argument(
+        "--tokenizer-engine",
+        default="auto",
+        choices=("auto", "tokenizers"),
+        help="auto takes gigatoken where it gives the same ids (%(default)s)",
+    )
+    group.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def _add_text(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("documents")
+    group.add_argument("--lines", action="store_true", help=".txt: a document per line (otherwise per file)")
+    group.add_argument(
+        "--separator",
+        default="",
+        metavar="TEXT",
+        help=".txt: documents are what stands between these (\\n: a line end)",
+    )
+    group.add_argument("--field", default="text", help=".jsonl: the field that holds the text (%(default)s)")
+    group.add_argument("--column", default="text", help=".parquet: the column that holds the text (%(default)s)")
+    group.add_argument("--invalid-utf8", default="refuse", choices=POLICIES, help="what to do with it (%(default)s)")
+    group.add_argument("--skip-bad", action="store_true", help="pass over lines of JSON that cannot be used, and count")
+
+
+def _add_corpus(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("corpus")
+    group.add_argument(
+        "--tokenizer", default="bytes", metavar="FILE", help="bytes (default), a tokenizer.json, .tiktoken or .model"
+    )
+    group.add_argument("--train-bpe", type=int, default=0, metavar="VOCAB", help="train a BPE of so many ids first")
+    group.add_argument("--eot", default="", metavar="TOKEN", help="the end-of-text token, where it is not found")
+    group.add_argument("--val", type=float, default=0.0, metavar="SHARE", help="of documents for val/, such as 0.005")
+    group.add_argument(
+        "--dedup",
+        nargs="?",
+        const="256MiB",
+        default=None,
+        metavar="SIZE",
+        help="leave out documents seen before, remembering them in so much memory (256MiB: 12 million documents)",
+    )
+    group.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="of a shard (%(default)s)")
+    group.add_argument("--format", default="lowtide", choices=FORMATS, help="of the files (%(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    fields = {name: getattr(arguments, name) for name in REQUEST_FIELDS}
+    separator = arguments.separator.replace("\\n", "\n").replace("\\t", "\t")  # as shells leave them
+    request = Request(**fields | {"dedup": arguments.dedup is not None, "separator": separator})
+    resources = Resources(
+        arguments.engine,
+        arguments.address,
+        arguments.workers,
+        arguments.budget,
+        arguments.dedup or "256MiB",
+        arguments.tokenizer_engine,
+    )
+    watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    progress = _Bar() if watched else _Lines()
+    try:
+        found = prepare(arguments.inputs, arguments.output, request, resources, progress)
+    except KeyboardInterrupt:
+        progress.close()
+        print("lowtide prepare: stopped. Run the same command again: it goes on where it stopped.", file=sys.stderr)
+        return 130
+    finally:
+        progress.close()
+    if arguments.json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        show(facts(_told(found, request)))
+    return 0
+
+
+def _told(found: Prepared, request: Request) -> list[tuple[str, str]]:
+    size = found.tokens * (2 if found.dtype == "uint16" else 4)
+    pairs = [
+        ("corpus", f"{found.output}  ({found.shards} shards, {format_size(size)})"),
+        ("tokens", f"{found.tokens:,} x {found.dtype}, vocabulary {found.vocab:,}"),
+        ("documents", f"{found.documents:,}{_met(found.tally)}"),
+        ("encoder", found.encoder),
+    ]
+    if found.was_complete:
+        pairs.append(("time", "nothing to do: this corpus was complete"))
+    else:
+        rate = found.tokens / max(found.seconds, 1e-9)
+        took = f"{format_duration(found.seconds)}, {rate / 1e6:,.1f} million tokens/s"
+        pairs.append(("time", took + (" (went on from an earlier run)" if found.went_on else "")))
+    pairs += [("note", note) for note in found.notes]
+    place = shlex.quote(found.output)
+    if request.format == "lowtide":
+        pairs.append(("next", f"lowtide verify {place}; lowtide train --data {place}"))
+    return pairs
+
+
+def _met(tally: dict[str, int]) -> str:
+    words = {
+        "empty": "empty left out",
+        "bad": "bad lines passed over",
+        "replaced": "with invalid UTF-8 replaced",
+        "duplicates": "duplicates left out",
+        "cut": "encoded in parts",
+    }
+    told = [f"{tally[name]:,} {text}" for name, text in words.items() if tally.get(name)]
+    return f" ({', '.join(told)})" if told else ""
+
+
+class _Lines:
+    """A line now and then, on stderr."""
+
+    def __init__(self) -> None:
+        self._begun = self._said = time.monotonic()
+        self._first: int | None = None
+
+    def __call__(self, now: Status) -> None:
+        if self._first is None and now.stage == "encoding":
+            self._first, self._begun = now.done, time.monotonic()
+        if time.monotonic() - self._said >= _EVERY:
+            self._said = time.monotonic()
+            print(f"lowtide prepare: {self.words(now)}", file=sys.stderr, flush=True)
+
+    def words(self, now: Status) -> str:
+        if now.stage != "encoding":
+            return {"tokenizer": "looking at the tokenizer", "writing": "writing the manifest"}[now.stage]
+        rate = (now.done - (self._first or 0)) / max(time.monotonic() - self._begun, 1e-6)
+        left = f", {format_duration((now.total - now.done) / rate)} left" if rate > 0 and now.done < now.total else ""
+        return (
+            f"{format_size(now.done)} of {format_size(now.total)}, {now.tokens:,} tokens, {now.documents:,} documents, "
+            f"{now.shards} shards, {format_size(rate)}/s{left}"
+        )
+
+    def close(self) -> None: ...
+
+
+class _Bar(_Lines):
+    """The same figures under a bar, on a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns: list[Any] = [BarColumn(bar_width=24), TextColumn("{task.fields[figures]}", markup=False)]
+        self._bar = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
+        self._task = self._bar.add_task("prepare", total=None, figures="")
+        self._bar.start()
+
+    def __call__(self, now: Status) -> None:
+        if self._first is None and now.stage == "encoding":
+            self._first, self._begun = now.done, time.monotonic()
+        self._bar.update(self._task, total=now.total or None, completed=now.done, figures=self.words(now))
+
+    def close(self) -> None:
+        self._bar.stop()

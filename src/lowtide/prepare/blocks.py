@@ -1,0 +1,274 @@
+"""From a split to blocks of whole documents, still text.
+
+One idea: reading and encoding are two steps with plain bytes between them, so that a block can be read where the file
+is and encoded somewhere else. A split of a plain file holds the documents that *begin* in it: its reader looks for the
+first separator and reads on past the end to finish the last document. Costs one block of `BLOCK` bytes, or the longest
+document. Nothing is decoded or parsed here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lowtide.errors import FormatError, ReadError
+from lowtide.prepare.columns import texts
+from lowtide.prepare.decompress import decompressed
+from lowtide.prepare.inputs import Input
+from lowtide.prepare.request import Request
+from lowtide.prepare.splits import BLOCK, LARGE_DOCUMENT, Split, overlaps_itself, separator_of
+from lowtide.units import format_size
+
+LONGEST = 256 * 1024 * 1024  # of a document between separators: a file that lacks them must not fill the memory
+_LOOK = 64 * 1024  # how far behind a mark a line end is looked for when a large document is cut
+_MORE = 256 * 1024  # read at a time while a border is looked for
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Whole documents as they stand in the input, and where they came from."""
+
+    split: int
+    piece: int  # number of this block in its split
+    kind: str  # "documents": payload is a list; "lines", "separator", "jsonl": one run of bytes to be taken apart
+    payload: bytes | list[bytes]
+    paths: tuple[str, ...]  # one for each document of a list of files, else one for all
+    first: int = 0  # where the payload begins in its file (in the text, for a compressed one)
+    line: int = 0  # number of its first line; 0: not known
+    weight: int = 0  # bytes of input this stands for, for progress
+    continues: bool = False  # the first document began in the block before
+    opens: bool = False  # the last document goes on in the next block
+
+
+def raw_blocks(split: Split, request: Request, skip: int = 0) -> Iterator[Raw]:
+    """The blocks of a split in order, without the first ``skip``."""
+    one = split.source
+    if one.kind == "parquet":
+        blocks = _parquet(split, request)
+    elif one.compression or split.streamed:
+        separator = separator_of(one, request)
+        blocks = _streamed(split, separator) if separator else _streamed_document(split)
+    elif one.kind == "text":
+        blocks = _small_files(split) if split.end == 0 else _part(split)
+    else:
+        blocks = _range(split, separator_of(one, request))
+    return (block for block in blocks if block.piece >= skip)
+
+
+def part_end(text: bytes, mark: int) -> int:
+    """Where a large document is cut near ``mark``: behind the next line end, else before the next character."""
+    line = text.find(b"\n", mark, mark + _LOOK)
+    if line >= 0:
+        return line + 1
+    while mark < len(text) and text[mark] & 0xC0 == 0x80:  # inside a UTF-8 character
+        mark += 1
+    return mark
+
+
+def _small_files(split: Split) -> Iterator[Raw]:
+    payload = [_whole(one) for one in split.inputs]
+    paths = tuple(one.path for one in split.inputs)
+    yield Raw(split.number, 0, "documents", payload, paths, weight=sum(map(len, payload)))
+
+
+def _part(split: Split) -> Iterator[Raw]:
+    """A part of one document that is too large to encode at once; its neighbours hold the rest."""
+    one = split.source
+    with _Opened(one) as file:
+        begin = split.begin
+        if begin:
+            begin += part_end(file.read(begin, _LOOK + 4), 0)
+        end = split.end
+        if end < one.size:
+            end += part_end(file.read(end, _LOOK + 4), 0)
+        text = file.read(begin, end - begin)
+    yield Raw(
+        split.number,
+        0,
+        "documents",
+        [text],
+        (one.path,),
+        first=begin,
+        weight=split.weight,
+        continues=split.begin > 0,
+        opens=split.end < one.size,
+    )
+
+
+def _range(split: Split, separator: bytes) -> Iterator[Raw]:
+    """The documents that begin in ``[begin, end)``: find both borders first, then read once, without a copy."""
+    one, size = split.source, len(separator)
+    with _Opened(one) as file:
+        begin = 0
+        if split.begin:
+            # A document begins where a separator ends; one that ends at `begin` began `size` bytes before.
+            found = file.find(separator, max(0, split.begin - size), split.end)
+            if found is None or found + size >= split.end:
+                return  # no document begins here
+            begin = found + size
+        # The separator that ends at `end` or later closes the last document.
+        end = file.find(separator, max(begin, split.end - size), one.size) if split.end < one.size else None
+        end = one.size if end is None else end
+        _refuse_endless(one, begin, end - begin)
+        data = file.read(begin, end - begin)
+    yield Raw(split.number, 0, one.kind, data, (one.path,), begin, 1 if begin == 0 else 0, split.weight)
+
+
+def _streamed(split: Split, separator: bytes) -> Iterator[Raw]:
+    """Documents of a file that must be read from its beginning."""
+    one = split.source
+    kept, first, line, piece, told, done = bytearray(), 0, 1, 0, 0, 0
+    for text, done in _text_of(one):
+        kept += text
+        if len(kept) < BLOCK:
+            continue
+        end = kept.rfind(separator)
+        if end < 0:
+            _refuse_endless(one, first, len(kept))
+            continue
+        if overlaps_itself(separator):
+            end = len(kept) - len(kept.split(separator)[-1]) - len(separator)  # counted from the left, as split does
+        data = bytes(kept[:end])
+        yield Raw(split.number, piece, one.kind, data, (one.path,), first, line, done - told)
+        line += data.count(b"\n") + separator.count(b"\n")
+        first += end + len(separator)
+        piece, told = piece + 1, done
+        del kept[: end + len(separator)]
+    yield Raw(split.number, piece, one.kind, bytes(kept), (one.path,), first, line, done - told)
+
+
+def _streamed_document(split: Split) -> Iterator[Raw]:
+    """One compressed document: whole, or in the same parts as the same text in a plain file."""
+    one = split.source
+    kept, base, piece, told, done = bytearray(), 0, 0, 0, 0  # kept[0] is byte ``base`` of the document
+    for text, done in _text_of(one):
+        kept += text
+        # A part can be cut off once the look behind its mark is certain to be complete.
+        while base + len(kept) > max(LARGE_DOCUMENT, (piece + 1) * BLOCK + _LOOK + 4):
+            end = part_end(bytes(kept[: BLOCK + _LOOK + BLOCK]), (piece + 1) * BLOCK - base)
+            weight, told = done - told, done
+            yield Raw(
+                split.number,
+                piece,
+                "documents",
+                [bytes(kept[:end])],
+                (one.path,),
+                base,
+                weight=weight,
+                continues=piece > 0,
+                opens=True,
+            )
+            del kept[:end]
+            base, piece = base + end, piece + 1
+    if piece == 0 and len(kept) <= LARGE_DOCUMENT:
+        yield Raw(split.number, 0, "documents", [bytes(kept)], (one.path,), 0, weight=done)
+        return
+    for place, (text, opens) in enumerate(_rest(bytes(kept), base, piece)):
+        yield Raw(
+            split.number,
+            piece + place,
+            "documents",
+            [text],
+            (one.path,),
+            base,
+            weight=done - told,
+            continues=piece + place > 0,
+            opens=opens,
+        )
+        base, told = base + len(text), done
+
+
+def _rest(text: bytes, base: int, piece: int) -> Iterator[tuple[bytes, bool]]:
+    total = base + len(text)
+    while (piece + 1) * BLOCK < total:
+        end = part_end(text, (piece + 1) * BLOCK - base)
+        yield text[:end], True
+        text, base, piece = text[end:], base + end, piece + 1
+    yield text, False
+
+
+def _parquet(split: Split, request: Request) -> Iterator[Raw]:
+    one = split.source
+    with _Opened(one):  # still the file that was planned with
+        row, groups = 0, range(split.begin, split.end)
+        for piece, payload in enumerate(texts(one.path, request.column, groups, BLOCK)):
+            weight = split.weight if piece == 0 else 0
+            yield Raw(split.number, piece, "documents", payload, (one.path,), row, weight=weight)
+            row += len(payload)
+
+
+def _text_of(one: Input) -> Iterator[tuple[bytes, int]]:
+    if one.compression:
+        with _Opened(one):
+            yield from decompressed(one.path, one.compression)
+        return
+    with _Opened(one) as file:
+        for at in range(0, one.size, _MORE):
+            text = file.read(at, min(_MORE, one.size - at))
+            yield text, at + len(text)
+
+
+def _whole(one: Input) -> bytes:
+    with _Opened(one) as file:
+        return file.read(0, one.size)
+
+
+def _refuse_endless(one: Input, first: int, length: int) -> None:
+    if length > LONGEST:
+        raise FormatError(
+            f"{one.path}: expected documents of at most {format_size(LONGEST)}, got a longer one at byte {first}. "
+            "Check how its documents are told apart (--lines, --separator)."
+        )
+
+
+class _Opened:
+    """An input that is still the file the run was planned with."""
+
+    def __init__(self, one: Input) -> None:
+        self._one = one
+
+    def __enter__(self) -> _Opened:
+        self._fd = os.open(self._one.path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(self._fd)
+        if (status.st_size, status.st_mtime_ns) != (self._one.size, self._one.modified):
+            os.close(self._fd)
+            raise ReadError(
+                f"{self._one.path}: expected the {self._one.size} bytes this run was planned with, got a file that "
+                "was changed since. Start again in an empty directory.",
+                path=self._one.path,
+                offset=0,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def find(self, separator: bytes, begin: int, end: int) -> int | None:
+        """Where the separator first begins in ``[begin, end)``, looking past ``end`` for its own end."""
+        reach, first = min(end + len(separator) - 1, self._one.size), begin
+        while begin < end and begin - first <= LONGEST:
+            found = self.read(begin, min(_MORE, reach - begin)).find(separator)
+            if found >= 0:
+                return begin + found
+            begin += max(1, _MORE - len(separator) + 1)
+        return None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """These bytes; fewer only where the file ends."""
+        length = min(length, self._one.size - offset)
+        try:
+            data = os.pread(self._fd, length, offset)
+            while len(data) < length:
+                more = os.pread(self._fd, length - len(data), offset + len(data))
+                if not more:
+                    raise OSError(0, "a shorter file")
+                data += more
+        except OSError as problem:
+            raise ReadError(
+                f"{self._one.path}: expected {length} bytes at {offset}, got {problem.strerror}. Check the disk.",
+                path=self._one.path,
+                offset=offset,
+                errno=problem.errno,
+            ) from problem
+        return data

@@ -1,0 +1,338 @@
+"""``convert``: from any token format Lowtide opens to ours, nanoGPT's, llm.c's or Megatron's.
+
+One idea: ids pass through in chunks, and only where documents meet does a format matter: ours, nanoGPT's and
+Megatron's end a document with its boundary id, llm.c's begins one with it. Where the id is known it is moved to the
+other side, which shifts the whole run by one; where it is not, ids are copied as they are. Bounded, restartable like
+``prepare``, and at the end the output is opened by our own readers and every id compared by checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.arguments import one_of
+from lowtide.atomic import atomic_write
+from lowtide.errors import FormatError
+from lowtide.formats import Layout, token_layout
+from lowtide.formats.manifest import NAME as MANIFEST
+from lowtide.prepare.assemble import OFTEN
+from lowtide.prepare.inputs import Input
+from lowtide.prepare.journal import Journal, refuse_foreign
+from lowtide.prepare.request import FORMATS, SHARD_TOKENS, Request
+from lowtide.prepare.shards import Shard, ShardWriter
+from lowtide.prepare.writers import Sink, Target, make_sink
+from lowtide.tokens import Tokens, open_tokens
+
+CHUNK = 1 << 20  # ids at a time
+_BUDGET = "64MiB"
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What the caller knows and the files do not say."""
+
+    dtype: str | None = None
+    eot: int | None = None
+    bos: int | None = None
+    vocab: int | None = None
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What came out, one entry for each part."""
+
+    output: str
+    to: str
+    tokens: int
+    parts: tuple[str, ...]
+    moved: bool  # the boundary id from one side of its document to the other
+    notes: tuple[str, ...]
+
+
+def convert(
+    source: str | Path,
+    output: str | Path,
+    to: str,
+    stated: Stated | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Conversion:
+    """Write the tokens of ``source`` to ``output`` in another format; of a directory with train and val, both."""
+    one_of("--to", to, FORMATS)
+    stated, target = stated or Stated(), Path(output)
+    parts = _parts_of(Path(source))
+    layouts = {name: token_layout(str(path), dtype=stated.dtype) for name, path in parts.items()}
+    refuse_foreign(target)
+    journal = Journal(target)
+    with journal.held():
+        request = Request(shard_tokens=shard_tokens, format=to)
+        journal.agree(request, _files(layouts), boundary=[stated.eot, stated.bos, stated.vocab, stated.dtype])
+        jobs = [_Part(journal, name, str(parts[name]), to, stated, request) for name in layouts]
+        total, done = sum(job.tokens for job in jobs), 0
+        for job in jobs:
+            job.run(_from(progress, done, 2 * total))
+            done += job.tokens
+        for job in jobs:
+            job.verify(_from(progress, done, 2 * total))
+            done += job.tokens
+        journal.remove()
+    notes = tuple(dict.fromkeys(note for job in jobs for note in job.notes))
+    return Conversion(str(target), to, total, tuple(layouts), any(job.shift for job in jobs), notes)
+
+
+def _from(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int], None]:
+    return lambda here: progress(before + here, total)
+
+
+def write_foreign(source: Path, journal: Journal, to: str, shard_tokens: int) -> None:
+    """A corpus of ours in the work directory of a run, in another format beside it."""
+    request = Request(shard_tokens=shard_tokens, format=to)
+    for name, path in _parts_of(source).items():
+        job = _Part(journal, name, str(path), to, Stated(), request)
+        job.run(lambda _: None)
+        job.verify(lambda _: None)
+
+
+class _Part:
+    """One run of tokens on its way from one format to another."""
+
+    def __init__(self, journal: Journal, name: str, source: str, to: str, stated: Stated, request: Request) -> None:
+        self._journal, self._name, self._source, self._to = journal, name, source, to
+        self._stated, self._request = stated, request
+        with self._opened() as tokens:
+            self.tokens = len(tokens)
+            self._vocab, self._dtype = tokens.vocab, tokens.dtype
+            eot = tokens.eot
+        if self.tokens == 0:
+            raise FormatError(f"{source}: expected tokens, got none. Name files that hold some.")
+        first = to == "llmc"  # where this format puts the boundary id
+        self._boundary = stated.bos if stated.bos is not None else eot
+        self.shift = 0 if self._boundary is None else int(first) - int(stated.bos is not None)
+        self._ends_known = not first and self._boundary is not None
+        self._tokenizer: dict[str, Any] | None = None
+        self.notes = () if self._boundary is not None else ("no boundary id is known: ids are copied as they are",)
+        self._cut_anywhere = False
+        self._done_file = f"convert-{name or 'train'}.json"
+
+    def run(self, progress: Callable[[int], None]) -> None:
+        """Write every id, from where an earlier run stopped."""
+        state = self._journal.read(self._done_file) or {}
+        at, check = int(state.get("at", 0)), int(state.get("check", 0))
+        sink = make_sink(self._to, self._target(), state.get("sink", {}), self._ids_dtype())
+        unsaved = 0
+        try:
+            with self._opened() as tokens:
+                for ids, ends in self._shifted(tokens, at):
+                    finished = sink.add(ids, ends)
+                    check = zlib.crc32(np.ascontiguousarray(ids, "<i8").data, check)
+                    at, unsaved = at + len(ids), unsaved + ids.nbytes
+                    if finished or unsaved >= OFTEN:
+                        self._save(sink, at, check)
+                        unsaved = 0
+                    progress(at)
+            if not state.get("ended"):
+                sink.end()
+            self._save(sink, at, check, ended=True)
+            self._keep_tokenizer()
+            if isinstance(sink, ShardWriter):
+                self._write_manifest(sink)
+        finally:
+            sink.close()
+        self._check = check
+
+    def verify(self, progress: Callable[[int], None]) -> None:
+        """Open what was written as anyone would and compare every id."""
+        where = self._written()
+        dtype = str(np.dtype("uint16")) if self._to == "nanogpt" else None
+        check, at = 0, 0
+        with open_tokens(where, dtype=dtype, budget=_BUDGET) as tokens:
+            while at < len(tokens):
+                ids = tokens[at : at + CHUNK]
+                check = zlib.crc32(np.ascontiguousarray(ids, "<i8").data, check)
+                at += len(ids)
+                progress(at)
+            counted = len(tokens)
+        if (counted, check) != (self.tokens, self._check):
+            raise FormatError(
+                f"{self._journal.output}: expected {self.tokens} ids with checksum {self._check:08x} after conversion, "
+                f"got {counted} with {check:08x}. Check the disk and convert again."
+            )
+
+    def _opened(self) -> Tokens:
+        stated = self._stated
+        return open_tokens(self._source, dtype=stated.dtype, eot=stated.eot, vocab=stated.vocab, budget=_BUDGET)
+
+    def _shifted(self, tokens: Tokens, start: int) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+        """Chunks of output ids from ``start`` on, with the ends of the documents in them."""
+        self._refuse_open_ends(tokens)
+        index = None if self.shift or self._boundary is not None else tokens.documents()
+        stored = _between(index, start) if index is not None else None
+        self._cut_anywhere = index is None and not self._ends_known
+        if self._cut_anywhere and self._to == "megatron":
+            raise FormatError(
+                f"{self._source}: expected documents for megatron, got tokens without boundaries. State the id that "
+                "ends a document with --eot."
+            )
+        for first in range(start, self.tokens, CHUNK):
+            last = min(first + CHUNK, self.tokens)
+            ids = self._ids(tokens, first, last)
+            if stored is not None:
+                ends = stored(first, last)
+            elif self._ends_known:
+                ends = np.flatnonzero(ids == self._boundary) + 1
+            else:  # no documents: shards of ours end wherever they are full
+                step = self._request.shard_tokens
+                ends = np.arange((first // step + 1) * step, last + 1, step, dtype=np.int64) - first
+            if last == self.tokens and self._to in ("lowtide", "megatron") and (not len(ends) or ends[-1] != len(ids)):
+                ends = np.append(ends, len(ids))  # tokens behind the last boundary are a document too
+            yield ids, ends
+
+    def _ids(self, tokens: Tokens, first: int, last: int) -> NDArray[Any]:
+        if self.shift == 0:
+            return np.asarray(tokens[first:last])
+        assert self._boundary is not None
+        ids = np.empty(last - first, tokens.dtype)
+        if self.shift == 1:  # to the front: what stood behind the last document now stands before the first
+            inner = np.asarray(tokens[max(first - 1, 0) : last - 1])
+            ids[len(ids) - len(inner) :] = inner
+            if first == 0:
+                ids[0] = self._boundary
+        else:
+            inner = np.asarray(tokens[first + 1 : min(last + 1, self.tokens)])
+            ids[: len(inner)] = inner
+            if last == self.tokens:
+                ids[-1] = self._boundary
+        return ids
+
+    def _refuse_open_ends(self, tokens: Tokens) -> None:
+        if not self.shift:
+            return
+        place = self.tokens - 1 if self.shift == 1 else 0
+        if int(tokens[place]) != self._boundary:
+            side = "last" if self.shift == 1 else "first"
+            raise FormatError(
+                f"{self._source}: expected {self._boundary} as its {side} id, as a document boundary, got "
+                f"{int(tokens[place])}. State the id with --eot (ends a document) or --bos (begins one)."
+            )
+
+    def _target(self) -> Target:
+        return Target(
+            self._directory(),
+            self._journal.path,
+            {"nanogpt": self._name or "train", "megatron": f"{self._name or 'train'}_text_document"}.get(
+                self._to, f"tokens_{self._name or 'train'}" if self._to == "llmc" else self._name
+            ),
+            self.tokens,
+            self._dtype.itemsize,
+            self._vocab,
+            self._request.shard_tokens,
+        )
+
+    def _directory(self) -> Path:
+        inner = self._name if self._to == "lowtide" else ""
+        return self._journal.output / inner if inner else self._journal.output
+
+    def _written(self) -> str | list[str]:
+        target = self._target()
+        if self._to == "lowtide":
+            return str(target.directory)
+        if self._to == "llmc":
+            return str(target.directory / f"{target.name}_*.bin")
+        return str(target.directory / f"{target.name}.bin")
+
+    def _ids_dtype(self) -> str:
+        if self._dtype.kind == "u" and self._dtype.itemsize <= 4:
+            return self._dtype.name
+        return "uint16" if self._vocab is not None and self._vocab <= 2**16 else "uint32"
+
+    def _save(self, sink: Sink, at: int, check: int, ended: bool = False) -> None:
+        state = {"at": at, "check": check, "sink": sink.checkpoint(), "ended": ended}
+        self._journal.write(self._done_file, state)
+        sink.settle()
+
+    def _write_manifest(self, writer: ShardWriter) -> None:
+        told = {"eot": self._boundary, "vocab": self._vocab}
+        content = {
+            "lowtide": 1,
+            "dtype": self._ids_dtype(),
+            **{name: value for name, value in told.items() if value is not None},
+            "tokens": writer.tokens,
+            **({} if self._cut_anywhere else {"documents": writer.documents}),
+            "shards": [self._entry(shard, writer.directory) for shard in writer.shards],
+            **({} if self._tokenizer is None else {"tokenizer": self._tokenizer}),
+        }
+        with atomic_write(writer.directory / MANIFEST) as file:
+            file.write(json.dumps(content, indent=1).encode() + b"\n")
+
+    def _entry(self, shard: Shard, directory: Path) -> dict[str, Any]:
+        """A shard for the manifest; without documents its ends are where it was cut, and say nothing."""
+        if not self._cut_anywhere:
+            return shard.as_dict()
+        (directory / shard.ends).unlink(missing_ok=True)
+        return {"file": shard.file, "tokens": shard.tokens, "crc32": shard.crc32}
+
+    def _keep_tokenizer(self) -> None:
+        """The tokenizer that lies beside a corpus of ours goes with its tokens."""
+        source = Path(self._source)
+        content = manifest_beside(source if source.is_dir() else source.parent)
+        told = content.get("tokenizer")
+        if not isinstance(told, dict) or not told.get("file"):
+            self._tokenizer = told if isinstance(told, dict) else None
+            return
+        self._tokenizer = told
+        name = Path(str(told["file"])).name
+        with atomic_write(self._directory() / name) as file:
+            file.write(((source if source.is_dir() else source.parent) / name).read_bytes())
+
+
+def manifest_beside(directory: Path) -> dict[str, Any]:
+    """The manifest of a corpus of ours as it stands; empty where there is none."""
+    try:
+        content = json.loads((directory / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) and "lowtide" in content else {}
+
+
+def _between(blocks: Iterator[NDArray[np.int64]], start: int) -> Callable[[int, int], NDArray[np.int64]]:
+    """Ends of documents in growing ranges, from a stream of blocks."""
+    held = np.empty(0, np.int64)
+    reached = start
+
+    def take(first: int, last: int) -> NDArray[np.int64]:
+        nonlocal held, reached
+        parts = [held]
+        while reached < last and (block := next(blocks, None)) is not None:
+            parts.append(block[block > start])
+            reached = int(block[-1]) if len(block) else reached
+        held = np.concatenate(parts)
+        here = held[held <= last] - first
+        held = held[held > last]
+        return here
+
+    return take
+
+
+def _parts_of(source: Path) -> dict[str, Path]:
+    """A directory with train and val corpora is both; anything else is itself."""
+    if (source / "train" / MANIFEST).is_file() and (source / "val" / MANIFEST).is_file():
+        return {"train": source / "train", "val": source / "val"}
+    if (source / "train.bin").is_file() and (source / "val.bin").is_file():
+        return {"train": source / "train.bin", "val": source / "val.bin"}
+    return {"": source}
+
+
+def _files(layouts: dict[str, Layout]) -> list[Input]:
+    extents = [extent for layout in layouts.values() for extent in layout.extents]
+    return [
+        Input(extent.path, Path(extent.path).name, "tokens", "", extent.size, Path(extent.path).stat().st_mtime_ns)
+        for extent in extents
+    ]

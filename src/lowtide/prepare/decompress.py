@@ -1,0 +1,84 @@
+"""The bytes inside .gz and .zst files, in bounded pieces.
+
+One idea: feed a decompressor from a plain read loop, so that damage and a missing end are errors with the file and the
+compressed offset, never a shorter text. Several members or frames in one file are read as one. Costs one input buffer
+and the decompressor's own window. zstandard is imported only for .zst.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from lowtide.errors import FormatError, LowtideError
+
+_READ = {"gzip": 256 * 1024, "zstd": 64 * 1024}  # zstd gives all it can for what it gets: a little at a time
+_MOST = 1024 * 1024  # bytes given out at once
+_LONGEST_WINDOW = 2**27  # what `zstd --long` needs; more is refused by zstd itself too
+
+
+def decompressed(path: str, compression: str) -> Iterator[tuple[bytes, int]]:
+    """(text, compressed bytes read so far), whole: FormatError where the file is damaged or cut."""
+    make, errors = _maker(path, compression)
+    decoder, done = make(), 0
+    begun = False  # whether the decoder has seen a byte of its member
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        while data := file.read(_READ[compression]):
+            done += len(data)
+            while data:
+                try:
+                    text, data = _step(decoder, data)
+                except errors as problem:
+                    raise FormatError(
+                        f"{path}: expected whole {compression} data, got damage before compressed byte {done}: "
+                        f"{problem}. Download it again or leave it out."
+                    ) from problem
+                begun = True
+                if text:
+                    yield text, done
+                if decoder.eof:
+                    # Some tools pad the end with zeros; gzip itself passes over them.
+                    data = data.lstrip(b"\0") if compression == "gzip" else data
+                    decoder, begun = make(), False
+    if begun or done == 0:
+        raise FormatError(
+            f"{path}: expected {compression} data with its end, got {done} bytes that stop in the middle. "
+            "Download it again or leave it out."
+        )
+
+
+def _step(decoder: Any, data: bytes) -> tuple[bytes, bytes]:
+    """Some text, and the input that is still to be fed."""
+    if isinstance(decoder, _Zstd):
+        return decoder.step(data)
+    text = decoder.decompress(data, _MOST)
+    return text, decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+
+
+class _Zstd:
+    """zstandard's object with zlib's manners."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._decoder.eof)
+
+    def step(self, data: bytes) -> tuple[bytes, bytes]:
+        text = self._decoder.decompress(data)
+        return text, self._decoder.unused_data if self.eof else b""
+
+
+def _maker(path: str, compression: str) -> tuple[Callable[[], Any], type[Exception]]:
+    if compression == "gzip":
+        return lambda: zlib.decompressobj(wbits=31), zlib.error
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        raise LowtideError(
+            f"{path}: expected zstandard to read it, got none. Install it with: pip install 'lowtide[prepare]'"
+        ) from None
+    context = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW)
+    return lambda: _Zstd(context.decompressobj()), zstandard.ZstdError

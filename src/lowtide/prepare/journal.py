@@ -1,0 +1,122 @@
+"""The work directory of a run: its lock, what it was planned with, and how far it got.
+
+One idea: everything a run needs to go on lies in ``.lowtide-prepare`` inside the output, and goes away when the output
+is whole. The lock is the kernel's and ends with the process, so a killed run blocks nobody. The plan is compared word
+for word: a run goes on only with the inputs and settings it began with, and says what differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lowtide.atomic import atomic_write
+from lowtide.errors import StateError
+from lowtide.prepare.inputs import Input
+from lowtide.prepare.request import Request, setting_flag
+
+NAME = ".lowtide-prepare"
+
+
+class Journal:
+    """The work directory ``NAME`` inside ``output``, held by this process alone."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.path = output / NAME
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock it; StateError while another process has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.seek(0)
+                raise StateError(
+                    f"{self.output}: expected a directory no other run writes, got one that process "
+                    f"{lock.read().strip() or 'unknown'} is writing. Wait for it, or name another with -o."
+                ) from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A file of the work directory; ``None`` where there is none."""
+        try:
+            content = json.loads((self.path / name).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise StateError(
+                f"{self.path / name}: expected what an earlier run left, got something else. Remove {self.output} "
+                "and start again."
+            ) from None
+        return content if isinstance(content, dict) else None
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        with atomic_write(self.path / name) as file:
+            file.write(json.dumps(content).encode())
+
+    def agree(self, request: Request, inputs: Sequence[Input], **others: Any) -> None:
+        """Write the plan, or refuse to go on where the one that is there says something else."""
+        now = {"settings": vars(request), "inputs": [[one.path, one.size, one.modified] for one in inputs], **others}
+        before = self.read("plan.json")
+        if before is None or (before != json.loads(json.dumps(now)) and self.read("journal.json") is None):
+            self._begin_anew()  # nothing was finished: somebody corrects a mistake, and there is nothing to lose
+            self.write("plan.json", now)
+            return
+        advice = "Run it as before, or start again in an empty directory"
+        for name, was, is_now in request.differences(before["settings"]):
+            flag = setting_flag(name)
+            raise StateError(
+                f"{self.output}: expected {flag} {was!r} as this run began with, got {is_now!r}. {advice}."
+            )
+        for was, one in zip(before["inputs"], now["inputs"], strict=False):
+            if was != one:
+                what = "another file in its place" if was[0] != one[0] else f"{one[1]} bytes or a later change"
+                raise StateError(
+                    f"{was[0]}: expected the {was[1]} bytes this run began with, got {what}. "
+                    "Start again in an empty directory."
+                )
+        if len(before["inputs"]) != len(inputs):
+            raise StateError(
+                f"{self.output}: expected {len(before['inputs'])} input files as this run began with, got "
+                f"{len(inputs)}. {advice}."
+            )
+        for name, value in others.items():
+            if before.get(name) != value:
+                raise StateError(
+                    f"{self.output}: expected {name} {before.get(name)!r} as this run began with, got {value!r}. "
+                    f"{advice}."
+                )
+
+    def _begin_anew(self) -> None:
+        for entry in self.path.iterdir():
+            if entry.name not in ("lock", "stdin") and entry.is_file():
+                entry.unlink()
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def refuse_foreign(output: Path) -> None:
+    """StateError for a directory that holds something else than an unfinished run of ours."""
+    if not output.exists() or (output / NAME).is_dir():
+        return
+    if not output.is_dir():
+        raise StateError(f"{output}: expected a directory, got a file. Name another with -o.")
+    names = sorted(entry.name for entry in output.iterdir())
+    if names:
+        raise StateError(
+            f"{output}: expected an empty directory or an unfinished run of the same command, got "
+            f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}. Name another with -o."
+        )

@@ -1,0 +1,221 @@
+"""Shards in the making: ids and document ends appended, checksummed, and named only when they are whole.
+
+One idea: a shard grows under a temporary name in the work directory, block by block of `CHECKED` bytes with a CRC-32
+each. A checkpoint puts everything on disk and says how long it is; a run that goes on cuts the temporary files back to
+that. Finished shards take their final names after the checkpoint that counts them, so that a kill between the two loses
+nothing: `settle` names them again. A shard ends with the first document that reaches the wanted number of tokens, so
+that no document crosses two files. Costs a MiB for each file that grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.errors import StateError
+from lowtide.formats.manifest import CHECKED
+
+_BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard, as the manifest names it."""
+
+    file: str
+    tokens: int
+    documents: int
+    ends: str
+    crc32: str  # of each CHECKED bytes, eight hexadecimal digits a block
+    ends_crc32: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "file": self.file,
+            "tokens": self.tokens,
+            "crc32": self.crc32,
+            "documents": self.documents,
+            "ends": self.ends,
+            "ends_crc32": self.ends_crc32,
+        }
+
+
+class Growing:
+    """A file that grows, with a CRC-32 for each CHECKED bytes, and can be cut back to a checkpoint."""
+
+    def __init__(self, path: Path, state: dict[str, Any] | None = None) -> None:
+        path.touch()
+        self.path = path
+        self._file: BinaryIO = path.open("r+b", buffering=_BUFFERED)
+        before = state or {"length": 0, "crc32": "", "open": 0}
+        self.length: int = before["length"]
+        sums: str = before["crc32"]
+        self._sums = [sums[place : place + 8] for place in range(0, len(sums), 8)]
+        self._open: int = before["open"]  # of the block that is not full
+        if path.stat().st_size < self.length:
+            raise StateError(
+                f"{path}: expected {self.length} bytes from before, got {path.stat().st_size}. Remove the output and "
+                "start again."
+            )
+        self._file.truncate(self.length)
+        self._file.seek(self.length)
+
+    def append(self, data: memoryview) -> None:
+        while len(data):
+            part = data[: CHECKED - self.length % CHECKED]
+            try:
+                self._file.write(part)
+            except OSError as problem:
+                raise _no_room(self.path, problem) from problem
+            self._open = zlib.crc32(part, self._open)
+            self.length += len(part)
+            if self.length % CHECKED == 0:
+                self._sums.append(f"{self._open:08x}")
+                self._open = 0
+            data = data[len(part) :]
+
+    def sync(self) -> None:
+        """All of it on disk."""
+        try:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+        except OSError as problem:
+            raise _no_room(self.path, problem) from problem
+
+    def sums(self) -> str:
+        """Checksums of all blocks, the last one too when it is not full."""
+        return "".join([*self._sums, *([f"{self._open:08x}"] if self.length % CHECKED else [])])
+
+    def checkpoint(self) -> dict[str, Any]:
+        self.sync()
+        return {"length": self.length, "crc32": "".join(self._sums), "open": self._open}
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError:  # a full disk was said already, and what is missing is written again
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
+class ShardWriter:
+    """One corpus in the making: ``add`` documents, ``checkpoint`` now and then, ``finish``."""
+
+    def __init__(self, directory: Path, work: Path, dtype: str, shard_tokens: int, state: dict[str, Any]) -> None:
+        self.directory, self._work = directory, work
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._wanted = shard_tokens
+        self.shards = [Shard(**entry) for entry in state.get("shards", ())]
+        self._tokens = int(state.get("tokens", 0))
+        self._documents = int(state.get("documents", 0))
+        self.settle()
+        self._ids = self._open("bin", state)
+        self._ends = self._open("ends", state)
+
+    def _growing(self, number: int, what: str) -> Path:
+        return self._work / f"{self.directory.name}-{number:05d}.{what}"
+
+    def _open(self, what: str, state: dict[str, Any]) -> Growing:
+        return Growing(self._growing(len(self.shards), what), state.get(what))
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards) + self._tokens
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self.shards) + self._documents
+
+    def add(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> int:
+        """Append documents; ids behind the last end belong to a document that goes on. Shards finished by it."""
+        finished = 0
+        while True:
+            # The first end that fills the shard closes it; the rest goes into the next one.
+            place = int(np.searchsorted(ends, self._wanted - self._tokens))
+            if place >= len(ends):
+                break
+            stop = int(ends[place])
+            self._append(ids[:stop], ends[: place + 1])
+            self._close()
+            finished += 1
+            ids, ends = ids[stop:], ends[place + 1 :] - stop
+        self._append(ids, ends)
+        return finished
+
+    def checkpoint(self) -> dict[str, Any]:
+        """All that is needed to go on from here, JSON-safe."""
+        return {
+            "shards": [vars(shard) for shard in self.shards],
+            "tokens": self._tokens,
+            "documents": self._documents,
+            "bin": self._ids.checkpoint(),
+            "ends": self._ends.checkpoint(),
+        }
+
+    def settle(self) -> None:
+        """Give finished shards their names; called when the journal counts them."""
+        named = False
+        for number, shard in enumerate(self.shards):
+            # The ends first: whoever finds a shard finds its ends beside it.
+            for what, name in (("ends", shard.ends), ("bin", shard.file)):
+                grown = self._growing(number, what)
+                if grown.exists():
+                    self.directory.mkdir(parents=True, exist_ok=True)
+                    grown.replace(self.directory / name)
+                    named = True
+        if named:
+            sync_directory(self.directory)
+
+    def end(self) -> None:
+        """Close the last shard."""
+        if self._tokens:
+            self._close()
+
+    def close(self) -> None:
+        self._ids.close()
+        self._ends.close()
+
+    def _append(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
+        if len(ids):
+            self._ids.append(np.ascontiguousarray(ids, self._dtype).data.cast("B"))
+        if len(ends):
+            self._ends.append((ends + self._tokens).astype("<u8").data.cast("B"))
+        self._tokens += len(ids)
+        self._documents += len(ends)
+
+    def _close(self) -> None:
+        name = f"shard-{len(self.shards):05d}"
+        sums = self._ids.sums(), self._ends.sums()
+        for growing in (self._ends, self._ids):
+            growing.sync()
+            growing.close()
+        self.shards.append(Shard(f"{name}.bin", self._tokens, self._documents, f"{name}.ends", *sums))
+        self._tokens = self._documents = 0
+        self._ids, self._ends = self._open("bin", {}), self._open("ends", {})
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable, where the filesystem can."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _no_room(path: Path, problem: OSError) -> OSError:
+    failed = OSError(
+        f"{path}: expected room for more bytes, got: {problem.strerror}. Make space and run the same command again: "
+        "it goes on where it stopped."
+    )
+    failed.errno = problem.errno
+    return failed

@@ -1,0 +1,83 @@
+"""How inputs are cut into splits that can be read and encoded apart, in any order, on any machine.
+
+One idea: a split is named by numbers alone - files, and a range of bytes or row groups in one - so that planning reads
+no text and every engine cuts alike. Plain text is cut every `BLOCK` bytes wherever that falls: the reader of a split
+takes the documents that begin inside it. Small files share a split. What cannot be entered in the middle - compressed
+files, separators that may overlap themselves - is one *streamed* split, read from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lowtide.prepare.columns import row_groups
+from lowtide.prepare.inputs import Input
+from lowtide.prepare.request import Request
+
+BLOCK = (
+    4 * 1024 * 1024
+)  # bytes of text encoded at a time: enough to hide the cost of a message, few enough to hold many
+LARGE_DOCUMENT = 16 * 1024 * 1024  # a document longer than this is encoded in parts of BLOCK, so that memory stays flat
+MOST_FILES = 4096  # that share a split
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part of the input. ``begin`` and ``end``: bytes of a plain file, or row groups of a Parquet file."""
+
+    number: int
+    inputs: tuple[Input, ...]
+    begin: int
+    end: int
+    streamed: bool = False
+    weight: int = 0  # bytes of input this stands for, for progress
+
+    @property
+    def source(self) -> Input:
+        return self.inputs[0]
+
+
+def separator_of(one: Input, request: Request) -> bytes:
+    """What stands between two documents of this input; nothing where the whole file is one."""
+    if one.kind in ("lines", "jsonl"):
+        return b"\n"
+    return request.separator.encode("utf-8", "surrogateescape") if one.kind == "separator" else b""
+
+
+def cut(inputs: Sequence[Input], request: Request) -> Iterator[Split]:
+    """Every split, in input order. Opens Parquet files for their footers, and nothing else."""
+    small: list[Input] = []
+    number = size = 0
+    for one in inputs:
+        whole = one.kind == "text" and not one.compression and one.size <= LARGE_DOCUMENT
+        if small and (not whole or size + one.size > BLOCK or len(small) == MOST_FILES):
+            yield Split(number, tuple(small), 0, 0)
+            number, small, size = number + 1, [], 0
+        if whole:
+            small.append(one)
+            size += one.size
+            continue
+        for part in _ranges(one, request):
+            yield Split(number, (one,), *part)
+            number += 1
+    if small:
+        yield Split(number, tuple(small), 0, 0)
+
+
+def _ranges(one: Input, request: Request) -> Iterator[tuple[int, int, bool, int]]:
+    """(begin, end, streamed, weight) of every split of one input."""
+    if one.kind == "parquet":
+        for begin, end, groups in row_groups(one.path, request.column, BLOCK):
+            yield begin, end, False, one.size * (end - begin) // groups
+    elif one.compression or overlaps_itself(separator_of(one, request)):
+        yield 0, one.size, True, one.size
+    else:
+        for begin in range(0, one.size, BLOCK):
+            end = min(begin + BLOCK, one.size)
+            yield begin, end, False, end - begin
+
+
+def overlaps_itself(separator: bytes) -> bool:
+    """Whether two occurrences can share bytes: then where one begins depends on all text before it."""
+    return any(separator[:size] == separator[-size:] for size in range(1, len(separator)))

@@ -1,0 +1,81 @@
+"""The corpus of this machine's own text, and the control that holds all of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.prepare.conftest import make_documents, snapshot
+
+import lowtide
+from lowtide.errors import FormatError
+from lowtide.prepare import decoder_of, kept_memmap, machine_corpus
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small machine: sources, a header, documentation, and what is not text."""
+    directory = tmp_path_factory.mktemp("root")
+    for number, text in enumerate(make_documents(900, longest=600)):
+        (directory / f"{number}{('.py', '.h', '.rst')[number % 3]}").write_text(text, encoding="utf-8")
+    (directory / "binary.so").write_bytes(bytes(1000))
+    return directory
+
+
+def test_it_is_made_once_used_again_and_reads_as_words(tmp_path: Path, root: Path) -> None:
+    first = machine_corpus(tmp_path / "cache", [root], 1_000_000)
+    before = snapshot(tmp_path)
+    again = machine_corpus(tmp_path / "cache", [root], 1_000_000)
+    assert (first.made, again.made) == (True, False)
+    assert snapshot(tmp_path) == before
+    assert first.tokens == again.tokens > 100_000
+    with lowtide.open_tokens(first.path / "train") as tokens:
+        decoder = decoder_of(first.path)
+        assert decoder is not None
+        assert "return" in decoder.text(tokens[:2000].tolist())
+    assert not list((tmp_path / "cache").glob("*.jsonl")), "what was gathered on the way is gone"
+
+
+def test_too_little_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="expected 1000000 bytes or more of source and documentation, got 0"):
+        machine_corpus(tmp_path / "cache", [tmp_path])
+
+
+def test_the_control_holds_the_whole_corpus(tmp_path: Path) -> None:
+    size = 32 * 2**20
+    np.zeros(size // 2, np.uint16).tofile(tmp_path / "train.bin")
+    found = kept_memmap(tmp_path / "train.bin", length=256, dtype="uint16")
+    assert found.corpus_bytes == size
+    assert found.mapped >= 0.95 * size
+    assert found.trace[0][1] < found.trace[-1][1]
+
+
+LOADED = "import sys; text = open(sys.argv[1]).read(); ids = list(text.encode())"
+
+
+@pytest.mark.slow
+def test_preparing_holds_a_bounded_amount_where_loading_holds_the_file(tmp_path: Path) -> None:
+    size = 200 * 2**20
+    with (tmp_path / "a.txt").open("wb") as file:
+        line = b"the tide goes out and comes back in, and nobody has to hold it\n"
+        for _ in range(size // (len(line) * 4096)):
+            file.write(line * 4096)
+
+    def peak(*command: str) -> int:
+        """KiB of the largest process that ran; measured in a process between, which has no other children."""
+        script = (
+            "import resource, subprocess, sys\n"
+            "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+        )
+        done = subprocess.run([sys.executable, "-c", script, *command], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    path = str(tmp_path / "a.txt")
+    ours = peak(sys.executable, "-m", "lowtide", "prepare", path, "-o", str(tmp_path / "out"))
+    control = peak(sys.executable, "-c", LOADED, path)
+    assert ours < 192 * 1024, f"{ours} KiB"
+    assert control > size // 1024

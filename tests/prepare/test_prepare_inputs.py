@@ -1,0 +1,213 @@
+"""Every kind of input gives the same documents in input order, and the ids of the reference tokenizer."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_cli, snapshot, write_jsonl
+
+import lowtide
+from lowtide.errors import FormatError
+from lowtide.prepare import Request, Resources, decoder_of, prepare
+
+Encoded = Callable[[Sequence[str]], list[list[int]]]
+TEXTS = make_documents(60)
+
+
+def written(directory: Path, kind: str) -> tuple[list[str], Request]:
+    """The documents in one kind of file, and the request that reads them."""
+    directory.mkdir()
+    if kind == "files":
+        for number, text in enumerate(TEXTS):
+            (directory / f"{number}.txt").write_text(text, encoding="utf-8")
+        return [str(directory)], Request()
+    if kind.startswith("lines"):
+        data = "\n".join(TEXTS).encode() + b"\n"
+        path = directory / f"a.txt{kind.removeprefix('lines')}"
+        path.write_bytes(packed(data, path.suffix))
+        return [str(path)], Request(lines=True)
+    if kind == "separator":
+        (directory / "a.txt").write_text("\n--\n".join(TEXTS), encoding="utf-8")
+        return [str(directory / "a.txt")], Request(separator="\n--\n")
+    if kind == "parquet":
+        pytest.importorskip("pyarrow", reason="NOT TESTED: Parquet - pyarrow is not installed")
+        import pyarrow.parquet
+
+        table = pyarrow.table({"text": TEXTS, "other": list(range(len(TEXTS)))})
+        pyarrow.parquet.write_table(table, directory / "a.parquet", row_group_size=7)
+        return [str(directory / "*.parquet")], Request()
+    path = write_jsonl(directory / f"a{kind}", TEXTS) if not kind.endswith(".zst") else directory / f"a{kind}"
+    if kind.endswith(".zst"):
+        path.write_bytes(packed(write_jsonl(directory / "plain", TEXTS).read_bytes(), ".zst"))
+        (directory / "plain").unlink()
+    return [str(path)], Request()
+
+
+def packed(data: bytes, ending: str) -> bytes:
+    if ending == ".gz":
+        return gzip.compress(data[:100]) + gzip.compress(data[100:])  # two members, as cat makes them
+    if ending == ".zst":
+        zstandard = pytest.importorskip("zstandard", reason="NOT TESTED: .zst - zstandard is not installed")
+        return bytes(zstandard.compress(data))
+    return data
+
+
+KINDS = ["files", "lines", "lines.gz", "lines.zst", "separator", ".jsonl", ".jsonl.gz", ".jsonl.zst", "parquet"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_input_gives_the_same_documents_in_order(tmp_path: Path, kind: str) -> None:
+    named, request = written(tmp_path / "in", kind)
+    found = prepare(named, tmp_path / "out", request)
+    assert found.documents == len(TEXTS)
+    assert documents_of(tmp_path / "out") == as_bytes(TEXTS)
+
+
+def test_ids_are_those_of_tokenizers_and_special_spellings_are_text(
+    tmp_path: Path, tokenizer: Path, encoded: Encoded
+) -> None:
+    named, _ = written(tmp_path / "in", ".jsonl")
+    found = prepare(named, tmp_path / "out", Request(tokenizer=str(tokenizer)), Resources(workers=2))
+    assert found.encoder.startswith("gigatoken")
+    assert documents_of(tmp_path / "out") == encoded(TEXTS)
+    decoder = decoder_of(tmp_path / "out")
+    assert decoder is not None
+    assert decoder.text(encoded(TEXTS)[3][:-1]) == TEXTS[3]
+    assert decoder.ids(TEXTS[3]) == encoded(TEXTS)[3][:-1]
+
+
+def test_tokenizers_gives_the_same_shards_as_gigatoken(tmp_path: Path, tokenizer: Path) -> None:
+    named, _ = written(tmp_path / "in", ".jsonl")
+    request = Request(tokenizer=str(tokenizer))
+    prepare(named, tmp_path / "fast", request, Resources(workers=1))
+    slow = prepare(named, tmp_path / "slow", request, Resources(workers=1, tokenizer_engine="tokenizers"))
+    assert slow.encoder.startswith("tokenizers")
+    one, two = snapshot(tmp_path / "fast"), snapshot(tmp_path / "slow")
+    assert {name: data for name, data in one.items() if name != "manifest.json"} == {
+        name: data for name, data in two.items() if name != "manifest.json"
+    }
+
+
+def test_order_is_that_of_the_command_line_and_of_counting_in_a_directory(tmp_path: Path) -> None:
+    for name in ("b.txt", "d/2.txt", "d/10.txt", "d/.hidden.txt", "d/skipped.bin", "a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    prepare([str(tmp_path / "b.txt"), str(tmp_path / "d"), str(tmp_path / "a.txt")], tmp_path / "out")
+    assert documents_of(tmp_path / "out") == as_bytes(["b.txt", "d/2.txt", "d/10.txt", "a.txt"])
+
+
+def test_standard_input_is_read_when_it_is_named(tmp_path: Path) -> None:
+    done = run_cli("prepare", "-", "-o", tmp_path / "out", "--lines", "--json", input="one\ntwo\n")
+    assert done.returncode == 0, done.stderr
+    assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])
+
+
+def test_standard_input_that_begins_like_json_is_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "one"}\n{"text": "two"}\n')))
+    prepare(["-"], tmp_path / "out")
+    assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])
+
+
+def test_train_and_val_share_no_document_and_lose_none(tmp_path: Path) -> None:
+    texts = make_documents(400, longest=20)
+    prepare([str(write_jsonl(tmp_path / "a.jsonl", texts))], tmp_path / "out", Request(val=0.2))
+    train, val = documents_of(tmp_path / "out" / "train"), documents_of(tmp_path / "out" / "val")
+    assert sorted(train + val) == sorted(as_bytes(texts))
+    assert 40 <= len(val) <= 120
+    order = {tuple(ids): place for place, ids in enumerate(as_bytes(texts))}
+    for part in (train, val):
+        places = [order[tuple(ids)] for ids in part]
+        assert places == sorted(places), "each part keeps the input's order"
+
+
+def test_duplicates_are_left_out_wherever_they_stand(tmp_path: Path) -> None:
+    texts = make_documents(50, longest=20)
+    doubled = [*texts, texts[3], *texts[:10], "new", "new"]
+    found = prepare([str(write_jsonl(tmp_path / "a.jsonl", doubled))], tmp_path / "out", Request(dedup=True))
+    assert documents_of(tmp_path / "out") == as_bytes([*texts, "new"])
+    assert (found.tally["duplicates"], found.documents) == (12, 51)
+
+
+def test_a_trained_bpe_is_kept_with_the_corpus_and_decodes_it(tmp_path: Path) -> None:
+    texts = make_documents(80)
+    prepare([str(write_jsonl(tmp_path / "a.jsonl", texts))], tmp_path / "out", Request(train_bpe=400))
+    with lowtide.open_tokens(tmp_path / "out") as tokens:
+        assert tokens.vocab is not None
+        assert 257 < tokens.vocab <= 400
+    decoder = decoder_of(tmp_path / "out")
+    assert decoder is not None
+    assert [decoder.text(ids[:-1]) for ids in documents_of(tmp_path / "out")] == texts
+
+
+def test_shards_end_with_the_document_that_fills_them(tmp_path: Path) -> None:
+    texts = ["abc", "de", "f" * 30, "g", "h"]
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    prepare([str(path)], tmp_path / "out", Request(shard_tokens=6))
+    sizes = [np.fromfile(shard, "<u2").size for shard in sorted((tmp_path / "out").glob("*.bin"))]
+    assert sizes == [4 + 3, 31, 2 + 2]
+    assert documents_of(tmp_path / "out") == as_bytes(texts)
+
+
+def test_nanogpt_s_own_loop_reads_a_shard(tmp_path: Path) -> None:
+    prepare([str(write_jsonl(tmp_path / "a.jsonl", TEXTS))], tmp_path / "out")
+    data = np.memmap(tmp_path / "out" / "shard-00000.bin", dtype=np.uint16, mode="r")
+    block = 64
+    starts = np.random.default_rng(0).integers(0, len(data) - block, 8)
+    x = np.stack([data[i : i + block].astype(np.int64) for i in starts])
+    whole = np.array([number for ids in as_bytes(TEXTS) for number in ids])
+    assert (x == np.stack([whole[i : i + block] for i in starts])).all()
+
+
+def test_a_sentencepiece_model_is_encoded_by_its_own_library(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece", reason="NOT TESTED: .model files - no sentencepiece")
+    sample = tmp_path / "sample.txt"
+    sample.write_text("\n".join(make_documents(300, longest=60)), encoding="utf-8")
+    options = {"vocab_size": 400, "model_type": "bpe", "byte_fallback": True, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(input=str(sample), model_prefix=str(tmp_path / "sp"), **options)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sp.model"))
+    path = write_jsonl(tmp_path / "a.jsonl", TEXTS[:20])
+    found = prepare([str(path)], tmp_path / "out", Request(tokenizer=str(tmp_path / "sp.model")))
+    assert found.encoder.startswith("sentencepiece")
+    eos = processor.eos_id()
+    assert documents_of(tmp_path / "out") == [[*processor.encode(text), eos] for text in TEXTS[:20]]
+    assert (tmp_path / "out" / "tokenizer.model").exists()
+
+
+def test_a_tiktoken_file_gives_tiktoken_s_ids(tmp_path: Path) -> None:
+    tiktoken = pytest.importorskip("tiktoken", reason="NOT TESTED: .tiktoken against tiktoken - not installed")
+    import base64
+
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    for pair in (b"th", b"the", b" the", b"en", b" t", b"re", b"\xe6\x97"):
+        ranks[pair] = len(ranks)
+    path = tmp_path / "r50k_base.tiktoken"
+    path.write_text("".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()))
+    pattern = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+    library = tiktoken.Encoding("r50k", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256})
+    source = write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    found = prepare([str(source)], tmp_path / "out", Request(tokenizer=str(path)))
+    assert documents_of(tmp_path / "out") == [[*library.encode_ordinary(text), 50256] for text in TEXTS]
+    assert found.vocab == 50257
+    assert (tmp_path / "out" / "r50k_base.tiktoken").exists()
+
+
+def test_a_tiktoken_file_of_another_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.tiktoken").write_text("IQ== 0\n")
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(FormatError, match="does not say how it cuts words"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "out", Request(tokenizer=str(tmp_path / "mine.tiktoken")))
+
+
+def test_the_command_reads_line_ends_in_a_separator_and_shows_what_came_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
+    done = run_cli("prepare", tmp_path / "a.txt", "-o", tmp_path / "out", "--separator", r"\n\n")
+    assert done.returncode == 0, done.stderr
+    assert documents_of(tmp_path / "out") == as_bytes(["one", "two", "three"])
+    assert "lowtide verify" in done.stdout
+    assert "14 x uint16, vocabulary 257" in done.stdout

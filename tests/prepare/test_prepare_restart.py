@@ -1,0 +1,258 @@
+"""Killed at any moment, the same command goes on, and the bytes are those of a run that was never stopped."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_cli, snapshot, write_jsonl
+
+from lowtide.errors import BudgetError, FormatError, StateError
+from lowtide.prepare import Request, Resources, assemble, prepare
+from lowtide.prepare.job import Status
+from lowtide.prepare.journal import NAME, Journal
+
+COMMAND = [sys.executable, "-m", "lowtide", "prepare"]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 13 MB in two files, one of them compressed: enough pieces to be killed between."""
+    directory = tmp_path_factory.mktemp("many")
+    texts = make_documents(1300, longest=2000)
+    write_jsonl(directory / "a.jsonl", texts[:900])
+    write_jsonl(directory / "b.jsonl.gz", texts[900:])
+    return directory
+
+
+def killed_after(command: list[str], seconds: float) -> bool:
+    """Start a command, kill it with SIGKILL; whether it was still running."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return True
+    return False
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_gives_the_bytes_of_one_that_was_not(
+    tmp_path: Path, many: Path, tokenizer: Path
+) -> None:
+    settings = ["--tokenizer", str(tokenizer), "--shard-tokens", "300000", "--val", "0.1", "--dedup", "64MiB"]
+    whole = [*COMMAND, str(many), "-o", str(tmp_path / "whole"), *settings]
+    begun = time.monotonic()
+    assert subprocess.run(whole, capture_output=True, check=False).returncode == 0
+    took = time.monotonic() - begun
+    broken = [*COMMAND, str(many), "-o", str(tmp_path / "broken"), *settings]
+    draw, kills = random.Random(1), 0
+    for _ in range(3):  # spread over the whole run, wherever a loaded machine puts them
+        kills += killed_after(broken, took * draw.uniform(0.3, 0.9))
+    done = subprocess.run(broken, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert kills, "no run lived long enough to be killed"
+    assert snapshot(tmp_path / "broken") == snapshot(tmp_path / "whole")
+
+
+class StoppedError(Exception):
+    """Stands for the power failing."""
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_run_stopped_after_any_piece_goes_on_from_its_last_checkpoint(
+    tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    request = Request(shard_tokens=1_500_000, val=0.2, dedup=True)
+    monkeypatch.setattr(assemble, "OFTEN", 5_000_000)
+    prepare([str(many)], tmp_path / "whole", request)
+    seen = 0
+
+    def stop(status: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > after + 2:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare([str(many)], tmp_path / "broken", request, progress=stop)
+    finished = {name for name in snapshot(tmp_path / "broken") if name.endswith(".bin") and NAME not in name}
+    before = {name: (tmp_path / "broken" / name).stat().st_mtime_ns for name in finished}
+    prepare([str(many)], tmp_path / "broken", request)
+    assert snapshot(tmp_path / "broken") == snapshot(tmp_path / "whole")
+    assert {name: (tmp_path / "broken" / name).stat().st_mtime_ns for name in finished} == before, "redone"
+
+
+def stopped(tmp_path: Path, path: Path, request: Request) -> None:
+    """Leave an unfinished run with a finished shard in ``out``."""
+
+    def stop(status: Status) -> None:
+        if status.shards:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare([str(path)], tmp_path / "out", request, progress=stop)
+
+
+SMALL = Request(shard_tokens=3)
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    stopped(tmp_path, path, SMALL)
+    with pytest.raises(StateError, match=r"expected --shard-tokens 3 as this run began with, got 50"):
+        prepare([str(path)], tmp_path / "out", Request(shard_tokens=50))
+
+
+def test_a_mistake_may_be_corrected_while_nothing_is_finished(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    with pytest.raises(FormatError, match="expected a field 'body'"):
+        prepare([str(path)], tmp_path / "out", Request(field="body"))
+    prepare([str(path)], tmp_path / "out")
+    assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])
+
+
+def test_a_changed_input_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    stopped(tmp_path, path, SMALL)
+    write_jsonl(path, ["one", "two", "three"])
+    with pytest.raises(StateError, match=r"a\.jsonl: expected the \d+ bytes this run began with"):
+        prepare([str(path)], tmp_path / "out", SMALL)
+
+
+def test_more_inputs_than_before_are_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    stopped(tmp_path, path, SMALL)
+    other = write_jsonl(tmp_path / "b.jsonl", ["three"])
+    with pytest.raises(StateError, match="expected 1 input files as this run began with, got 2"):
+        prepare([str(path), str(other)], tmp_path / "out", SMALL)
+
+
+def test_another_tokenizer_under_the_same_name_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    mine = tmp_path / "tokenizer.json"
+    mine.write_bytes(tokenizer.read_bytes())
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    request = Request(tokenizer=str(mine), shard_tokens=3)
+    stopped(tmp_path, path, request)
+    mine.write_bytes(tokenizer.read_bytes() + b"\n")
+    with pytest.raises(StateError, match="expected tokenizer"):
+        prepare([str(path)], tmp_path / "out", request)
+
+
+def test_a_directory_another_process_writes_is_refused_and_a_dead_one_s_lock_is_not(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    script = (
+        "import sys, time; from pathlib import Path; from lowtide.prepare.journal import Journal\n"
+        "with Journal(Path(sys.argv[1])).held(): print('held', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        done = run_cli("prepare", path, "-o", tmp_path / "out")
+        assert done.returncode == 1
+        assert f"process {holder.pid} is writing" in done.stderr
+        os.kill(holder.pid, signal.SIGKILL)
+    prepare([str(path)], tmp_path / "out")
+    assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.doc").write_text("mine")
+    with pytest.raises(StateError, match=r"expected an empty directory .* got thesis\.doc"):
+        prepare([str(path)], tmp_path / "out")
+    assert snapshot(tmp_path / "out") == {"thesis.doc": b"mine"}
+
+
+def test_a_finished_corpus_is_left_alone_and_another_request_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    prepare([str(path)], tmp_path / "out")
+    before = snapshot(tmp_path / "out")
+    assert prepare([str(path)], tmp_path / "out").was_complete
+    with pytest.raises(StateError, match=r"expected val 0\.0 as its corpus has, got 0\.5"):
+        prepare([str(path)], tmp_path / "out", Request(val=0.5))
+    write_jsonl(path, ["one", "three"])
+    with pytest.raises(StateError, match="expected the 1 files"):
+        prepare([str(path)], tmp_path / "out")
+    assert snapshot(tmp_path / "out") == before
+
+
+def test_a_full_disk_is_one_clear_line_and_the_run_goes_on_after_space_is_made(tmp_path: Path, many: Path) -> None:
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_000, resource.RLIM_INFINITY))
+
+    words = ("prepare", many, "-o", tmp_path / "out")
+    done = run_cli(*words, preexec_fn=small_files)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert os.strerror(errno.EFBIG) in done.stderr
+    assert "run the same command again" in done.stderr
+    assert not list((tmp_path / "out").glob("*.bin")), "nothing half-written has a final name"
+    again = run_cli(*words)
+    assert again.returncode == 0, again.stderr
+    prepare([str(many)], tmp_path / "whole")
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
+
+
+def test_a_full_table_of_seen_documents_stops_the_run_and_a_larger_one_goes_on(tmp_path: Path) -> None:
+    texts = make_documents(1000, longest=10)
+    path = write_jsonl(tmp_path / "a.jsonl", [*texts, *texts])
+    request = Request(dedup=True)
+    with pytest.raises(BudgetError, match=r"--dedup: expected at most 192 documents .* Run it again with --dedup"):
+        prepare([str(path)], tmp_path / "out", request, Resources(dedup_memory="4KiB"))
+    found = prepare([str(path)], tmp_path / "out", request, Resources(dedup_memory="1MiB"))
+    assert (found.documents, found.tally["duplicates"]) == (1000, 1000)
+
+
+def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, many: Path, tokenizer: Path) -> None:
+    request = Request(tokenizer=str(tokenizer))
+    prepare([str(many)], tmp_path / "whole", request, Resources(workers=2))
+    killed: list[int] = []
+
+    def kill_one(status: object) -> None:
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        workers = [int(pid) for pid in children if b"lowtide.prepare.worker" in _command(pid)]
+        if workers and not killed:
+            killed.append(workers[0])
+            os.kill(workers[0], signal.SIGKILL)
+
+    prepare([str(many)], tmp_path / "out", request, Resources(workers=2), progress=kill_one)
+    assert killed
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
+
+
+def _command(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_workers_end_when_the_run_is_killed(tmp_path: Path, many: Path, tokenizer: Path) -> None:
+    command = [*COMMAND, str(many), "-o", str(tmp_path / "out"), "--tokenizer", str(tokenizer), "--workers", "2"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        workers: list[int] = []
+        deadline = time.monotonic() + 120
+        while len(workers) < 2 and process.poll() is None and time.monotonic() < deadline:
+            workers = [int(pid) for pid in children.read_text().split() if b"prepare.worker" in _command(pid)]
+        process.kill()
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and any(b"prepare.worker" in _command(str(pid)) for pid in workers):
+        time.sleep(0.05)
+    assert len(workers) == 2
+    assert not any(b"prepare.worker" in _command(str(pid)) for pid in workers)
+    assert (tmp_path / "out" / NAME).is_dir()
+    with Journal(tmp_path / "out").held():
+        pass  # the dead run's lock blocks nobody
