@@ -51,7 +51,16 @@ class FeedStats:
 
 
 class Feed:
-    """An iterator of ``(x, y)``: C-contiguous, not aliasing, yours until dropped. ``feed[step]``: any step's batch."""
+    """An iterator of ``(x, y)``: C-contiguous, not aliasing, yours until dropped. ``feed[step]`` is any step's batch.
+
+    Shuffled and random feeds never end. A step that fails (``ReadError``, ``BudgetError``, ``FormatError`` for an id
+    that is too large) delivers nothing and moves nothing. Costs about 10 microseconds per batch beside reading.
+
+    >>> x, y = next(feed)
+    >>> x, y = feed[48_211]
+    >>> feed.seek(1_000)
+    >>> feed.load_state_dict(feed.state_dict())
+    """
 
     def __init__(self, cut: Cut, batch: int, ranks: Ranks, skip: Skips = ()) -> None:
         self.length = cut.length
@@ -103,7 +112,7 @@ class Feed:
         raise StopIteration
 
     def whole_batches(self) -> Feed:
-        """This feed, from now on without the batches at a sequential order's end that are not full."""
+        """This feed, without the batches at the end of a sequential order that are not full."""
         self._whole_only = True
         return self
 
@@ -152,7 +161,7 @@ class Feed:
         return -(-full // self.batch) + self.cursor - full
 
     def seek(self, step: int) -> None:
-        """Go to a step; the next batch is that step's."""
+        """Go to a step; the next batch is that step's. Costs nothing, however far."""
         self.cursor = self._checked_row(step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,7 +169,7 @@ class Feed:
         return {"lowtide": VERSION, "rows": self.cursor, **self._cut.settings(), "data": self._cut.fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where the state was; refused, naming what differs, if it is of other data or another order."""
+        """Go to where the state was; ``StateError``, naming what differs, if it is of other data or another order."""
         end = None if self._cut.rows is None else self._cut.rows + self._tail()
         self.cursor = check_state(state, self.state_dict(), position="rows", maker="feed", most=end)
 
