@@ -23,17 +23,21 @@ from lowtide import errors
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Public for other rooms of the package, not for users.
+INTERNAL = {"at", "check", "checked_start", "cursors", "estimate_inmemory_data_size", "finish", "get_read_tasks", "own"}
+INTERNAL |= {"place", "pools", "stores", "tokens"}
+
 HEAD = """# API reference
 
 <!-- Written by `make docs` from the docstrings. Change those, not this page. -->
 
-Every public name with what it does, costs and raises. `import lowtide` gives the first four parts; the adapters are imported
-by name (`import lowtide.torch`), each needs the extra of its name. Pages that explain how the parts fit:
-[quick start](quickstart.md), [arrays](arrays.md), [documents](documents.md), [mixtures](mixtures.md), [writing](writing.md),
-[resume](resume.md).
+Every public name: what it does, what it costs, what it raises. `import lowtide` gives all but the adapters, which are
+imported by name (`import lowtide.torch`); each adapter needs the extra of its name. These pages explain how the parts
+fit: [quick start](quickstart.md), [arrays](arrays.md), [documents](documents.md), [mixtures](mixtures.md),
+[writing](writing.md), [resume](resume.md).
 
-Wrong arguments raise `TypeError` or `ValueError`, a missing file `FileNotFoundError`. Everything else that can go wrong is a
-`LowtideError`, and each of those is also the built-in error it is a kind of.
+Wrong arguments raise `TypeError`, `ValueError` or `IndexError`, a missing file `FileNotFoundError`. Everything else that
+can go wrong is a `LowtideError`; each kind is also the built-in error named beside it.
 """
 
 
@@ -95,6 +99,7 @@ def _methods(thing: type) -> Iterator[tuple[str, Any]]:
         for name, value in vars(base).items():
             public = not name.startswith("_") or name in {"__getitem__", "__len__", "__iter__", "__next__"}
             function = value.fget if isinstance(value, property) else value
+            public = public and name not in INTERNAL
             if public and name not in seen and callable(function) and inspect.getdoc(function):
                 seen.add(name)
                 yield name, value
@@ -131,7 +136,9 @@ def _prose(thing: Any) -> str:
 def _section(name: str, thing: Any) -> str:
     if not inspect.isclass(thing):
         return f"### `{_signature(name, thing)}`\n\n{_prose(thing)}\n"
-    parts = [f"### `{name}`\n\n{_prose(thing)}\n"]
+    kinds = [base.__name__ for base in thing.__bases__ if base.__module__ == "builtins" and base is not object]
+    also = f" (also {kinds[0]})" if issubclass(thing, errors.LowtideError) else ""
+    parts = [f"### `{name}`{also}\n\n{_prose(thing)}\n"]
     for method, value in _methods(thing):
         parts.append(f"#### `{name}.{_signature(method, value)}`\n\n{_prose(value)}\n")
     return "\n".join(parts)

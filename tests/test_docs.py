@@ -282,5 +282,5 @@ def test_the_checks_see_links_pictures_headings_blocks_and_commands(tmp_path: Pa
         ("k = 1 / 0", 15, False),
     ]
     assert commands(page) == ["lowtide info x --json", "lowtide plan x", "make test"]
-    with pytest.raises(AssertionError, match="page.md"):
+    with pytest.raises(AssertionError, match=r"page\.md"):
         _run(page, [Block("\n\nraise SystemExit(3)", 3, True)], tmp_path)

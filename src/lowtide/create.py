@@ -113,7 +113,7 @@ class ArrayWriter:
             self._empty += 0 if self._width else len(array)
 
     def __setitem__(self, key: int | slice, rows: Any) -> None:
-        """Write rows ``i`` to ``j``, as many as they are; rows nobody writes are zeros."""
+        """Write rows ``i`` to ``j``, exactly as many as there are; rows that are never written are zeros."""
         if self._stated is None:
             raise ValueError(
                 f"{self.path}: expected a stated number of rows for out[i:j] = rows, got shape={(-1, *self._row)}. "

@@ -287,7 +287,7 @@ class Feed:
         number = whole_number("step", step, example="feed[0]")
         last = (MOST_ROWS // self.batch if self._cut.rows is None else self._all_steps()) - 1
         if not 0 <= number <= last:
-            raise IndexError(f"feed: expected a step from 0 to {last}, got {step}. Use one of those.")
+            raise IndexError(f"feed: expected a step from 0 to {last}, got {step}. Use a step in that range.")
         return self._row(number)
 
     # Processes
@@ -305,7 +305,9 @@ class Feed:
 def _checked_skip(steps: Any) -> tuple[int, int]:
     whole = (int, np.integer)
     if not isinstance(steps, (tuple, list)) or len(steps) != 2 or not all(isinstance(step, whole) for step in steps):
-        raise TypeError(f"skip: expected pairs of steps, got {steps!r}. Use skip=[(first, last)], both left out.")
+        raise TypeError(
+            f"skip: expected pairs of steps, got {steps!r}. Use skip=[(first, last)]; both are skipped too."
+        )
     first, last = int(steps[0]), int(steps[1])
     if not 0 <= first <= last:
         way_out = "Steps count from 0" if min(first, last) < 0 else f"Use skip=[({last}, {first})]"

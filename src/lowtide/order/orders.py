@@ -144,7 +144,7 @@ def checked(where: str, values: ArrayLike, n: int) -> Words:
     if int(numbers.max()) >= n:  # a negative number is a huge uint64, so one comparison finds both
         wrong = int(given[int(np.argmax(numbers))])
         raise IndexError(
-            f"{where}: expected numbers of at least 0 and below {n}, got {wrong}. Stay inside the {n} there are."
+            f"{where}: expected numbers of at least 0 and below {n}, got {wrong}. Use numbers from 0 to {n - 1}."
         )
     return numbers
 

@@ -128,7 +128,7 @@ class Kept:
                     self._order.move_to_end((id(keeper), key))
 
     def make_room(self) -> None:
-        """Let go of everything: somebody needs descriptors."""
+        """Let go of everything: descriptors are needed elsewhere."""
         with self._turn.lock:
             everything, self._order = list(self._order.items()), OrderedDict()
         _let_go(everything)
