@@ -28,7 +28,7 @@ from lowtide.prepare.encoders import hugging_face
 from lowtide.prepare.tokenizer import load_vocabulary
 
 TEXT = 100_000_000
-SEPARATOR = b"\n<|document|>\n"
+SEPARATOR = b"<|document|>\n"
 WORK = DIRECTORY / "prepare"
 CORES = len(os.sched_getaffinity(0))
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import arrays, engine, tables, tokens, writing
+from benchmarks import arrays, engine, tables, together, tokens, writing
 
 
 def main() -> int:
-    missed = arrays.main() + tokens.main() + engine.main() + writing.main()
+    missed = arrays.main() + together.main() + tokens.main() + engine.main() + writing.main()
     tables.main()
     return 1 if missed else 0
 

@@ -36,7 +36,7 @@ imported by name (`import lowtide.torch`); each adapter needs the extra of its n
 fit: [quick start](quickstart.md), [arrays](arrays.md), [documents](documents.md), [mixtures](mixtures.md),
 [writing](writing.md), [resume](resume.md).
 
-Wrong arguments raise `TypeError`, `ValueError` or `IndexError`, a missing file `FileNotFoundError`. Everything else that
+Wrong arguments raise `TypeError`, `ValueError` or `IndexError`, a missing file `FileNotFoundError`. All else that
 can go wrong is a `LowtideError`; each kind is also the built-in error named beside it.
 """
 

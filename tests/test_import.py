@@ -18,15 +18,15 @@ SOURCE = Path(lowtide.__file__).parent
 
 # The modules of ours that opening and reading need. What measures, reports, trains or prints is loaded when it is used.
 ROOMS = {
-    "lowtide": "arguments array atomic create errors feed tokens units",
+    "lowtide": "arguments array atomic create errors feed together tokens units",
     "lowtide.formats": "arrays containers datatrove decoded documents foreign guess hdf5 header held_out id_columns"
     " layout literal litgpt llmc manifest megatron members memmap neighbours npy npy_header npz raw recognise"
     " safetensors safetensors_header smell sources token_files",
     "lowtide._native": "bijection later runs twin",
     "lowtide.machine": "cgroups files limits pages",
     "lowtide.order": "feistel local orders words",
-    "lowtide.reading": "cuts fingerprint indexing iterators passes plan prefetch row_filler state streams token_range"
-    " upcoming window_filler",
+    "lowtide.reading": "column_stats cuts fingerprint html_table indexing iterators kept_rows parts passes plan"
+    " prefetch row_filler row_iteration state stratified streams token_range upcoming window_filler",
     "lowtide.storage": "behind budget buffers descriptors direct forks mapped native_read read release spans store"
     " unfinished writing",
 }

@@ -214,3 +214,22 @@ def test_bad_input_is_one_line_and_its_exit_code(words: tuple[str, ...], said: s
     np.save(table.parent / "other.npy", np.zeros((2, 5), np.float32))
     placed = [str(table.parent / word) if "." in word or word == "empty" else word for word in words]
     assert said in refusal(*placed, code=code)
+
+
+def test_a_file_of_several_arrays_is_listed_with_what_can_be_read_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "both.npz"
+    np.savez(path, features=np.zeros((7, 3), np.float32), labels=np.arange(7))
+    shown = info(str(path)).stdout
+    assert "2 arrays" in shown
+    assert "features" in shown
+    assert "float32 7 x 3, read in place" in shown
+    assert "--tensor features" in shown
+    listed = json.loads(info(str(path), "--json").stdout)
+    assert [(one["name"], one["shape"], one["in_place"]) for one in listed["members"]] == [
+        ("features", [7, 3], True),
+        ("labels", [7], True),
+    ]
+    squeezed = tmp_path / "squeezed.npz"
+    np.savez_compressed(squeezed, features=np.zeros((7, 3)), labels=np.arange(7))
+    assert "cannot be read in place" in info(str(squeezed)).stdout
+    assert "7 x 3" in info(str(path), "--tensor", "features").stdout

@@ -1,5 +1,6 @@
 """Lowtide reads arrays and token corpora far bigger than RAM inside a memory budget you set."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from lowtide.array import Array, open
@@ -7,6 +8,7 @@ from lowtide.create import create
 from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError
 from lowtide.feed import Feed
 from lowtide.storage.release import release
+from lowtide.together import Together, together
 from lowtide.tokens import Tokens, open_tokens
 
 if TYPE_CHECKING:
@@ -20,21 +22,32 @@ __all__ = [
     "LowtideError",
     "ReadError",
     "StateError",
+    "Together",
     "Tokens",
     "create",
     "open",
     "open_tokens",
     "release",
+    "together",
     "watch",
 ]
 
 __version__ = "0.1.0"
 
+_ADAPTERS = ("torch",)  # modules that import a framework, each with an extra of the same name
+
 
 def __getattr__(name: str) -> Any:
-    """``lowtide.watch`` on first use: measuring is a room of its own, and 25 ms that readers need not pay at import."""
+    """``lowtide.watch`` and the adapters on first use: what they cost at import, readers need not pay."""
     if name == "watch":
         from lowtide.memory import watch
 
         return watch
+    if name in _ADAPTERS:
+        try:
+            return importlib.import_module(f"lowtide.{name}")
+        except ModuleNotFoundError as problem:
+            raise AttributeError(
+                f"lowtide.{name}: expected {name} to be installed, got {problem}. Run: pip install 'lowtide[{name}]'."
+            ) from problem
     raise AttributeError(f"module 'lowtide' has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """``lowtide.open`` and ``Array``: typed rows on disk, read in order, shuffled or at random inside a budget.
 
-One idea: an array is a layout and a store; every way of reading it is a choice of rows. Opening reads headers only.
+One idea: an array is a layout, a store and perhaps a part of its rows; every way of reading it is a choice of rows.
+Opening reads headers only.
 Indexing gives ordinary arrays you own; iterating lends batches from a pool that never holds more than the budget.
 
 Crosses fork, threads and pickle: descriptors are opened anew in each process and there are no file positions.
@@ -16,23 +17,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lowtide.arguments import at_least, whole_number
 from lowtide.formats import Layout, layout_of
-from lowtide.machine import PAGE
-from lowtide.order import rank_slice
-from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
-from lowtide.reading.indexing import inside, select, whole
-from lowtide.reading.iterators import BatchIterator, Share
-from lowtide.reading.passes import DrawnRows, GivenRows, InFileOrder, Pass, ShuffledRows
+from lowtide.reading.column_stats import ColumnStats, stats_of
+from lowtide.reading.html_table import html_table
+from lowtide.reading.indexing import select, whole
+from lowtide.reading.parts import Parent, Part, chained, index_bytes, subset_of
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.row_filler import RowFiller
-from lowtide.storage import Store
+from lowtide.reading.row_iteration import RowIteration, counted_batch
+from lowtide.reading.stratified import split_parts
+from lowtide.storage import Budget, Store
 from lowtide.storage.budget import whole_pages
-from lowtide.units import MIB, format_size, parse_size
+from lowtide.units import format_size
 
 Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDArray[Any]]
-
-LARGEST_CHUNK = 8 * MIB  # enough to keep a disk busy; more only costs memory
 
 
 def open(  # noqa: PLR0913 - keyword-only options of the public surface
@@ -64,7 +62,7 @@ def open(  # noqa: PLR0913 - keyword-only options of the public surface
     return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
 
 
-class Array:
+class Array(RowIteration):
     """Rows on disk. ``a[...]`` gives arrays you own; ``chunks``, ``shuffled``, ``gather`` and ``sample`` iterate.
 
     Holds no data, only what its iterators lend, at most the budget. May be used by several threads, after a fork, and
@@ -75,15 +73,16 @@ class Array:
     >>> a.shape, a.dtype, len(a), a.nbytes
     """
 
-    def __init__(self, layout: Layout, store: Store) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, store: Store, part: Part | None = None) -> None:
+        self.layout = layout  # of the whole file, also where this is a part of it
         self._store = store
-        self._rows = RowFiller(layout, store)
-        self._fingerprint: dict[str, Any] | None = None
+        self._part = part
+        self._rows = RowFiller(layout, store, part)
+        super().__init__(self._rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.layout.shape
+        return (self._rows.count, *self._rows.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -99,13 +98,18 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        return self.layout.nbytes
-
-    def __len__(self) -> int:
-        return self.layout.shape[0]
+        return self._rows.count * self._rows.nbytes
 
     def __repr__(self) -> str:
-        return f"<lowtide.Array {self._store.where} shape={self.shape} dtype={self.dtype} {format_size(self.nbytes)}>"
+        part = "" if self._part is None else f" part of {self.layout.shape[0]:,} rows"
+        return f"<lowtide.Array {self.where} shape={self.shape} dtype={self.dtype} {format_size(self.nbytes)}{part}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"file": self.where, "shape": str(self.shape), "dtype": str(self.dtype)}
+        if self._part is not None:
+            facts["part of"] = f"{self.layout.shape[0]:,} rows"
+        facts |= {"bytes": format_size(self.nbytes), "budget": format_size(self.budget.limit)}
+        return html_table("lowtide.Array", facts)
 
     # One read
 
@@ -122,19 +126,7 @@ class Array:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return whole(self, dtype, copy)
 
-    # Many reads
-
-    def chunks(
-        self, rows: int | None = None, *, start: int = 0, epochs: int | None = 1, rank: int = 0, world: int = 1
-    ) -> BatchIterator:
-        """Every row once, in order, ``rows`` at a time (default: as the budget allows); the last may be short.
-
-        ``start``: rows this rank has already received. ``rank`` of ``world`` receives its own stretch of the rows.
-        """
-        first, last = rank_slice(len(self), rank, world)
-        size = self._admit("chunks", self._comfortable() if rows is None else rows, last - first)
-        self._store.keep_for_ranks(world)
-        return self._iterate(InFileOrder(first, last), size, start, Share(_epochs(epochs), rank, world))
+    # Many reads: chunks, shuffled, gather and sample are those of RowIteration
 
     def __iter__(self) -> Any:
         """Row by row, read in chunks; each row is an array of its own."""
@@ -142,73 +134,58 @@ class Array:
             for row in chunk:
                 yield row.copy()
 
-    def shuffled(
-        self,
-        batch: int,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        epochs: int | None = 1,
-        start: int = 0,
-        locality: int | str | None = None,
-        rank: int = 0,
-        world: int = 1,
-    ) -> BatchIterator:
-        """Every row exactly once, in an order that ``(seed, epoch)`` fix, in batches of ``batch`` rows.
+    def stats(self) -> ColumnStats:
+        """Of every column, in float64, in one pass: count, mean, std, min and max of the numbers, and how many NaN.
 
-        ``epochs``: passes to make, each in its own order; None: without end. ``start``: rows this rank has already
-        received, over all epochs. ``rank`` of ``world`` receives its own slice of the order. ``locality``: shuffle only
-        within runs of neighbouring rows of this many bytes (the runs in random order).
+        Costs one pass over the file and a few numbers per column. Raises ``TypeError`` for a dtype without numbers.
+
+        >>> a.stats().mean
         """
-        first, last = rank_slice(len(self), rank, world)
-        size = self._admit("shuffled", batch, last - first)
-        self._store.keep_for_ranks(world)
-        numbers = whole_number("seed", seed), whole_number("epoch", epoch)
-        order = ShuffledRows(len(self), first, last, *numbers, self._neighbours(locality))
-        return self._iterate(order, size, start, Share(_epochs(epochs), rank, world))
+        return stats_of(self, self._rows.shape, self.dtype, self.where)
 
-    def gather(self, indices: Any, batch: int, *, start: int = 0, epochs: int | None = 1) -> BatchIterator:
-        """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative from the end) or a mask."""
-        wanted = np.asarray(indices)
-        if wanted.ndim != 1:
-            raise ValueError(
-                f"gather: expected one axis of indices, got shape {wanted.shape}. Use indices.reshape(-1)."
-            )
-        if wanted.dtype == bool or wanted.size == 0:
-            wanted = np.asarray(select(wanted, self.shape).rows, np.int64)
-        size = self._admit("gather", batch, len(wanted))
-        _check_all(wanted, len(self))
-        return self._iterate(GivenRows(wanted, len(self)), size, start, Share(_epochs(epochs)))
+    # Parts
 
-    def sample(self, batch: int, *, seed: int = 0, start: int = 0) -> BatchIterator:
-        """Rows drawn with replacement, without end; ``start``: rows already received."""
-        size = self._admit("sample", batch, None)
-        if len(self) == 0:
-            raise ValueError(
-                f"{self._store.where}: expected rows to sample from, got an empty array. Use another file."
-            )
-        return self._iterate(DrawnRows(len(self), whole_number("seed", seed)), size, start, Share(None))
+    def subset(self, which: Any) -> Array:
+        """Some of the rows as an array again: row numbers in any order, a mask, or a slice.
+
+        Shares files and budget with this one. An index of 4 bytes per row counts against the budget; a slice needs
+        none. Raises ``IndexError`` for rows that do not exist.
+
+        >>> a.subset(slice(0, 1000)), a.subset([3, 1, 2])
+        """
+        parent = Parent(self.layout.shape[0], self._part, self.budget, self.where)
+        return Array(self.layout, self._store, subset_of(parent, which))
+
+    def split(self, val: float | int = 0.1, *, seed: int | None = None) -> tuple[Array, Array]:
+        """Two parts, training and validation: ``val`` is the share (below 1) or the number of rows of the second.
+
+        Without a seed the second part is the tail. With one, every run of 1,024 rows gives its share of rows that the
+        seed picks; both parts stay in file order, and no index is kept.
+        """
+        train, held_out = (self._of(part) for part in split_parts(len(self), val, seed))
+        return train, held_out
+
+    def _of(self, part: Part) -> Array:
+        return Array(self.layout, self._store, chained(part, self._part))
 
     # What it costs
 
     def plan(self, batch: int | None = None) -> Plan:
-        """Projected bytes by kind and how reading happens, and why: for batches of ``batch`` rows, or at most."""
-        rows = self._rows
-        size = (self._comfortable() if batch is None else _count("plan", batch)) * rows.nbytes
-        held = self._store.budget.limit if batch is None else rows.copies * whole_pages(size)
-        why = ("the file is in Fortran order: a row is one item of every column, so reads are many and small",)
-        return project(self._store, held, announced=2 * size, why=why if rows.fortran else ())
+        """Projected bytes by kind and how reading happens, and why: for batches of ``batch`` rows, or at most. Reads
+        nothing.
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What makes this data this data, wherever it is copied: never path, time or inode."""
-        if self._fingerprint is None:
-            self._fingerprint = {
-                "dtype": self.dtype.str,
-                "shape": list(self.shape),
-                "files": hash_of_sizes(extent.size for extent in self.layout.extents),
-                "blocks": hash_of_blocks(self._store, 1, 0, self.nbytes),
-            }
-        return dict(self._fingerprint)
+        >>> print(a.plan(4096))
+        """
+        rows = self._rows
+        size = (self._comfortable() if batch is None else counted_batch("plan", batch)) * rows.nbytes
+        held = self.budget.limit if batch is None else rows.copies * whole_pages(size)
+        why: tuple[str, ...] = ()
+        if rows.fortran:
+            why = ("the file is in Fortran order: a row is one item of every column, so reads are many and small",)
+        index = index_bytes(self._part)
+        if index:
+            why = (*why, f"an index of {format_size(index)} says which rows are in the subset")
+        return project(self._store, held, announced=2 * size, why=why, kept=index)
 
     # Life
 
@@ -229,49 +206,11 @@ class Array:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Array, (self.layout, self._store)
+        return Array, (self.layout, self._store, self._part)
 
-    def _iterate(self, order: Pass, batch: int, start: int, share: Share) -> BatchIterator:
-        iterator = BatchIterator(self._rows, order, batch, share=share, fingerprint=self.fingerprint)
-        iterator.position = iterator.checked_start(start)
-        return iterator
-
-    def _neighbours(self, locality: int | str | None) -> int | None:
-        if locality is None:
-            return None
-        return max(1, parse_size(locality, what="locality") // max(1, self._rows.nbytes))
-
-    def _comfortable(self) -> int:
-        """Rows whose bytes are an eighth of the budget, or 8 MiB where that is less."""
-        size = min(LARGEST_CHUNK, self._store.budget.limit // 8)
-        return max(1, size // max(1, self._rows.nbytes))
-
-    def _admit(self, call: str, batch: int, rows_left: int | None) -> int:
-        """The batch size to use - no more than there are rows - if the budget can hold such batches."""
-        batch = _count(call, batch)
-        store, rows = self._store, self._rows
-        store.require_open()  # a closed store is refused here, not at the first batch
-        batch = batch if rows_left is None else min(batch, max(1, rows_left))
-        pages = (store.budget.limit - store.budget.aside) // rows.copies // PAGE  # buffers are whole pages
-        fits = pages * PAGE // max(1, rows.nbytes)
-        store.budget.admit(
-            batch * rows.nbytes,
-            copies=rows.copies,
-            where=f"{store.where}: {call}({batch})",
-            smaller=f"use {call}({fits})" if fits else "",
-        )
-        return batch
-
-
-def _count(call: str, batch: int) -> int:
-    return at_least(call, batch, 1, example=f"{call}(4096)")
-
-
-def _epochs(epochs: int | None) -> int | None:
-    return None if epochs is None else at_least("epochs", epochs, 1, example="epochs=1, or None for no end")
-
-
-def _check_all(numbers: NDArray[Any], count: int) -> None:
-    """Refuse indices outside before a byte is read, in steps that stay small also for a memmap of indices."""
-    for first in range(0, len(numbers), 1 << 20):
-        inside(np.asarray(numbers[first : first + (1 << 20)]), count)
+    def reader(self, budget: Budget) -> RowFiller:
+        """The same rows through a store of its own that counts against ``budget``."""
+        self._store.require_open()
+        strategy, cache, engine = self._store.asked
+        store = Store(self.layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
+        return RowFiller(self.layout, store, self._part)

@@ -1,4 +1,4 @@
-"""Tensors from feeds, datasets for ``DataLoader``, and nanoGPT's ``get_batch`` as a drop-in.
+"""Tensors from every iterator of ours, datasets for ``DataLoader``, and nanoGPT's ``get_batch`` as a drop-in.
 
 One idea: a tensor shares memory with the batch that was read, so nothing is copied on the CPU; for a GPU the batch is
 read into pinned memory, copied asynchronously, and its buffer is free again once an event says that the copy is done.
@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -19,96 +22,186 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from lowtide.arguments import at_least
+from lowtide.array import Array
 from lowtide.errors import FormatError
 from lowtide.feed import Feed
+from lowtide.reading.iterators import BatchIterator
 from lowtide.reading.upcoming import Numbers
 from lowtide.reading.window_filler import WindowFiller
-from lowtide.storage import Store
+from lowtide.storage import Pool
+from lowtide.together import Together
 from lowtide.tokens import Tokens, open_tokens
 
-__all__ = ["FeedDataset", "TensorFeed", "WindowDataset", "nanogpt", "tensors"]
+__all__ = ["FeedDataset", "RowDataset", "TensorFeed", "WindowDataset", "nanogpt", "tensors"]
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+DtypeFor = torch.dtype | Sequence[torch.dtype | None] | dict[str, torch.dtype | None] | None
 
 IN_FLIGHT = 1  # copies to a GPU: with the batch being filled that makes the two that every budget has room for
 
 
-def tensors(feed: Feed, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> TensorFeed:
-    """The feed's batches as tensors on ``device``; has ``seek``, ``state_dict`` and ``load_state_dict`` of its own.
+def tensors(batches: Feed | BatchIterator, device: str | torch.device = "cpu", dtype: DtypeFor = None) -> TensorFeed:
+    """The batches of a feed, of an array's iterator or of ``together``'s, as tensors on ``device``.
 
-    ``dtype`` widens on the device: a feed made with ``dtype="uint16"`` ships two bytes per token and
-    ``tensors(feed, "cuda", dtype=torch.int64)`` makes eight of them there.
+    Batches keep their form: one tensor, a tuple or a dict of them. ``dtype`` converts on the device, so that a feed
+    made with ``dtype="uint16"`` ships two bytes per token and ``tensors(feed, "cuda", dtype=torch.int64)`` makes eight
+    of them there; for tuples and dicts it may say one dtype for each (None: as it is). On the CPU nothing is copied.
+    The result has ``state_dict``, ``load_state_dict`` and ``len``, as what it was made of has.
+
+    >>> x, y = next(lowtide.torch.tensors(feed))
     """
-    _refuse_same_data_for_all(feed)
-    return TensorFeed(feed, _Shipping(torch.device(device), dtype, feed.stores))
+    if not isinstance(batches, (Feed, BatchIterator)):
+        raise TypeError(
+            f"tensors: expected a feed or an iterator of rows, got {type(batches).__name__}. "
+            "Use tensors(a.shuffled(64)) or tensors(tokens.batches(64, length=1024))."
+        )
+    _refuse_same_data_for_all(batches)
+    pools = [store.pool for store in batches.stores] if isinstance(batches, Feed) else batches.pools
+    return TensorFeed(batches, _Shipping(torch.device(device), dtype, pools))
 
 
 class TensorFeed:
-    """An iterator of ``(x, y)`` tensors. Its state counts what the caller received."""
+    """An iterator of tensors. Its state counts what the caller received."""
 
-    def __init__(self, feed: Feed, shipping: _Shipping) -> None:
+    def __init__(self, feed: Feed | BatchIterator, shipping: _Shipping) -> None:
         self.feed = feed
         self._shipping = shipping
-        self._received = feed.cursor
+        self._counter = "cursor" if isinstance(feed, Feed) else "position"  # the attribute that says where it is
+        self._received = self._place
 
     def __iter__(self) -> TensorFeed:
         return self
 
-    def __next__(self) -> Pair:
-        before = self.feed.cursor
+    def __next__(self) -> Any:
+        before = self._place
         try:
-            pair = self._shipping.ship(next(self.feed))
+            batch = self._shipping.ship(next(self.feed))
         except BaseException:
-            self.feed.cursor = before  # a batch that did not reach the device comes again
+            self._place = before  # a batch that did not reach the device comes again
             raise
-        self._received = self.feed.cursor
-        return pair
+        self._received = self._place
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.feed)
+
+    def __length_hint__(self) -> int:
+        return length_hint(self.feed)
+
+    @property
+    def position(self) -> int:
+        """Rows received."""
+        return self._received
 
     def seek(self, step: int) -> None:
+        if not isinstance(self.feed, Feed):
+            raise TypeError(
+                "seek: expected a feed, got an iterator of rows. Make it with start=, or set .feed.position."
+            )
         self.feed.seek(step)
-        self._received = self.feed.cursor
+        self._received = self._place
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self.feed.state_dict(), "rows": self._received}
+        name = "rows" if isinstance(self.feed, Feed) else "position"
+        return {**self.feed.state_dict(), name: self._received}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.feed.load_state_dict(state)
-        self._received = self.feed.cursor
+        self._received = self._place
+
+    @property
+    def _place(self) -> int:
+        place: int = getattr(self.feed, self._counter)
+        return place
+
+    @_place.setter
+    def _place(self, place: int) -> None:
+        setattr(self.feed, self._counter, place)
 
 
 class _Shipping:
     """From arrays to tensors on a device."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype | None, stores: Sequence[Store]) -> None:
+    def __init__(self, device: torch.device, dtype: DtypeFor, pools: Sequence[Pool]) -> None:
         self.device = device
         self.dtype = dtype
         self._copying: deque[tuple[Any, Any]] = deque()
         if device.type == "cuda":
             if not torch.cuda.is_available():
                 raise ValueError(f"device: expected one that is here, got {device} and no CUDA. Use device='cpu'.")
-            for store in stores:
-                store.pool.allocate_with(_allocate_pinned)  # untested: no machine with CUDA has run this
+            for pool in pools:
+                pool.allocate_with(_allocate_pinned)  # untested: no machine with CUDA has run this
 
-    def ship(self, batch: tuple[NDArray[Any], NDArray[Any]]) -> Pair:
-        x, y = torch.from_numpy(batch[0]), torch.from_numpy(batch[1])
+    def ship(self, batch: Any) -> Any:
+        here = _each(_tensor, batch)
         if self.device.type == "cpu":
-            return self._widened(x), self._widened(y)
+            return self._converted(here)
         if self.device.type == "cuda":
-            return self._ship_to_cuda(x, y)
-        return self._widened(x.to(self.device)), self._widened(y.to(self.device))
+            return self._ship_to_cuda(here)
+        return self._converted(_each(lambda tensor: tensor.to(self.device), here))
 
-    def _ship_to_cuda(self, x: torch.Tensor, y: torch.Tensor) -> Pair:  # untested: no machine with CUDA has run this
-        there = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+    def _ship_to_cuda(self, here: Any) -> Any:  # untested: no machine with CUDA has run this
+        there = _each(lambda tensor: tensor.to(self.device, non_blocking=True), here)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         # The host tensors hold the lease; they are let go only after the copy out of them has completed.
-        self._copying.append((event, (x, y)))
+        self._copying.append((event, here))
         while self._copying and (self._copying[0][0].query() or len(self._copying) > IN_FLIGHT):
             self._copying.popleft()[0].synchronize()
-        return self._widened(there[0]), self._widened(there[1])
+        return self._converted(there)
 
-    def _widened(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if self.dtype is None else tensor.to(self.dtype)
+    def _converted(self, batch: Any) -> Any:
+        dtype = self.dtype
+        if dtype is None:
+            return batch
+        if isinstance(dtype, torch.dtype):
+            return _each(lambda tensor: tensor.to(dtype), batch)
+        if isinstance(dtype, dict):
+            named: dict[str, Any] = batch if isinstance(batch, dict) else {}
+            _same_members(dtype, named)
+            return {name: _each(partial(_to, dtype[name]), one) for name, one in named.items()}
+        given = batch if isinstance(batch, tuple) else (batch,)
+        if len(dtype) != len(given):
+            raise ValueError(
+                f"dtype: expected one for each of {len(given)} arrays of a batch, got {len(dtype)}. "
+                "Use None where it stays as it is."
+            )
+        found = [_each(partial(_to, wanted), one) for wanted, one in zip(dtype, given, strict=True)]
+        return tuple(found) if isinstance(batch, tuple) else found[0]
+
+
+def _same_members(dtype: dict[str, Any], batch: dict[str, Any]) -> None:
+    if set(dtype) != set(batch):
+        raise ValueError(
+            f"dtype: expected one for each of {sorted(batch)}, got {sorted(dtype)}. Use None where it stays as it is."
+        )
+
+
+def _to(dtype: torch.dtype | None, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+def _tensor(rows: NDArray[Any]) -> torch.Tensor:
+    try:
+        return torch.from_numpy(rows)
+    except (TypeError, ValueError) as problem:
+        raise TypeError(
+            f"tensors: expected numbers that torch has a dtype for, got {rows.dtype}. Convert rows with NumPy first."
+        ) from problem
+
+
+def _each(change: Callable[[Any], Any], batch: Any) -> Any:
+    """``batch`` with every array or tensor in it changed: alone, in tuples, dicts and values with fields."""
+    if isinstance(batch, (np.ndarray, torch.Tensor)):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {name: _each(change, one) for name, one in batch.items()}
+    if isinstance(batch, tuple):
+        parts = [_each(change, one) for one in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return replace(batch, **{one.name: _each(change, getattr(batch, one.name)) for one in fields(batch)})
+    return batch
 
 
 def _allocate_pinned(size: int) -> NDArray[Any]:  # untested: no machine with CUDA has run this
@@ -116,14 +209,16 @@ def _allocate_pinned(size: int) -> NDArray[Any]:  # untested: no machine with CU
     return memory
 
 
-def _refuse_same_data_for_all(feed: Feed) -> None:
-    """Several ranks and a feed that was told of none."""
+def _refuse_same_data_for_all(batches: Feed | BatchIterator) -> None:
+    """Several ranks, and batches for training that were told of none. (All ranks may validate on the same chunks.)"""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     world = torch.distributed.get_world_size() if distributed else 1
-    if world > 1 and not feed.ranks_stated:
+    told = batches.ranks_stated if isinstance(batches, Feed) else batches.world > 1 or batches.order != "shuffled"
+    if world > 1 and not told:
+        what, call = ("feed", "batches") if isinstance(batches, Feed) else ("iterator", "shuffled")
         raise ValueError(
-            f"feed: expected one with rank= and world={world}, got one without: all ranks would train on equal rows. "
-            f"Use batches(..., rank={torch.distributed.get_rank()}, world={world})."
+            f"{what}: expected one with rank= and world={world}, got one without: all ranks would train on equal rows. "
+            f"Use {call}(..., rank={torch.distributed.get_rank()}, world={world})."
         )
 
 
@@ -161,6 +256,34 @@ class WindowDataset(Dataset[Pair]):
         return list(zip(x, y, strict=True))
 
 
+class RowDataset(Dataset[Any]):
+    """Map-style: item i is row i of an array as a tensor, or of ``together`` as a tuple or dict of them.
+
+    ``DataLoader`` fetches a whole batch in one read, in its own process or in workers, forked or spawned.
+
+    >>> dataset = lowtide.torch.RowDataset(a)
+    """
+
+    def __init__(self, rows: Array | Together) -> None:
+        if not isinstance(rows, (Array, Together)):
+            raise TypeError(
+                f"RowDataset: expected an array or together(...), got {type(rows).__name__}. Use lowtide.open(path)."
+            )
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        found = _each(_tensor, self.rows[np.asarray(indices, np.int64)])
+        if isinstance(found, dict):
+            return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        return list(zip(*found, strict=True)) if isinstance(found, tuple) else list(found)
+
+
 class FeedDataset(IterableDataset[Pair]):
     """Iterable-style: the feed's batches, dealt to the workers in turn, so that none is given twice.
 
@@ -196,6 +319,8 @@ def nanogpt(
 
     Draws from torch's global generator exactly when called, as nanoGPT does, so a run goes on unchanged.
     ``cache="drop"`` leaves nothing in the page cache.
+
+    >>> x, y = lowtide.torch.nanogpt(".", block_size=128, batch_size=12)("train")
     """
     at_least("block_size", block_size, 1)
     at_least("batch_size", batch_size, 1)
@@ -212,9 +337,10 @@ def nanogpt(
                 )
             windows = WindowFiller(tokens, block_size)
             windows.admit(batch_size)
-            ready[split] = windows, _Shipping(target, None, (tokens.store,))
+            ready[split] = windows, _Shipping(target, None, (tokens.store.pool,))
         windows, shipping = ready[split]
         starts = torch.randint(len(windows.tokens) - block_size, (batch_size,))
-        return shipping.ship(windows.read(starts.numpy()))
+        pair: Pair = shipping.ship(windows.read(starts.numpy()))
+        return pair
 
     return get_batch

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 
+from lowtide._native import ENGINES
 from lowtide.storage import CACHES, STRATEGIES
 from lowtide.survey.subject import Opening, StatedData
 
@@ -50,6 +51,9 @@ def add_opening(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cache", default="auto", choices=CACHES, metavar="NAME", help="page cache afterwards: auto, keep or drop"
     )
+    group.add_argument(
+        "--engine", default="auto", choices=ENGINES, metavar="NAME", help="who makes the calls: auto, native or python"
+    )
     add_budget(group)
 
 
@@ -76,7 +80,7 @@ def stated(arguments: argparse.Namespace) -> StatedData:
 
 
 def opening(arguments: argparse.Namespace) -> Opening:
-    return Opening(arguments.strategy, arguments.cache, arguments.budget)
+    return Opening(arguments.strategy, arguments.cache, arguments.budget, arguments.engine)
 
 
 def above_zero(arguments: argparse.Namespace, **examples: str) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from lowtide.cli.flags import add_json, add_opening, add_paths, add_stated, opening, stated
 from lowtide.cli.tables import Styled, counted, facts, show
 from lowtide.survey.description import Description, describe
 from lowtide.survey.projection import cache_reason, keeps_cache, other_reasons, strategy_reason
-from lowtide.survey.subject import find
+from lowtide.survey.subject import ArrayMember, find, several_members
 from lowtide.units import format_size
 
 GUESSED = "(a guess from the first block: nothing in the file says so)"
@@ -46,12 +47,33 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    members = several_members(arguments.paths) if arguments.tensor is None else ()
+    if members:
+        _show_members(arguments.paths[0], members, as_json=arguments.json)
+        return 0
     found = describe(find(arguments.paths, stated(arguments)), opening(arguments))
     if arguments.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
         show(_lines(found))
     return 0
+
+
+def _show_members(path: str, members: tuple[ArrayMember, ...], *, as_json: bool) -> None:
+    """A file of several arrays: what each is, and whether it can be read where it lies."""
+    if as_json:
+        print(json.dumps({"path": path, "members": [{**asdict(one), "in_place": one.in_place} for one in members]}))
+        return
+    pairs = [
+        (one.name, f"{one.dtype} {' x '.join(f'{axis:,}' for axis in one.shape)}{_readable(one)}") for one in members
+    ]
+    readable = next((one.name for one in members if one.in_place), members[0].name)
+    lines = [Styled(f"{path}: {counted(len(members), 'array')}", "bold"), *facts(pairs)]
+    show([*lines, Styled(f"Describe one of them with: lowtide info {path} --tensor {readable}")])
+
+
+def _readable(member: ArrayMember) -> str:
+    return ", read in place" if member.in_place else f", cannot be read in place: {member.why_not}"
 
 
 def _lines(found: Description) -> list[Styled]:

@@ -25,7 +25,9 @@ from lowtide.prepare.tokenizer import Vocabulary, sentencepiece_processor, with_
 
 Ids = NDArray[np.unsignedinteger[Any]]
 Ends = NDArray[np.int64]
-CACHE = 48 * 1024 * 1024  # bytes of gigatoken's cache per worker; larger ones gained nothing on 1 GB of source code
+CACHE = (
+    48 * 1024 * 1024
+)  # bytes of gigatoken's cache per worker; chosen to fit the budget, other sizes were not measured
 _LONG = 2048  # bytes of an average document from which on joining costs more than a loop
 
 
@@ -106,7 +108,7 @@ class Gigatoken:
         self._grown_from = anonymous_bytes()
 
     def _load(self, text: str) -> Any:
-        # The compiled part alone: the package around it imports awkward for calls we do not make, 60 MiB a process.
+        # Its encode() gives plain arrays; encode_batch() would bring awkward into every worker.
         from gigatoken.gigatoken_rs import load_hf_json
 
         return load_hf_json(text)
@@ -164,7 +166,7 @@ def choose(vocabulary: Vocabulary, sample: Sequence[bytes], wanted: str = "auto"
         try:
             found = make_encoder(name, vocabulary).encode(sample)
         except ModuleNotFoundError:
-            note = "gigatoken is not installed: encoding with tokenizers, about 50 times slower"
+            note = "gigatoken is not installed: encoding with tokenizers, many times slower"
             return Choice(reference, settled.version, (note,))
         except Exception as problem:  # whatever it could not load or encode, the reference can
             why = f"gigatoken does not take this tokenizer ({' '.join(str(problem).split())[:120]})"

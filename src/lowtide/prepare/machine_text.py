@@ -3,7 +3,7 @@
 One idea: no download. Sources, type stubs, C and C++ headers and documentation become documents in an order that only
 their names decide; a byte-level BPE is trained on them; train and val are told apart by document hash, so that the val
 loss is about files the model never saw. Prepared once into Lowtide's cache directory and used again by every later run
-on the same set of packages. Takes about half a minute for 50 million tokens on two cores.
+on the same set of packages. Took 64 s for 40 million tokens on two busy cores.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ POLICIES = ("refuse", "replace")
 SHARD_TOKENS = 100_000_000
 MOST_SHARD_TOKENS = 2**31 - 1  # llm.c's header counts in int32, and no reader gains from larger files
 
-# A worker at rest is 30 to 100 MiB of Python and libraries, which no setting of ours changes; what it may hold beside
+# A worker at rest is Python and its libraries, which no setting of ours changes; what it may hold beside
 # that is counted here: its block of text, the encoded piece and the tokenizer's cache.
 WORKER_SHARE = 64 * MIB
 LEAST_BUDGET = 96 * MIB

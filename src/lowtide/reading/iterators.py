@@ -14,14 +14,21 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lowtide.arguments import whole_number
+from lowtide.reading.html_table import html_table
 from lowtide.reading.passes import Pass
 from lowtide.reading.state import VERSION, check_state
 from lowtide.reading.upcoming import Upcoming
+from lowtide.storage import Pool
 from lowtide.storage.forks import Turn
 
 
 class Filler(Protocol):
     """What turns positions into batches: rows of one array, or of several together."""
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Where the buffers of batches come from."""
+        ...
 
     def read(self, order: Pass, upcoming: Upcoming, first: int, count: int, room: int) -> Any: ...
 
@@ -36,9 +43,15 @@ class Share:
 
 
 class BatchIterator:
-    """Batches of a pass. ``position`` counts this rank's rows over all epochs: pass it as ``start=`` to resume.
+    """Batches of rows, lent until you drop them. ``position`` counts this rank's rows over all epochs: pass it as
+    ``start=`` to resume.
 
-    Each epoch ends with its own short batch. ``len(it)`` is the number of batches left.
+    Each epoch ends with its own short batch. ``len(it)`` is the number of batches left; an endless iterator raises
+    ``TypeError``. ``next`` raises ``ReadError`` or ``BudgetError`` without moving: ask again and the same batch comes.
+
+    >>> it = a.shuffled(4096, seed=0)
+    >>> rows = next(it)
+    >>> it.position, len(it)
     """
 
     def __init__(
@@ -98,12 +111,29 @@ class BatchIterator:
         return 0 if self._stop is None else len(self)
 
     @property
+    def pools(self) -> tuple[Pool, ...]:
+        return self._filler.pools
+
+    @property
+    def order(self) -> str:
+        """``chunks``, ``shuffled``, ``gather`` or ``sample``."""
+        return self._order.name
+
+    @property
+    def world(self) -> int:
+        """How many ranks share the rows."""
+        return self._share.world
+
+    @property
     def epoch(self) -> int:
         """Epochs finished."""
         return self.position // self._order.rows if self._order.rows else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this iterator is, and of which data and order: a few integers and a fingerprint, safe for JSON."""
+        """Where this iterator is, and of which data and order: a few integers and a fingerprint, safe for JSON.
+
+        >>> state = a.shuffled(4096, seed=0).state_dict()
+        """
         return {
             "lowtide": VERSION,
             "position": self.position,
@@ -114,7 +144,12 @@ class BatchIterator:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where the state was; refused, naming what differs, if it is of other data, another order or rank."""
+        """Go to where the state was. ``StateError``, naming what differs, if it is of other data, another order or
+        rank.
+
+        >>> it = a.shuffled(4096, seed=0)
+        >>> it.load_state_dict(a.shuffled(4096, seed=0, start=8192).state_dict())
+        """
         mine = self.state_dict()
         self.position = check_state(state, mine, position="position", maker="iterator", most=self._stop)
 
@@ -129,9 +164,18 @@ class BatchIterator:
         return number
 
     def __repr__(self) -> str:
-        end = "" if self._stop is None else f" of {self._stop:,}"
-        settings = " ".join(f"{name}={value}" for name, value in self._order.settings().items() if value is not None)
-        return f"<lowtide iterator {settings} batch={self._batch} rows={self.position:,}{end}>"
+        return f"<lowtide iterator {self.order} batch={self._batch} rows={self._progress()}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"order": self.order, "batch": f"{self._batch:,} rows", "received": f"{self._progress()} rows"}
+        if self._stop is not None:
+            facts["batches left"] = f"{len(self):,}"
+        if self.world > 1:
+            facts["rank"] = f"{self._share.rank} of {self.world}"
+        return html_table("lowtide iterator", facts)
+
+    def _progress(self) -> str:
+        return f"{self.position:,}" + (" (endless)" if self._stop is None else f" of {self._stop:,}")
 
     def _count(self, first: int) -> int:
         if self._stop is not None and first >= self._stop:

@@ -21,6 +21,8 @@ class Pass(Protocol):
     """Positions of this rank -> row numbers."""
 
     @property
+    def name(self) -> str: ...
+    @property
     def rows(self) -> int | None:
         """This rank's rows of one epoch; None: the pass has no epochs and no end."""
         ...
@@ -60,6 +62,7 @@ class InFileOrder:
 
     first: int
     last: int
+    name = "chunks"
     consecutive = True
     scattered = False
 
@@ -88,6 +91,7 @@ class ShuffledRows:
     epoch: int
     neighbours: int | None = None
     _orders: dict[int, Order] = field(default_factory=dict, init=False, repr=False, compare=False)
+    name = "shuffled"
     consecutive = False
 
     @property
@@ -131,6 +135,7 @@ class GivenRows:
 
     indices: np.ndarray[Any, Any]
     count: int
+    name = "gather"
     consecutive = False
     scattered = False
 
@@ -157,6 +162,7 @@ class DrawnRows:
 
     count: int
     seed: int
+    name = "sample"
     rows = None
     consecutive = False
     scattered = True

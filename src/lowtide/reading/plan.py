@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lowtide.machine import PAGE
+from lowtide.reading.html_table import html_table
 from lowtide.storage import Store
 from lowtide.storage.mapped import TABLE
 from lowtide.storage.read import FOLIO
@@ -33,26 +34,33 @@ class Plan:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [
-            f"budget    {format_size(self.budget)}",
-            f"anon      up to {format_size(self.anon)}",
-            f"mapped    up to {format_size(self.mapped)}",
-            f"cache     up to {format_size(self.cache)}",
-            f"strategy  {self.strategy}, engine {self.engine}",
-            f"rung      {self.rung}",
-        ]
+        lines = [f"{name:8}  {value}" for name, value in self._facts().items()]
         return "\n".join([*lines, *(f"because   {reason}" for reason in self.why)])
 
+    def _repr_html_(self) -> str:
+        return html_table("lowtide plan", {**self._facts(), "because": "; ".join(self.why)})
 
-def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = ()) -> Plan:
+    def _facts(self) -> dict[str, str]:
+        return {
+            "budget": format_size(self.budget),
+            "anon": f"up to {format_size(self.anon)}",
+            "mapped": f"up to {format_size(self.mapped)}",
+            "cache": f"up to {format_size(self.cache)}",
+            "strategy": f"{self.strategy}, engine {self.engine}",
+            "rung": self.rung,
+        }
+
+
+def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = (), kept: int = 0) -> Plan:
     """The plan of a store whose user and iterators hold at most ``held`` bytes of buffers.
 
     ``announced``: bytes of the batch being read and the next one, which pass through the page cache even when dropped.
+    ``kept``: of what the budget has set aside, bytes of memory that no strategy maps: indices, rows kept.
     """
     budget = store.budget
     name = store.strategy.name
     files = sum(extent.size for extent in store.extents)
-    aside_mapped = budget.aside if name in ("remap", "advise") else 0
+    aside_mapped = max(0, budget.aside - kept) if name in ("remap", "advise") else 0
     limit = budget.limit if budget.stated else max(budget.limit, held + budget.aside)
     # However small the allowance, one run that lies across two page tables may map all that they cover.
     mapped = max(aside_mapped, min(files, 2 * TABLE)) if aside_mapped else 0

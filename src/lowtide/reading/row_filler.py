@@ -1,7 +1,8 @@
 """Rows of a layout, read through a store into buffers: where bytes become rows.
 
 One idea: a C-ordered row is one run of bytes, so rows are runs; a Fortran-ordered row is one item out of every column,
-so its items are gathered column by column and turned. Everything above asks for rows and never knows which.
+so its items are gathered column by column and turned. Everything above asks for rows and never knows which, nor
+whether they are those of the whole file or of a part of it: numbers are translated here, just before they are read.
 
 Costs nothing beyond the store for C order. Fortran order needs a second buffer of the batch's size and one read per
 column: right, but slower; ``plan()`` says so.
@@ -20,10 +21,12 @@ from numpy.typing import NDArray
 from lowtide.errors import BudgetError
 from lowtide.formats import Layout
 from lowtide.machine import PAGE
+from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
 from lowtide.reading.indexing import Selection
+from lowtide.reading.parts import Part, Stretch, chained, lists_of
 from lowtide.reading.passes import Pass
 from lowtide.reading.upcoming import BLOCK, Numbers, Upcoming
-from lowtide.storage import Buffer, Store
+from lowtide.storage import Budget, Buffer, Pool, Store
 from lowtide.storage.buffers import wrap
 from lowtide.units import MIB, format_size
 
@@ -36,20 +39,72 @@ SCRATCH = 8 * MIB  # most bytes of whole rows read at a time where only a part o
 class RowFiller:
     """``count`` rows of ``shape`` and ``dtype``: ``block`` and ``at`` fill buffers, ``read`` lends batches."""
 
-    def __init__(self, layout: Layout, store: Store) -> None:
+    def __init__(self, layout: Layout, store: Store, part: Part | None = None) -> None:
         self.store = store
         self.layout = layout
+        self.part = part
         self.dtype = layout.dtype
-        self.count = layout.shape[0]
+        self.count = layout.shape[0] if part is None else part.count
         self.shape = layout.shape[1:]
         self.nbytes = math.prod(self.shape) * layout.dtype.itemsize
         self.fortran = layout.fortran
         self._ends = np.cumsum(layout.rows, dtype=np.int64)
+        self._fingerprint: dict[str, Any] | None = None
+        for index in lists_of(part):
+            index.hold(store.budget, store.where)
+
+    @property
+    def where(self) -> str:
+        return self.store.where
+
+    @property
+    def budget(self) -> Budget:
+        return self.store.budget
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return (self.store,)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Where its batches' buffers come from."""
+        return (self.store.pool,)
 
     @property
     def copies(self) -> int:
         """Buffers an iterator needs at once: one in the user's hands, one being filled, one to turn columns in."""
         return 3 if self.fortran else 2
+
+    def admit(self, call: str, batch: int) -> None:
+        """Refuse batches of which the budget cannot hold as many as iterating needs; ``call`` is what was called."""
+        self.store.require_open()  # a closed store is refused here, not at the first batch
+        pages = (self.budget.limit - self.budget.aside) // self.copies // PAGE  # buffers are whole pages
+        fits = pages * PAGE // max(1, self.nbytes)
+        self.budget.admit(
+            batch * self.nbytes,
+            copies=self.copies,
+            where=f"{self.where}: {call}({batch})",
+            smaller=f"use {call}({fits})" if fits > 0 else "",
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What makes these rows these rows, wherever the file is copied: never path, time or inode."""
+        if self._fingerprint is None:
+            self._fingerprint = {
+                "dtype": self.dtype.str,
+                "shape": list(self.layout.shape),
+                "files": hash_of_sizes(extent.size for extent in self.layout.extents),
+                "blocks": hash_of_blocks(self.store, 1, 0, self.layout.nbytes),
+                "part": None if self.part is None else self.part.settings(),
+            }
+        return dict(self._fingerprint)
+
+    def part_of(self, part: Part) -> RowFiller:
+        """The rows of ``part`` of these rows, from the same store."""
+        return RowFiller(self.layout, self.store, chained(part, self.part))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return RowFiller, (self.layout, self.store, self.part)
 
     # Batches, lent
 
@@ -59,7 +114,7 @@ class RowFiller:
         A short batch uses a buffer of the usual size, which is there already.
         """
         with self.store.filling(room * self.nbytes) as out:
-            if order.consecutive:
+            if order.consecutive and (self.part is None or isinstance(self.part, Stretch)):
                 self.block(int(upcoming.at(first, 1)[0]), count, out.buffer)
             else:
                 # Of rows drawn from all over a much longer array hardly two are neighbours.
@@ -82,6 +137,11 @@ class RowFiller:
 
     def block(self, first: int, count: int, buffer: Buffer) -> None:
         """Consecutive rows."""
+        if isinstance(self.part, Stretch):
+            first += self.part.first
+        elif self.part is not None:
+            self._translated(lambda done, size: np.arange(first + done, first + done + size), count, buffer)
+            return
         if self.fortran:
             self._turned(np.arange(first, first + count), buffer)
         else:
@@ -91,10 +151,26 @@ class RowFiller:
         self, numbers: Numbers, buffer: Buffer, *, ahead: Callable[[], Numbers] | None = None, sparse: bool = False
     ) -> None:
         """These rows, in this order; ``ahead`` gives the next call's, ``sparse`` says that few are neighbours."""
+        if self.part is not None:
+            if len(numbers) > BLOCK:
+                self._translated(lambda done, size: numbers[done : done + size], len(numbers), buffer)
+                return
+            rows, later = self.part.rows, ahead
+            numbers = rows(numbers)
+            ahead = None if later is None else lambda: rows(later())
         if self.fortran:
             self._turned(numbers, buffer)
         else:
             self.store.gather(numbers, self.nbytes, self.nbytes, buffer, ahead=ahead, sparse=sparse)
+
+    def _translated(self, numbers: Callable[[int, int], Numbers], count: int, buffer: Buffer) -> None:
+        """Rows of a part, in steps, so that translating many of them needs little beside the buffer."""
+        assert self.part is not None
+        if self.fortran:  # every step passes over all columns: one step
+            self._turned(self.part.rows(numbers(0, count)), buffer)
+            return
+        for done in range(0, count, BLOCK):
+            self.at(numbers(done, min(BLOCK, count - done)), buffer.after(done * self.nbytes))
 
     # Arrays of the caller's own
 

@@ -21,6 +21,8 @@ NAMES = {
     "first": "where the split begins",
     "files": "the sizes of the files",
     "dtype": "the dtype",
+    "part": "the part of the array",
+    "members": "the arrays read together",
 }
 DAMAGED = "The state is damaged: use an older one"
 
@@ -35,8 +37,9 @@ def check_state(state: Any, mine: dict[str, Any], *, position: str, maker: str, 
         found = type(state).__name__ if not isinstance(state, dict) else f"version {state.get('lowtide')!r}"
         if isinstance(state, dict) and state.get("lowtide") == VERSION:
             found = f"one without {position!r}, of something else"
+        article = "an" if maker[0] in "aeiou" else "a"
         raise StateError(
-            f"state: expected a {maker}'s state_dict() of version {VERSION}, got {found}. "
+            f"state: expected {article} {maker}'s state_dict() of version {VERSION}, got {found}. "
             f"Save it with {maker}.state_dict()."
         )
     rows = state[position]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from lowtide.array import Array
-from lowtide.formats import Layout, MissingDtypeError, layout_of, token_layout
+from lowtide.formats import ArrayMember, Layout, MissingDtypeError, layout_of, members_of, token_layout
 from lowtide.formats.layout import HEADERLESS
 from lowtide.storage import Store
 from lowtide.tokens import Tokens
@@ -34,6 +35,7 @@ class Opening:
     strategy: str = "auto"
     cache: str = "auto"
     budget: int | str = "auto"
+    engine: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,20 @@ def holds_tokens(layout: Layout) -> bool:
 
 def opened(layout: Layout, opening: Opening) -> Array | Tokens:
     """An object over the layout: tokens where it holds tokens. The one place that builds one from a layout."""
-    store = Store(layout.extents, strategy=opening.strategy, cache=opening.cache, budget=opening.budget)
+    store = Store(layout.extents, **vars(opening))
     if not holds_tokens(layout):
         return Array(layout, store)
     tokens = Tokens(layout, store)
     tokens.vocab, tokens.eot, tokens.bos = layout.vocab, layout.eot, layout.bos
     return tokens
+
+
+def several_members(paths: Sequence[str]) -> tuple[ArrayMember, ...]:
+    """The arrays of one file that holds more than one, each readable in place or not; none for any other file."""
+    if len(paths) != 1 or not Path(paths[0]).is_file():
+        return ()
+    members = members_of(paths[0])
+    return members if len(members) > 1 else ()
 
 
 def in_rows(layout: Layout, width: int) -> Layout:

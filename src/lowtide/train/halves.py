@@ -102,6 +102,7 @@ def _open(path: Path, settings: Settings) -> Tokens:
         vocab=settings.vocab_size or None,
         budget=settings.budget,
         strategy=settings.strategy,
+        engine=settings.engine,
         cache=settings.cache,
     )
 

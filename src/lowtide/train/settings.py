@@ -39,6 +39,7 @@ class Settings:
     vocab_size: int = _setting(0, "number of token ids; 0: as the data says, 256 for bytes, else 50304")
     budget: str = _setting("auto", "most bytes the reader may hold, such as 64MiB")
     strategy: str = _setting("auto", "how bytes leave the file: auto, read, direct, remap, advise, map")
+    engine: str = _setting("auto", "who makes the calls: auto, native, python")
     cache: str = _setting("auto", "whether what was read stays in the page cache: auto, keep, drop")
     out_dir: str = _setting("out", "directory for checkpoints, metrics, weights and the picture; one run at a time")
     keep: int = _setting(2, "checkpoints kept of a branch, the newest ones; what best.pt and latest.pt name stays too")

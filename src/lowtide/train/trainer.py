@@ -129,7 +129,7 @@ class Trainer:
 
     def _next_batch(self) -> tuple[Tensor, Tensor]:
         started = time.perf_counter()
-        batch = next(self._batches)
+        batch: tuple[Tensor, Tensor] = next(self._batches)
         self.seconds_waiting += time.perf_counter() - started
         return batch
 

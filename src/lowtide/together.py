@@ -1,0 +1,312 @@
+"""``lowtide.together``: arrays of equal length - features and labels, say - read row for row.
+
+One idea: one order for all members. Every batch asks each member for the same row numbers, so rows cannot drift apart;
+one budget counts the buffers of all; and members that fit into half of it are read once and kept, since reading labels
+of 8 bytes one by one costs more than the rows they belong to.
+
+Members keep their own strategy and cache. The arrays given are not touched: each member has a store of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from os import PathLike
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.array import Array, open
+from lowtide.errors import BudgetError
+from lowtide.machine import PAGE
+from lowtide.reading.html_table import html_table
+from lowtide.reading.indexing import select
+from lowtide.reading.kept_rows import GivenArray, KeptRows, RowMemory
+from lowtide.reading.parts import Listed, Parent, Part, lists_of, subset_of
+from lowtide.reading.passes import Pass
+from lowtide.reading.plan import Plan, project
+from lowtide.reading.row_filler import RowFiller
+from lowtide.reading.row_iteration import RowIteration, counted_batch
+from lowtide.reading.stratified import split_parts
+from lowtide.reading.upcoming import BLOCK, Numbers, Upcoming
+from lowtide.storage import Budget, Pool, Store
+from lowtide.storage.budget import whole_pages
+from lowtide.units import format_size
+
+Member = Array | str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str]]
+Rows = RowFiller | KeptRows | GivenArray  # of one member
+REMEMBERED = 8 * BLOCK  # numbers of one batch that are kept for the members still to come: half a MiB
+
+
+def together(*arrays: Member, budget: int | str = "auto", **named: Member) -> Together:
+    """Arrays of equal length as one: batches are tuples, or dicts where the arrays are given by name.
+
+    Members are opened arrays and parts of them, paths, memmaps, or ordinary arrays in memory. ``budget`` is for all of
+    them together; unstated, it is the sum of theirs. A member that fits in half of it is read once and kept. Raises
+    ``ValueError``, with both numbers, where lengths differ.
+
+    >>> both = lowtide.together(features=a, labels=np.zeros(len(a)))
+    >>> for batch in both.shuffled(256, seed=0): ...
+    """
+    if arrays and named:
+        raise TypeError(
+            f"together: expected arrays either in order or by name, got {len(arrays)} in order and {len(named)} by "
+            "name. Name all of them."
+        )
+    given = [*arrays, *named.values()]
+    if not given:
+        raise ValueError("together: expected one array or more, got none. Use together(X, y).")
+    opened = [one if isinstance(one, Array) or _in_memory(one) else open(one) for one in given]
+    _refuse_unequal(opened, [*named] or None)
+    shared = _shared_budget([one for one in opened if isinstance(one, Array)], budget)
+    members = [_source(one, k, shared) for k, one in enumerate(opened)]
+    return Together(_with_small_ones_kept(members, shared), tuple(named) or None, shared)
+
+
+class Together(RowIteration):
+    """Members of equal length. ``both[...]``, ``chunks``, ``shuffled``, ``gather`` and ``sample`` give all of them.
+
+    Costs one read per member and batch. Raises what ``Array`` raises.
+
+    >>> x, y = lowtide.together(a, np.zeros(len(a)))[:100]
+    """
+
+    def __init__(self, members: tuple[Rows, ...], names: tuple[str, ...] | None, budget: Budget) -> None:
+        self.names = names
+        self._members = _MemberRows(members, names, budget)
+        super().__init__(self._members)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self) * self._members.nbytes
+
+    def __getitem__(self, key: Any) -> Any:
+        """Rows of every member, in arrays you own: a row number, a slice, row numbers or a mask of rows."""
+        if isinstance(key, tuple) or key is None:
+            raise IndexError(
+                "together: expected a row number, a slice, row numbers or a mask, got an index of several axes. "
+                "Take the rows first, then index each array."
+            )
+        rows = self._members
+        return rows.packed([one.select(select(key, (one.count, *one.shape))) for one in rows.members])
+
+    def __iter__(self) -> Any:
+        """Row by row, read in chunks."""
+        pack = self._members.packed
+        for batch in self.chunks():
+            for row in zip(*(batch.values() if isinstance(batch, dict) else batch), strict=True):
+                yield pack([np.array(one) for one in row])
+
+    def subset(self, which: Any) -> Together:
+        """Some of the rows of every member: row numbers in any order, a mask, or a slice. One index serves all."""
+        return self._of(subset_of(Parent(len(self), None, self.budget, self.where), which))
+
+    def split(self, val: float | int = 0.1, *, seed: int | None = None) -> tuple[Together, Together]:
+        """Training and validation rows of every member, as ``Array.split`` makes them."""
+        train, held_out = (self._of(part) for part in split_parts(len(self), val, seed))
+        return train, held_out
+
+    def _of(self, part: Part) -> Together:
+        return Together(tuple(one.part_of(part) for one in self._members.members), self.names, self.budget)
+
+    def plan(self, batch: int | None = None) -> Plan:
+        """Projected bytes by kind, all members together, and how each is read."""
+        rows = self._members
+        size = self._comfortable() if batch is None else counted_batch("plan", batch)
+        held = self.budget.limit if batch is None else rows.needed(size)
+        fillers = (one.filler if isinstance(one, KeptRows) else one for one in rows.members)
+        files = [one for one in fillers if isinstance(one, RowFiller)]
+        kept = rows.kept + sum(one.index.nbytes for one in rows.indices())
+        plans = [project(one.store, 0, announced=2 * size * one.nbytes, kept=kept) for one in files]
+        limit = self.budget.limit if self.budget.stated else max(self.budget.limit, held + self.budget.aside)
+        mapped = self.budget.aside - kept if any(one.strategy in ("remap", "advise") for one in plans) else 0
+        return Plan(
+            anon=min(limit, held + self.budget.aside) - max(0, mapped),
+            mapped=sum(one.mapped for one in plans),
+            cache=sum(one.cache for one in plans),
+            budget=limit,
+            strategy=_all_of([one.strategy for one in plans]),
+            rung=_all_of([one.rung for one in plans]),
+            engine=_all_of([one.engine for one in plans]),
+            why=(
+                *(f"{one.where}: {reason}" for one, its in zip(files, plans, strict=True) for reason in its.why),
+                *(f"{one.where}: small, so read once and kept" for one in rows.members if isinstance(one, KeptRows)),
+            ),
+        )
+
+    def __repr__(self) -> str:
+        return f"<lowtide.Together {len(self):,} rows of {', '.join(self._described())}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"rows": f"{len(self):,}", "budget": format_size(self.budget.limit)}
+        names = self._members.called
+        return html_table("lowtide.Together", {**facts, **dict(zip(names, self._described(), strict=True))})
+
+    def _described(self) -> list[str]:
+        return [f"{one.where} {one.dtype}{list(one.shape) if one.shape else ''}" for one in self._members.members]
+
+    def close(self) -> None:
+        """Close the members' files; the arrays it was made of stay open."""
+        for store in self._members.stores:
+            store.close()
+
+    def __enter__(self) -> Together:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._members.members, self.names, self.budget, self.budget.limit)
+
+
+class _MemberRows:
+    """The same rows of every member, as a tuple or a dict."""
+
+    def __init__(self, members: tuple[Rows, ...], names: tuple[str, ...] | None, budget: Budget) -> None:
+        self.members = members
+        self.called = names or tuple(str(k) for k in range(len(members)))
+        self.names = names
+        self.budget = budget
+        self.count = members[0].count
+        self.nbytes = sum(one.nbytes for one in members)
+        self.where = " with ".join(one.where for one in members)
+        kept = {id(one.kept): one.kept for one in members if isinstance(one, KeptRows)}
+        for one in kept.values():
+            one.hold()
+        self.kept = sum(one.nbytes for one in kept.values())
+
+    def indices(self) -> list[Listed]:
+        """Those of subsets, each once."""
+        found = {id(index): index for one in self.members for index in lists_of(one.part)}
+        return list(found.values())
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return tuple(store for one in self.members for store in one.stores)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return tuple(pool for one in self.members for pool in one.pools)
+
+    def read(self, order: Pass, upcoming: Upcoming, first: int, count: int, room: int) -> Any:
+        if count <= REMEMBERED and not order.consecutive:
+            upcoming = _Remembered(upcoming)
+        with suppress(BudgetError):
+            return self.packed([one.read(order, upcoming, first, count, room) for one in self.members])
+        # Each member has buffers of its own; free ones of another size, or of another member, may fill the budget.
+        for pool in self.pools:
+            pool.trim()
+        return self.packed([one.read(order, upcoming, first, count, room) for one in self.members])
+
+    def packed(self, parts: Sequence[Any]) -> Any:
+        return tuple(parts) if self.names is None else dict(zip(self.names, parts, strict=True))
+
+    def needed(self, batch: int) -> int:
+        """Bytes of buffers that iterating needs at once."""
+        return sum(one.copies * (whole_pages(batch * one.nbytes) or PAGE) for one in self.members)
+
+    def admit(self, call: str, batch: int) -> None:
+        for store in self.stores:
+            store.require_open()
+        room = self.budget.limit - self.budget.aside - 3 * PAGE * len(self.members)
+        fits = room // max(1, sum(one.copies * one.nbytes for one in self.members))
+        batches = 2 * whole_pages(batch * self.nbytes)
+        self.budget.admit(
+            batch * self.nbytes,
+            copies=2,
+            extra=max(0, self.needed(batch) - batches),
+            where=f"{self.where}: {call}({batch})",
+            smaller=f"use {call}({fits})" if fits > 0 else "",
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"members": list(self.called)}
+        for name, one in zip(self.called, self.members, strict=True):
+            found |= {f"{name}.{what}": value for what, value in one.fingerprint().items()}
+        return found
+
+
+class _Remembered(Upcoming):
+    """The numbers of one batch, computed for the first member and kept for the others."""
+
+    __slots__ = ("_found", "_upcoming")
+
+    def __init__(self, upcoming: Upcoming) -> None:
+        self._upcoming = upcoming
+        self._found: dict[tuple[int, int], Numbers] = {}
+
+    def at(self, first: int, count: int) -> Numbers:
+        found = self._found.get((first, count))
+        if found is None:
+            found = self._found[first, count] = self._upcoming.at(first, count)
+        return found
+
+
+def _rebuilt(members: tuple[Rows, ...], names: tuple[str, ...] | None, budget: Budget, limit: int) -> Together:
+    budget.limit = max(budget.limit, limit)  # an unstated budget travels without what it grew to
+    return Together(members, names, budget)
+
+
+def _in_memory(one: object) -> bool:
+    """An ordinary array: anything but a memmap, which has a file, or a view of one."""
+    base: Any = one
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap):
+            return False
+        base = base.base
+    return isinstance(one, np.ndarray)
+
+
+def _source(one: Any, number: int, budget: Budget) -> RowFiller | GivenArray:
+    if isinstance(one, Array):
+        return one.reader(budget)
+    return GivenArray(one, budget, f"array {number} in memory")
+
+
+def _refuse_unequal(arrays: Sequence[Any], names: Sequence[str] | None) -> None:
+    def called(number: int) -> str:
+        if names is not None:
+            return names[number]
+        one = arrays[number]
+        return one.where if isinstance(one, Array) else f"array {number} in memory"
+
+    for number, one in enumerate(arrays):
+        if not isinstance(one, Array) and one.ndim == 0:
+            raise ValueError("together: expected arrays of rows, got a single number. Use together(X, y).")
+        if len(one) != len(arrays[0]):
+            short, long = sorted((0, number), key=lambda k: len(arrays[k]))
+            raise ValueError(
+                f"together: expected as many rows in {called(number)} as in {called(0)}, {len(arrays[0])}, got "
+                f"{len(one)}. Check which rows belong together; {called(long)}'s first are "
+                f"subset(slice({len(arrays[short])}))."
+            )
+
+
+def _shared_budget(arrays: Sequence[Array], budget: int | str) -> Budget:
+    """The stated one; or the sum of the members', strict if one of theirs is."""
+    shared = Budget(budget)
+    if not shared.stated and arrays:
+        shared.limit = sum(one.budget.limit for one in arrays)
+        shared.stated = any(one.budget.stated for one in arrays)
+    return shared
+
+
+def _with_small_ones_kept(sources: Sequence[RowFiller | GivenArray], budget: Budget) -> tuple[Rows, ...]:
+    """Members that fit into half of the budget, the smallest first, as rows to keep."""
+    members: list[Rows] = list(sources)
+    room = (budget.limit - budget.aside) // 2
+    files = [(k, RowMemory(one)) for k, one in enumerate(sources) if isinstance(one, RowFiller)]
+    for k, kept in sorted(files, key=lambda found: found[1].nbytes):
+        if 0 < kept.nbytes <= room and kept.hold():
+            members[k] = KeptRows(kept)
+            room -= kept.nbytes
+    return tuple(members)
+
+
+def _all_of(words: Sequence[str]) -> str:
+    return " and ".join(dict.fromkeys(words)) or "none"
