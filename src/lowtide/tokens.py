@@ -135,14 +135,8 @@ class Tokens(TokenRange):
         """A feed of ``(x, y)`` with ``length`` tokens per row; ``batch`` is the global batch of all ranks together.
 
         ``order``: ``shuffled`` (every window once per epoch), ``random`` (with replacement) or ``sequential`` (every
-        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``locality``: bytes of
-        neighbouring windows that are shuffled among themselves, for disks that scattered reads slow down. ``skip``:
-        steps of this batch size to leave out around a loss spike, as (first, last), both included.
-
-        Reads nothing yet. Raises ``BudgetError`` where two batches do not fit, ``FormatError`` where there are too few
-        tokens, ``ValueError`` for a batch that does not divide among the ranks.
-
-        >>> x, y = next(tokens.batches(64, length=128, seed=1337))
+        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``skip``: steps of this batch
+        size to leave out around a loss spike, as (first, last), both included.
         """
         batch, length = at_least("batch", batch, 1), at_least("length", length, 1)
         stream = make_stream(order, len(self), length, seed)
