@@ -56,13 +56,34 @@ COMING_COMMANDS = {"prepare", "verify", "convert", "peek"}
 # Kinds of error: what raises them says so.
 NO_EXAMPLE = {"FormatError", "StateError", "ReadError", "BudgetError"}
 
-# Pages whose Python needs more than a directory. Each is run, with what it needs, by the test named here.
-RUN_ELSEWHERE = {
-    "formats.md": "tests/formats/test_formats_page.py makes a file of every format",
-    "nanogpt.md": "tests/train/test_train_nanogpt.py makes its edits in a training script",
-    "train.md": "tests/train/test_train_sample.py runs it after a training run",
-    "prepare.md": "tests/prepare has the corpus it takes for granted",
-    "what-is-growing.md": "its blocks name programs of the reader's own",
+# Pages whose Python needs more than a directory, and why; where a test runs it with what it needs, its name.
+COMPILED_ONLY = {
+    "formats.md": "a file of every format: tests/formats/test_formats_page.py",
+    "nanogpt.md": "edits of a training script: tests/train/test_train_nanogpt.py",
+    "train.md": "the weights of a training run: tests/train/test_train_sample.py",
+    "prepare.md": "texts and a tokenizer of the reader's own",
+}
+
+# Files and names that a page takes for granted, where it does not make them in a comment of its own.
+RUN_FIRST = {
+    "documents.md": """
+import numpy as np, torch, torch.nn.functional as F, lowtide
+from pathlib import Path
+Path("corpus").mkdir()
+(np.arange(200_000) % 431 + 50_257 - 431).astype("uint16").tofile("corpus/a.bin")
+logits, mask = torch.zeros(64, 1024, 8), torch.ones(64, 1024)
+_cross_entropy = F.cross_entropy
+F.cross_entropy = lambda logits, y, **options: _cross_entropy(logits, torch.as_tensor(y) % 8, **options)
+""",
+    "mixtures.md": """
+import json, numpy as np
+from pathlib import Path
+for name in ("web", "code", "math"):
+    Path(name).mkdir()
+    np.zeros(200_000, "uint16").tofile(f"{name}/a.bin")
+    shards = [{"file": "a.bin", "tokens": 200_000}]
+    Path(name, "manifest.json").write_text(json.dumps({"lowtide": 1, "dtype": "uint16", "shards": shards}))
+""",
 }
 
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -175,10 +196,10 @@ def test_every_python_block_of_a_page_compiles(page: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page) and page.name not in RUN_ELSEWHERE], ids=lambda page: page.name
+    "page", [page for page in PAGES if blocks(page) and page.name not in COMPILED_ONLY], ids=lambda page: page.name
 )
 def test_every_python_block_of_a_page_runs_in_a_fresh_directory(page: Path, tmp_path: Path) -> None:
-    run, skipped, lost = [], [], set[str]()
+    run, skipped, lost = [Block(RUN_FIRST.get(page.name, ""), 1, True)], [], set[str]()
     for block in (block for block in blocks(page) if block.run):
         wanted = [name for text, name in COMING.items() if text in block.code and missing(name)]
         unknown = block.needs & lost
