@@ -154,7 +154,7 @@ class Feed:
 
     @property
     def step(self) -> int:
-        """Steps of this batch size that the rows delivered so far make."""
+        """How many steps of this batch size the rows delivered so far make up."""
         full = self._cut.rows
         if full is None or self.cursor < full:
             return self.cursor // self.batch

@@ -67,7 +67,7 @@ class WriteBehind:
         self._change = threading.Condition(self._lock)
 
     def write(self, parts: list[memoryview], offset: int) -> None:
-        """``parts`` one after the other at ``offset``, at most a piece together; returns once others may follow."""
+        """Write ``parts`` one after the other at ``offset``, together at most one piece; returns once others may follow."""
         length = sum(len(part) for part in parts)
         me = threading.get_ident()
         try:
