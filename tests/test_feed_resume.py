@@ -181,7 +181,7 @@ def test_where_names_the_file_and_byte_each_row_begins_at(tmp_path: Path, name: 
                 x, _ = feed[step]
                 places = feed.where(step)
                 assert len(places) == len(x) == 8
-                for row, (file, offset, _) in zip(x, places, strict=True):
+                for row, (file, offset, *_) in zip(x, places, strict=True):
                     found = np.fromfile(file, whole.dtype, LENGTH, offset=offset)
                     assert len(found) >= 1  # a window may go on in the next file
                     assert np.array_equal(found, row[: len(found)])

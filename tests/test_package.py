@@ -54,7 +54,7 @@ LAYERS: list[set[str]] = [
     {"storage", "order", "memory"},
     {"formats"},
     {"reading"},
-    {"array", "create", "feed"},
+    {"array", "create", "feed", "windows"},
     {"together"},
     {"tokens"},  # what a user opens; its batches() makes feeds
     {"torch", "dask", "ray", "survey", "report", "pytest_plugin", "notebook"},
@@ -65,10 +65,11 @@ LAYERS: list[set[str]] = [
 # Inside the rooms of the reading path, files from the bottom up: each may import only files before it.
 INSIDE: dict[str, str] = {
     "order": "words feistel orders local",
-    "storage": "forks budget buffers descriptors spans read native_read direct mapped store release behind unfinished"
-    " writing",
+    "storage": "forks budget buffers descriptors spans read native_read direct mapped store unequal release behind"
+    " unfinished writing",
     "reading": "upcoming prefetch fingerprint html_table passes indexing parts stratified state plan row_filler"
-    " kept_rows column_stats token_range window_filler streams cuts iterators row_iteration",
+    " kept_rows column_stats token_range boundaries kept_arrays boundary_index document_counts accounts docs"
+    " window_filler packing packed_rows packed_filler streams cuts stride_documents packed_cut iterators row_iteration",
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # The names a user has. Rooms above all of them may use them as a user does; below, that would be a circle.

@@ -15,18 +15,17 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide.arguments import at_least
-from lowtide.errors import FormatError
-from lowtide.feed import Feed, Ranks, Skips
+from lowtide.feed import Feed, Skips
 from lowtide.formats import Layout, column_layout, document_ends, token_layout
 from lowtide.formats.sources import Source
-from lowtide.reading.cuts import StrideCut
+from lowtide.reading.boundaries import ends_by_id, marks_of
+from lowtide.reading.boundary_index import Progress
 from lowtide.reading.indexing import select, whole
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.streams import make_stream
 from lowtide.reading.token_range import TokenRange
-from lowtide.reading.window_filler import WindowFiller
 from lowtide.storage import Store
 from lowtide.units import format_size
+from lowtide.windows import Windows
 
 ITERATED = 65_536  # tokens read at a time when somebody loops over them one by one
 
@@ -138,21 +137,33 @@ class Tokens(TokenRange):
         token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``skip``: steps of this batch
         size to leave out around a loss spike, as (first, last), both included.
         """
-        batch, length = at_least("batch", batch, 1), at_least("length", length, 1)
-        stream = make_stream(order, len(self), length, seed)
-        self._long_enough(length, order)
-        ranks = _ranks(batch, rank, world)
-        self.store.keep_for_ranks(ranks.world)
-        windows = WindowFiller(self, length, dtype, consecutive=stream.consecutive)
-        feed = Feed(StrideCut(windows, stream), batch, ranks, skip)
-        windows.admit(batch // ranks.world)
-        return feed
+        windows = self.windows(length, dtype=dtype)
+        return windows.batches(batch, seed=seed, order=order, rank=rank, world=world, skip=skip)
+
+    def windows(
+        self,
+        length: int,
+        *,
+        cut: str = "stride",
+        documents: bool = False,
+        dtype: DTypeLike = "int64",
+        progress: Progress = None,
+    ) -> Windows:
+        """Rows of ``length`` tokens to make feeds from. ``cut``: ``stride`` (what ``batches`` uses) or ``packed``
+        (whole documents by best fit, the rest padded). ``documents=True`` adds which document each token is of.
+
+        Documents and packing need an index, built at the first use and kept beside the data or in the user's cache
+        directory; ``progress(done, total)`` hears of it, in tokens.
+        """
+        return Windows(self, length, cut=cut, documents=documents, dtype=dtype, progress=progress)
 
     def documents(self) -> Iterator[NDArray[np.int64]] | None:
-        """Where documents end, in blocks of bounded size, where the format knows them; else None."""
+        """Where documents end, in blocks of bounded size: from the format, or by reading all tokens for ``eot`` or
+        ``bos``. None where nothing tells documents apart."""
         blocks = document_ends(self.layout)
         if blocks is None:
-            return None
+            marks = marks_of(self)
+            return None if marks is None else ends_by_id(self, marks)
         # An end at the first token of a split closes a document of the part before it; at 0 it is an empty document.
         least = self.first + 1 if self.first else 0
         return (block[(block >= least) & (block <= self.last)] - self.first for block in blocks)
@@ -182,15 +193,6 @@ class Tokens(TokenRange):
     def _part(self, first: int, last: int) -> Tokens:
         return _rebuild(self.layout, self.store, first, last, self.vocab, self.eot, self.bos)
 
-    def _long_enough(self, length: int, order: str) -> None:
-        needed = {"sequential": 2, "random": length + 1}.get(order, 2 * length)
-        if len(self) < needed:
-            longest = len(self) // 2 if order == "shuffled" else len(self) - 1
-            raise FormatError(
-                f"{self.store.where}: expected {needed} tokens or more for length={length} ({order}), got {len(self)}. "
-                f"Use {f'length={longest} or less, or ' if longest > 0 else ''}more data."
-            )
-
 
 def _rebuild(
     layout: Layout, store: Store, first: int, last: int, vocab: int | None, eot: int | None, bos: int | None = None
@@ -198,22 +200,3 @@ def _rebuild(
     tokens = Tokens(layout, store, first=first, last=last)
     tokens.vocab, tokens.eot, tokens.bos = vocab, eot, bos
     return tokens
-
-
-def _ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
-    if (rank is None) != (world is None):
-        raise ValueError(
-            f"rank: expected rank= and world= together, got rank={rank} and world={world}. "
-            "Pass both, or neither when one process reads everything."
-        )
-    size = 1 if world is None else at_least("world", world, 1)
-    mine = 0 if rank is None else at_least("rank", rank, 0)
-    if mine >= size:
-        raise ValueError(f"rank: expected 0 to {size - 1} for world={size}, got {mine}. Ranks count from 0.")
-    if batch % size:
-        below, above = batch // size * size, -(-batch // size) * size
-        nearest = f"batch={above}" if below == 0 else f"batch={below} or batch={above}"
-        raise ValueError(
-            f"batch: expected a global batch that divides among world={size} ranks, got {batch}. Use {nearest}."
-        )
-    return Ranks(mine, size, stated=rank is not None)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 
-from lowtide.cli.flags import add_json, add_opening, add_paths, add_stated, opening, stated
+from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, opening, stated, whole
 from lowtide.cli.tables import Styled, counted, facts, show
 from lowtide.survey.description import Description, describe
+from lowtide.survey.document_survey import survey_documents
 from lowtide.survey.projection import cache_reason, keeps_cache, other_reasons, strategy_reason
 from lowtide.survey.subject import ArrayMember, find, several_members
 from lowtide.units import format_size
@@ -43,7 +45,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_paths(parser, help="a file, a glob, a corpus directory, or several")
     add_json(parser)
     add_stated(parser)
+    add_documents(parser)
     add_opening(parser)
+
+
+def add_documents(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("documents of a corpus")
+    group.add_argument(
+        "--documents",
+        action="store_true",
+        help="count them; where only an id marks them, reads every token once and keeps an index",
+    )
+    group.add_argument("--eot", type=whole, metavar="ID", help="the id that ends a document")
+    group.add_argument("--bos", type=whole, metavar="ID", help="the id that begins a document")
+    group.add_argument("--length", type=whole, default=1024, metavar="N", help="tokens per window (1024)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,11 +66,25 @@ def run(arguments: argparse.Namespace) -> int:
     if members:
         _show_members(arguments.paths[0], members, as_json=arguments.json)
         return 0
-    found = describe(find(arguments.paths, stated(arguments)), opening(arguments))
+    subject = find(arguments.paths, stated(arguments))
+    found = describe(subject, opening(arguments))
+    documents: dict[str, int | str] = {}
+    if arguments.documents:
+        above_zero(arguments, length="1024")
+        marks, counts = survey_documents(
+            subject,
+            opening(arguments),
+            eot=arguments.eot,
+            bos=arguments.bos,
+            window=arguments.length,
+            progress=_progress if sys.stderr.isatty() else None,
+        )
+        documents = {"known_by": marks, **counts.to_dict()}
     if arguments.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        more = {"document_counts": documents} if documents else {}
+        print(json.dumps({**found.to_dict(), **more}, indent=2))
     else:
-        show(_lines(found))
+        show(_lines(found, documents))
     return 0
 
 
@@ -76,14 +105,20 @@ def _readable(member: ArrayMember) -> str:
     return ", read in place" if member.in_place else f", cannot be read in place: {member.why_not}"
 
 
-def _lines(found: Description) -> list[Styled]:
+def _progress(done: int, total: int) -> None:
+    end = "\r\033[K" if done == total else ""
+    sys.stderr.write(f"\rlooking for documents: {done / total if total else 1:.0%}{end}")
+    sys.stderr.flush()
+
+
+def _lines(found: Description, documents: dict[str, int | str]) -> list[Styled]:
     name = found.first_file + (f" and {found.files - 1:,} more" if found.files > 1 else "")
-    pairs = [*_data(found), *_reading(found), ("open", found.open)]
+    pairs = [*_data(found, documents), *_reading(found), ("open", found.open)]
     styles = {"guess": "bold yellow", "note": "yellow", "because": "dim", "because ": "dim", "open": "bold green"}
     return [Styled(name, "bold"), *facts(pairs, styles, as_is="open")]
 
 
-def _data(found: Description) -> list[tuple[str, str]]:
+def _data(found: Description, documents: dict[str, int | str]) -> list[tuple[str, str]]:
     pairs = [("what", _FORMATS.get(found.format, found.format)), ("dtype", _dtype_text(found))]
     if found.kind == "tokens":
         pairs.append(("tokens", f"{found.shape[0]:,}"))
@@ -91,7 +126,12 @@ def _data(found: Description) -> list[tuple[str, str]]:
         axes = " x ".join(f"{axis:,}" for axis in found.shape)
         pairs.append(("shape", axes + (", Fortran order" if found.order == "F" else "")))
     pairs.append(("size", f"{format_size(found.nbytes)} in {counted(found.files, 'file')}"))
-    if found.documents is not None:
+    if documents:
+        lengths = ", ".join(f"{name} {documents[name]:,}" for name in ("shortest", "median", "longest"))
+        pairs.append(("documents", f"{documents['documents']:,}, known by {documents['known_by']}"))
+        pairs.append(("tokens each", lengths))
+        pairs.append(("in a window", f"at most {documents['most_in_window']:,} in {documents['window']:,} tokens"))
+    elif found.documents is not None:
         pairs.append(("documents", f"{found.documents:,}"))
     if found.vocab is not None:
         pairs.append(("vocab", f"{found.vocab:,} ids"))

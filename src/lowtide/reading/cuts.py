@@ -20,12 +20,21 @@ from lowtide.storage.budget import whole_pages
 from lowtide.units import format_size
 
 
+class DocumentPlace(NamedTuple):
+    """Where a document, or the piece of one that stands in a row, begins, and how many tokens it has there."""
+
+    file: str
+    offset: int
+    tokens: int
+
+
 class Place(NamedTuple):
     """Where a row begins: the file and the byte in it (as in ``np.fromfile(file, offset=offset)``)."""
 
     file: str
     offset: int
     corpus: str | None = None  # its name in a mixture
+    documents: tuple[DocumentPlace, ...] = ()  # of a packed row
 
 
 class Cut(Protocol):
@@ -93,8 +102,12 @@ class StrideCut:
     def read(
         self, numbers: Numbers, *, rows: int, ahead: Callable[[], Numbers] | None = None, tail: bool = False
     ) -> Any:
-        windows = WindowFiller(self.tokens, self.tail, self._windows.dtype) if tail else self._windows
+        windows = self.shorter() if tail else self._windows
         return windows.read(numbers, rows=rows, ahead=ahead)
+
+    def shorter(self) -> WindowFiller:
+        """For the one shorter row that a finite order ends with."""
+        return WindowFiller(self.tokens, self.tail, self._windows.dtype)
 
     def places(self, numbers: Numbers) -> list[Place]:
         return [Place(*self.tokens.place(int(start))) for start in numbers]

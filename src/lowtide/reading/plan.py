@@ -51,11 +51,14 @@ class Plan:
         }
 
 
-def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = (), kept: int = 0) -> Plan:
+def project(
+    store: Store, held: int, *, announced: int, why: tuple[str, ...] = (), kept: int = 0, mapped: int = 0
+) -> Plan:
     """The plan of a store whose user and iterators hold at most ``held`` bytes of buffers.
 
     ``announced``: bytes of the batch being read and the next one, which pass through the page cache even when dropped.
     ``kept``: of what the budget has set aside, bytes of memory that no strategy maps: indices, rows kept.
+    ``mapped``: bytes of tables of ours that are mapped whole.
     """
     budget = store.budget
     name = store.strategy.name
@@ -63,8 +66,8 @@ def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = (
     aside_mapped = max(0, budget.aside - kept) if name in ("remap", "advise") else 0
     limit = budget.limit if budget.stated else max(budget.limit, held + budget.aside)
     # However small the allowance, one run that lies across two page tables may map all that they cover.
-    mapped = max(aside_mapped, min(files, 2 * TABLE)) if aside_mapped else 0
-    if mapped > limit:
+    strategy_mapped = max(aside_mapped, min(files, 2 * TABLE)) if aside_mapped else 0
+    if strategy_mapped > limit:
         why = (*why, f"one mapped run may hold the two page tables it lies across, {format_size(2 * TABLE)} of pages")
     engine, engine_why = store.engine.name, f"engine {store.engine.name}: {store.engine.why}"
     if name in ("remap", "advise"):
@@ -73,7 +76,7 @@ def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = (
     passing = announced + 16 * MIB + FOLIO
     return Plan(
         anon=min(limit, held + budget.aside) - aside_mapped,
-        mapped=files if name == "map" else mapped,
+        mapped=(files if name == "map" else strategy_mapped) + mapped,
         cache=min(files + PAGE, passing) if store.drop else files,
         budget=limit,
         strategy=name,

@@ -45,7 +45,7 @@ class WindowFiller:
         self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
         # What the native engine reads and widens in one pass.
         known = tokens.dtype.isnative and tokens.dtype.name in _native.SOURCES
-        self._widens = known and self.dtype.name in ("int32", "int64")
+        self.widens = known and self.dtype.name in ("int32", "int64")
 
     def nbytes(self, rows: int) -> tuple[int, int]:
         """Bytes of the batch (x and y) and of the scratch buffer of ``rows`` windows."""
@@ -69,38 +69,48 @@ class WindowFiller:
         size, scratch = self.nbytes(rows)
         return 2 * size + whole_pages(scratch)
 
-    def read(self, starts: Numbers, *, rows: int | None = None, ahead: Callable[[], Numbers] | None = None) -> Pair:
+    def read(
+        self,
+        starts: Numbers,
+        *,
+        rows: int | None = None,
+        ahead: Callable[[], Numbers] | None = None,
+        more: int = 0,
+        then: Callable[[Pair, Filling, int], Any] | None = None,
+    ) -> Any:
         """x and y of the windows at these tokens (counted from the corpus's beginning), lent until dropped.
 
-        ``rows``: the usual number of windows, so that a short batch uses a buffer of the usual size.
+        ``rows``: the usual number of windows, so that a short batch uses a buffer of the usual size. ``more``: bytes
+        behind x and y for ``then``, which gets the pair, the buffer and where those bytes begin, and gives the batch.
         """
         store = self.tokens.store
         size, scratch = self.nbytes(max(len(starts), rows or 0, 1))
         half, shape = size // 2, (len(starts), self.length)
-        following = ahead if isinstance(ahead, Following) and self._widens and not self.consecutive else None
+        following = ahead if isinstance(ahead, Following) and self.widens and not self.consecutive else None
         ready = None if following is None else following.prefetch.take(starts)
         # Before reading: a batch there is no room for is refused unread.
-        with store.filling(size) if ready is None else ready[0] as out:
+        with store.filling(size + more) if ready is None else ready[0] as out:
             if ready is None:
                 self._fill(starts, out.buffer, half, scratch, ahead)
             else:
                 store.prefetched(starts, self.tokens.dtype.itemsize, self.length + 1, hits=ready[1])
             if following is not None and store.cold:
-                self._start(following, size)
-            return out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
+                self._start(following, size, more)
+            pair = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
+            return pair if then is None else then(pair, out, size)
 
-    def _start(self, following: Following, size: int) -> None:
+    def _start(self, following: Following, size: int, more: int) -> None:
         """Let native threads fill the next batches, as far as the budget has room for them."""
         store, item, name = self.tokens.store, self.tokens.dtype.itemsize, self.tokens.dtype.name
 
         def begin(thread: NativeThread, filling: Filling) -> Any:
-            x, y = self._halves(filling.buffer.view, size // 2, len(numbers))
+            x, y = self.halves(filling.buffer.view, size // 2, len(numbers))
             pair = _native.Pair(x, y, self.length, name, self.tokens.vocab)
             return store.start_windows(thread.fills, numbers, item, pair)
 
         for step in range(1, DEPTH + 1):
             numbers = following.at(step)
-            if not len(numbers) or not following.prefetch.start(store, numbers, size, begin):
+            if not len(numbers) or not following.prefetch.start(store, numbers, size + more, begin):
                 break
 
     def _fill(
@@ -109,8 +119,8 @@ class WindowFiller:
         store = self.tokens.store
         item = self.tokens.dtype.itemsize
         window = (self.length + 1) * item
-        if self._widens and not self.consecutive:
-            x, y = self._halves(buffer.view, half, len(starts))
+        if self.widens and not self.consecutive:
+            x, y = self.halves(buffer.view, half, len(starts))
             pair = _native.Pair(x, y, self.length, self.tokens.dtype.name, self.tokens.vocab)
             if store.windows(starts, item, pair, ahead=ahead):
                 return
@@ -132,11 +142,12 @@ class WindowFiller:
     def _widen(self, narrow: NDArray[Any], starts: Numbers, buffer: Buffer, half: int) -> None:
         if self._narrows or self.tokens.vocab is not None:
             self._check(narrow, starts)
-        x, y = self._halves(buffer.view, half, len(starts))
+        x, y = self.halves(buffer.view, half, len(starts))
         np.copyto(x, narrow[:, :-1], casting="unsafe")
         np.copyto(y, narrow[:, 1:], casting="unsafe")
 
-    def _halves(self, memory: Any, half: int, rows: int) -> Pair:
+    def halves(self, memory: Any, half: int, rows: int) -> Pair:
+        """x and y on this memory, y from byte ``half`` on."""
         shape = (rows, self.length)
         return np.ndarray(shape, self.dtype, memory), np.ndarray(shape, self.dtype, memory, half)
 

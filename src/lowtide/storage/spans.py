@@ -110,6 +110,9 @@ class Located:
     def unequal(self, offsets: Offsets, lengths: Offsets) -> Spans:
         if self._single is not None:
             return Spans([0], offsets, 1, self._single, 0, lengths.tolist())
+        inside = np.searchsorted(self.ends, offsets, side="right")
+        if not (offsets + lengths > self.ends[inside]).any():  # none crosses into the next file
+            return Spans(inside.tolist(), offsets + self.shift[inside], 1, 0, 0, lengths.tolist())
         files, starts, parts = [], [], []
         for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
             file = int(np.searchsorted(self.ends, offset, side="right"))

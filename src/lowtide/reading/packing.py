@@ -1,0 +1,182 @@
+"""Whole documents into rows of one length: best fit decreasing, group by group.
+
+One idea: documents are cut into pieces of at most ``length`` tokens, and pieces that follow one another, 4 Mi tokens or
+65,536 pieces of them, are packed among themselves: largest first, each into the fullest row that still has room. The
+result is a function of the documents and the length alone, needs no more memory than one group, and goes on where it
+was stopped. A row's pieces lie together, so any row is found by one search over the groups.
+
+Costs 6 bytes per piece and 4 per row on disk (about 8 MB per million documents of 300 tokens at length 1,024) and about
+a microsecond per piece, once. Does not look at tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.reading.boundary_index import BoundaryIndex, Progress
+from lowtide.reading.kept_arrays import Growing
+from lowtide.reading.upcoming import Numbers
+
+GROUP_TOKENS = 4 << 20
+GROUP_PIECES = 65_536
+PIECES = 65_536  # pieces made at a time
+WRITTEN = 16  # groups packed before they are written down
+
+# The ledger's entry for a group.
+FIRST, LAST, ROWS, COUNT, PADDED, RUNS, MOST = range(7)
+ENTRY = 7
+LOW = 2**32 - 1  # of the pieces before a row only the low half is kept: a group tells the rest
+
+
+class Pieces(NamedTuple):
+    """First token of each piece, its tokens, and whether its document goes on behind it."""
+
+    starts: Numbers
+    sizes: Numbers
+    goes_on: NDArray[np.bool_]
+
+    def part(self, first: int, last: int | None) -> Pieces:
+        some = slice(first, last)
+        return Pieces(self.starts[some], self.sizes[some], self.goes_on[some])
+
+
+def streams(length: int) -> dict[str, str]:
+    """The arrays of a packing: the ledger of groups first. ``sizes``: tokens, and one more where a document goes on."""
+    return {"groups": "<i8", "rows": "<u4", "starts": "<u4", "sizes": "<u2" if length < 65_535 else "<u4"}
+
+
+def pieces_of(index: BoundaryIndex, first: int, last: int, length: int) -> Iterator[Pieces]:
+    """The documents of tokens ``[first, last)`` in pieces, in order, a bounded number at a time."""
+    for ends in index.blocks(first, last):
+        begins = np.concatenate(([first], ends[:-1]))
+        first = int(ends[-1])
+        upto = np.cumsum(-(-(ends - begins) // length))
+        for some in range(0, int(upto[-1]), PIECES):
+            numbers = np.arange(some, min(some + PIECES, int(upto[-1])), dtype=np.int64)
+            document = np.searchsorted(upto, numbers, side="right")
+            earlier = numbers - np.where(document > 0, upto[document - 1], 0)
+            starts = begins[document] + earlier * length
+            left = ends[document] - starts
+            yield Pieces(starts, np.minimum(left, length), left > length)
+
+
+def groups_of(pieces: Iterator[Pieces]) -> Iterator[Pieces]:
+    """The same pieces, group by group."""
+    held = Pieces(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_))
+    for more in pieces:
+        held = Pieces(*(np.concatenate(both) for both in zip(held, more, strict=True)))
+        while True:
+            full = np.searchsorted(np.cumsum(held.sizes), GROUP_TOKENS) + 1  # the piece that fills it is still in it
+            size = min(int(full), GROUP_PIECES)
+            if size > len(held.starts):
+                break
+            yield held.part(0, size)
+            held = held.part(size, None)
+    if len(held.starts):
+        yield held
+
+
+def best_fit(sizes: Numbers, length: int) -> tuple[Numbers, Numbers]:
+    """Best fit decreasing: the pieces in the order of their rows, and how many pieces each row has.
+
+    Of equal pieces the earlier comes first, of equally full rows the one last used: every machine packs alike.
+    """
+    order = np.argsort(-sizes, kind="stable")
+    sorted_sizes = sizes[order]
+    large = int(np.searchsorted(-sorted_sizes, -(length // 2)))  # no two of these share a row
+    rows = np.empty(len(order), np.int64)
+    rows[:large] = np.arange(large)
+    by_room: dict[int, list[int]] = {}  # room left -> rows with just that
+    for row, room in enumerate((length - sorted_sizes[:large]).tolist()):
+        if room:
+            by_room.setdefault(room, []).append(row)
+    # Bit r is set while a row has room r: the fullest row with room enough is the lowest bit from a size upwards.
+    rooms = sum(1 << room for room in by_room)
+    count = large
+    placed = []
+    for size in sorted_sizes[large:].tolist():
+        fitting = rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            same = by_room[room]
+            row = same.pop()
+            if not same:
+                rooms ^= 1 << room
+        else:
+            row, room = count, length
+            count += 1
+        placed.append(row)
+        left = room - size
+        if left:
+            same = by_room.setdefault(left, [])
+            if not same:
+                rooms |= 1 << left
+            same.append(row)
+    rows[large:] = placed
+    together = np.argsort(rows, kind="stable")
+    return order[together], np.bincount(rows, minlength=count)
+
+
+class Packer:
+    """Writes the packing of tokens ``[first, last)``."""
+
+    def __init__(self, index: BoundaryIndex, first: int, last: int, length: int, progress: Progress = None) -> None:
+        self.index, self.first, self.last, self.length, self.progress = index, first, last, length, progress
+        self._pieces = 0  # written so far
+
+    def run(self, growing: Growing, identity: dict[str, Any]) -> None:
+        entries = growing.entries()
+        entries = entries[: len(entries) // ENTRY * ENTRY].reshape(-1, ENTRY)
+        rows, count = int(entries[:, ROWS].sum()), int(entries[:, COUNT].sum())
+        if not growing.keep({"groups": entries.size, "rows": rows, "starts": count, "sizes": count}):
+            entries, count = entries[:0], 0
+        self._pieces = count
+        done = int(entries[-1, LAST]) if len(entries) else self.first
+        waiting: list[tuple[Numbers, ...]] = []
+        # A group ends with a piece, so a document that goes on is cut from there just as from its beginning.
+        for group in groups_of(pieces_of(self.index, done, self.last, self.length)) if done < self.last else ():
+            waiting.append(self._packed(group))
+            if len(waiting) == WRITTEN:
+                done = self._write(growing, waiting)
+                waiting = []
+        if waiting:
+            self._write(growing, waiting)
+        self._finish(growing, identity)
+
+    def _packed(self, group: Pieces) -> tuple[Numbers, ...]:
+        order, counts = best_fit(group.sizes, self.length)
+        begins = np.cumsum(counts) - counts
+        sizes = group.sizes[order]
+        room = self.length - np.add.reduceat(sizes, begins)
+        first = int(group.starts[0])
+        last = int(group.starts[-1] + group.sizes[-1])
+        runs = int((counts + (room > 0)).max())
+        entry = np.array([first, last, len(counts), len(order), int(room.sum()), runs, int(counts.max())], np.int64)
+        return entry, counts, group.starts[order] - first, sizes + group.goes_on[order]
+
+    def _write(self, growing: Growing, waiting: list[tuple[Numbers, ...]]) -> int:
+        groups, counts, starts, sizes = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
+        rows = self._pieces + counts.cumsum() - counts
+        self._pieces += len(starts)
+        growing.append(groups=groups, rows=rows & LOW, starts=starts, sizes=sizes)
+        done = int(groups.reshape(-1, ENTRY)[-1, LAST])
+        if self.progress is not None:
+            self.progress(done - self.first, self.last - self.first)
+        return done
+
+    def _finish(self, growing: Growing, identity: dict[str, Any]) -> None:
+        growing.append(rows=np.array([self._pieces & LOW]))  # behind the last row
+        entries = growing.entries().reshape(-1, ENTRY)
+        facts = {
+            "tokens": self.last - self.first,
+            "rows": int(entries[:, ROWS].sum()),
+            "pieces": int(entries[:, COUNT].sum()),
+            "padded": int(entries[:, PADDED].sum()),
+            "most_runs": int(entries[:, RUNS].max(initial=1)),  # padding is a run
+            "most_documents": int(entries[:, MOST].max(initial=0)),
+        }
+        growing.finish(identity, facts, {})

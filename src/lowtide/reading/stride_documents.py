@@ -1,0 +1,87 @@
+"""Windows at a stride, with the documents in them.
+
+One idea: the windows are those of the plain cut, read the same way; where documents end is seen in x and y themselves
+where an id marks them, and searched for in the index where only the format knows. The order is that of the plain cut,
+so ``documents=True`` never changes which tokens come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.reading.boundaries import Marks, few_true
+from lowtide.reading.boundary_index import BoundaryIndex
+from lowtide.reading.cuts import StrideCut
+from lowtide.reading.docs import DocsFiller, RunsOfBatch
+from lowtide.reading.packed_filler import admit_batches
+from lowtide.reading.plan import Plan, project
+from lowtide.reading.streams import Stream
+from lowtide.reading.upcoming import Numbers
+from lowtide.reading.window_filler import Pair, WindowFiller
+from lowtide.storage import Filling
+from lowtide.storage.budget import whole_pages
+from lowtide.units import format_size
+
+
+class StrideDocumentsCut(StrideCut):
+    """``StrideCut`` that gives docs as well; ``most_runs``: of any window of this length."""
+
+    def __init__(
+        self, windows: WindowFiller, stream: Stream, *, marks: Marks, index: BoundaryIndex, most_runs: int
+    ) -> None:
+        super().__init__(windows, stream)
+        self._marks = marks
+        self._index = index
+        self._most_runs = most_runs
+        self._docs = DocsFiller(self.length, most_runs)
+
+    def read(
+        self, numbers: Numbers, *, rows: int, ahead: Callable[[], Numbers] | None = None, tail: bool = False
+    ) -> Any:
+        windows, docs = self._windows, self._docs
+        if tail:
+            windows, docs = self.shorter(), DocsFiller(self.tail, self._most_runs)
+        more = docs.nbytes(max(len(numbers), rows, 1))
+
+        def then(pair: Pair, out: Filling, base: int) -> Any:
+            return *pair, docs.fill(self._runs(numbers, *pair), len(numbers), out, base)
+
+        return windows.read(numbers, rows=rows, ahead=ahead, more=more, then=then)
+
+    def admit(self, rows: int) -> None:
+        """Two batches with their docs, and the scratch, must fit the budget."""
+        admit_batches(self.tokens, self.length, rows, self._nbytes)
+
+    def plan(self, rows: int) -> Plan:
+        plain = super().plan(rows)
+        size, scratch = self._nbytes(rows)
+        why = f"batches of {format_size(size)} with their documents, one held and one being filled"
+        make = partial(project, self.tokens.store, 2 * size + whole_pages(scratch), announced=plain.cache)
+        return make(why=(why,), mapped=self._index.kept.nbytes if self._marks.by == "offsets" else 0)
+
+    def _nbytes(self, rows: int) -> tuple[int, int]:
+        pair, scratch = self._windows.nbytes(rows)
+        return pair + self._docs.nbytes(rows), scratch
+
+    def _runs(self, starts: Numbers, x: NDArray[Any], y: NDArray[Any]) -> RunsOfBatch:
+        length = x.shape[1]
+        if self._marks.by == "offsets":
+            rows, behind = self._index.inside(starts, length)
+            closing = rows * length + behind - 1
+        elif self._marks.by == "eot":
+            closing = few_true((x == self._marks.id).reshape(-1))
+        else:
+            begins = few_true((x == self._marks.id).reshape(-1))
+            begins = begins[begins % length != 0]
+            ends = (y[:, -1] == self._marks.id).nonzero()[0] * length + length - 1
+            closing = np.concatenate((begins - 1, ends))
+        inner = closing + 1
+        inner = inner[inner % length != 0]  # behind a row's last token its next row begins anyway
+        begins = np.concatenate((np.arange(0, x.size, length), inner))
+        begins.sort()
+        return RunsOfBatch(begins, closing)

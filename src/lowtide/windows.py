@@ -1,0 +1,189 @@
+"""``Windows``: how rows are cut from tokens, before anyone says how many at a time or in which order.
+
+One idea: a cut is fixed by the data and a few settings - length, stride or packed, with or without documents - and is
+looked at (``len``, ``account``) before feeds are made from it. The plain cut costs nothing; documents and packing need
+an index, built once and kept beside the data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import DTypeLike
+
+from lowtide.arguments import at_least, one_of, whole_number
+from lowtide.errors import FormatError
+from lowtide.feed import Feed, Ranks, Skips
+from lowtide.reading.accounts import Account, count_pieces, cropped_share, one_per_row
+from lowtide.reading.boundaries import marks_of, required_marks
+from lowtide.reading.boundary_index import BoundaryIndex, Progress, boundary_index
+from lowtide.reading.cuts import Cut, StrideCut
+from lowtide.reading.document_counts import kept_most_runs
+from lowtide.reading.packed_cut import PackedCut, PackedOrder
+from lowtide.reading.packed_filler import PackedFiller
+from lowtide.reading.packed_rows import PackedRows, packed_rows
+from lowtide.reading.streams import ORDERS, make_stream
+from lowtide.reading.stride_documents import StrideDocumentsCut
+from lowtide.reading.token_range import TokenRange
+from lowtide.reading.window_filler import WindowFiller
+from lowtide.units import parse_size
+
+CUTS = ("stride", "packed")
+
+
+class Windows:
+    """Rows of ``length`` tokens cut from a range of tokens. ``len(windows)``: rows of one epoch."""
+
+    def __init__(
+        self,
+        tokens: TokenRange,
+        length: int,
+        *,
+        cut: str = "stride",
+        documents: bool = False,
+        dtype: DTypeLike = "int64",
+        progress: Progress = None,
+    ) -> None:
+        self.tokens = tokens
+        self.length = at_least("length", length, 1)
+        self.cut = one_of("cut", cut, CUTS)
+        self.documents = bool(documents)
+        self.dtype = WindowFiller(tokens, self.length, dtype).dtype
+        self._progress = progress
+        self._packed: PackedRows | None = None
+        self._index: BoundaryIndex | None = None
+        if self.cut == "packed":
+            self._packed = self._pack()
+        elif self.documents:
+            self._index = boundary_index(tokens, required_marks(tokens), progress)
+
+    def __len__(self) -> int:
+        """Windows of an epoch."""
+        return (len(self.tokens) - self.length) // self.length if self._packed is None else len(self._packed)
+
+    def batches(
+        self,
+        batch: int,
+        *,
+        seed: int = 0,
+        order: str = "shuffled",
+        locality: int | str | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        skip: Skips = (),
+    ) -> Feed:
+        """A feed of ``(x, y)``, or ``(x, y, docs)`` with ``documents=True``; arguments as in ``Tokens.batches``."""
+        batch = at_least("batch", batch, 1)
+        one_of("order", order, ORDERS)
+        if self._packed is None:
+            return self._stride_feed(batch, seed, order, locality, _ranks(batch, rank, world), skip)
+        ranks = _ranks(batch, rank, world)
+        neighbours = self._neighbours(locality, order)
+        self.tokens.store.keep_for_ranks(ranks.world)
+        filler = PackedFiller(self.tokens, self._packed, self.dtype, documents=self.documents)
+        stream = PackedOrder(len(self._packed), order, whole_number("seed", seed), neighbours)
+        feed = Feed(PackedCut(filler, stream), batch, ranks, skip)
+        filler.admit(batch // ranks.world)
+        return feed
+
+    def account(self) -> Account:
+        """Tokens of an epoch that are used, cut and padded, measured on the data; and what others would cut and pad."""
+        total = len(self.tokens)
+        marks = marks_of(self.tokens)
+        used = total if self._packed is not None else len(self) * self.length
+        if marks is None:
+            return Account(total, len(self), self.length, used, total - used, 0, None, None, None)
+        index = self._index or boundary_index(self.tokens, marks, self._progress)
+        where = index, self.tokens.first, self.tokens.last
+        if self._packed is None:
+            padded, most, pieces = 0, kept_most_runs(index, self.tokens, self.length), count_pieces(*where, self.length)
+        else:
+            padded, most, pieces = self._packed.padded, self._packed.most_documents, self._packed.pieces
+        return Account(
+            tokens=total,
+            windows=len(self),
+            length=self.length,
+            used=used,
+            cut=total - used,
+            padded=padded,
+            most_documents=most,
+            cropping_packer_cut=cropped_share(*where, self.length),
+            one_per_row_padded=one_per_row(total, pieces, self.length),
+        )
+
+    def __repr__(self) -> str:
+        documents = " documents" if self.documents else ""
+        where = self.tokens.store.where
+        return f"<lowtide.Windows {len(self):,} x {self.length} {self.cut}{documents} of {where}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_progress": None}  # a callback of this process
+
+    def _pack(self) -> PackedRows:
+        marks = required_marks(self.tokens)
+        if len(self.tokens) == 0:
+            raise FormatError(f"{self.tokens.store.where}: expected tokens to pack, got none. Use more data.")
+        return packed_rows(self.tokens, marks, self.length, self._progress)
+
+    def _stride_feed(
+        self, batch: int, seed: int, order: str, locality: int | str | None, ranks: Ranks, skip: Skips
+    ) -> Feed:
+        if locality is not None:
+            raise ValueError(f"locality: expected None for cut='stride', got {locality!r}. Use cut='packed'.")
+        tokens = self.tokens
+        stream = make_stream(order, len(tokens), self.length, seed)
+        _long_enough(tokens, self.length, order)
+        tokens.store.keep_for_ranks(ranks.world)
+        windows = WindowFiller(tokens, self.length, self.dtype, consecutive=stream.consecutive)
+        if self._index is None:
+            cut: Cut = StrideCut(windows, stream)
+            feed = Feed(cut, batch, ranks, skip)
+            windows.admit(batch // ranks.world)
+            return feed
+        most = kept_most_runs(self._index, tokens, self.length)
+        marks = required_marks(tokens)
+        documented = StrideDocumentsCut(windows, stream, marks=marks, index=self._index, most_runs=most)
+        feed = Feed(documented, batch, ranks, skip)
+        documented.admit(batch // ranks.world)
+        return feed
+
+    def _neighbours(self, locality: int | str | None, order: str) -> int | None:
+        """Rows that a local shuffle mixes, from bytes on disk."""
+        if locality is None:
+            return None
+        if order != "shuffled":
+            raise ValueError(f"locality: expected order='shuffled' with it, got order={order!r}. Leave locality= out.")
+        row = self.length * self.tokens.dtype.itemsize
+        size = parse_size(locality, what="locality")
+        if size < row:
+            raise ValueError(f"locality: expected {row} bytes (one window) or more, got {size}. Use locality='64MiB'.")
+        return size // row
+
+
+def _long_enough(tokens: TokenRange, length: int, order: str) -> None:
+    needed = {"sequential": 2, "random": length + 1}.get(order, 2 * length)
+    if len(tokens) < needed:
+        longest = len(tokens) // 2 if order == "shuffled" else len(tokens) - 1
+        raise FormatError(
+            f"{tokens.store.where}: expected {needed} tokens or more for length={length} ({order}), got {len(tokens)}. "
+            f"Use {f'length={longest} or less, or ' if longest > 0 else ''}more data."
+        )
+
+
+def _ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
+    if (rank is None) != (world is None):
+        raise ValueError(
+            f"rank: expected rank= and world= together, got rank={rank} and world={world}. "
+            "Pass both, or neither when one process reads everything."
+        )
+    size = 1 if world is None else at_least("world", world, 1)
+    mine = 0 if rank is None else at_least("rank", rank, 0)
+    if mine >= size:
+        raise ValueError(f"rank: expected 0 to {size - 1} for world={size}, got {mine}. Ranks count from 0.")
+    if batch % size:
+        below, above = batch // size * size, -(-batch // size) * size
+        nearest = f"batch={above}" if below == 0 else f"batch={below} or batch={above}"
+        raise ValueError(
+            f"batch: expected a global batch that divides among world={size} ranks, got {batch}. Use {nearest}."
+        )
+    return Ranks(mine, size, stated=rank is not None)
