@@ -6,18 +6,15 @@ page is not what this would write.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lowtide
-import lowtide.formats
-import lowtide.reading.cuts
-import lowtide.reading.iterators
-import lowtide.reading.plan
 import lowtide.torch
 from lowtide import errors
 
@@ -26,6 +23,19 @@ ROOT = Path(__file__).resolve().parents[1]
 # Public for other rooms of the package, not for users.
 INTERNAL = {"at", "check", "checked_start", "cursors", "estimate_inmemory_data_size", "finish", "get_read_tasks", "own"}
 INTERNAL |= {"place", "pools", "stores", "tokens"}
+
+# What public calls give back.
+GIVEN = [
+    "lowtide.reading.iterators:BatchIterator",
+    "lowtide.windows:Windows",
+    "lowtide.reading.docs:Docs",
+    "lowtide.mixture:Mixture",
+    "lowtide.reading.plan:Plan",
+    "lowtide.reading.cuts:Place",
+    "lowtide.feed:FeedStats",
+    "lowtide.reading.column_stats:ColumnStats",
+    "lowtide.create:ArrayWriter",
+]
 
 HEAD = """# API reference
 
@@ -45,7 +55,7 @@ def _parts() -> list[tuple[str, list[tuple[str, Any]]]]:
     """Headings and names, in the order a reader needs them; names that are not there are left out."""
     wanted: list[tuple[str, Any, list[str]]] = [
         ("Arrays", lowtide, ["open", "Array", "together", "Together", "create"]),
-        ("Tokens", lowtide, ["open_tokens", "Tokens", "Windows", "mix", "Mixture", "Feed"]),
+        ("Tokens", lowtide, ["open_tokens", "Tokens", "mix", "Feed"]),
         ("Memory", lowtide, ["watch", "release"]),
         ("Errors", errors, ["LowtideError", "FormatError", "StateError", "ReadError", "BudgetError"]),
         ("lowtide.torch", lowtide.torch, list(lowtide.torch.__all__)),
@@ -54,26 +64,22 @@ def _parts() -> list[tuple[str, list[tuple[str, Any]]]]:
         (heading, [(name, getattr(home, name)) for name in names if hasattr(home, name)])
         for heading, home, names in wanted
     ]
-    parts.insert(
-        3,
-        (
-            "What they give you",
-            [
-                ("BatchIterator", lowtide.reading.iterators.BatchIterator),
-                ("Plan", lowtide.reading.plan.Plan),
-                ("Place", lowtide.reading.cuts.Place),
-                ("FeedStats", sys.modules["lowtide.feed"].FeedStats),
-                ("ArrayWriter", sys.modules["lowtide.create"].ArrayWriter),
-            ],
-        ),
-    )
+    parts.insert(3, ("What they give you", [(name.partition(":")[2], _found(name)) for name in GIVEN if _found(name)]))
     for name in ("dask", "ray"):
         try:
-            module = __import__(f"lowtide.{name}", fromlist=["__all__"])
+            module = importlib.import_module(f"lowtide.{name}")
         except ImportError:
             continue
         parts.append((f"lowtide.{name}", [(each, getattr(module, each)) for each in _own(module)]))
     return parts
+
+
+def _found(name: str) -> Any:
+    """The class at ``module:name``, or None where there is none."""
+    module, _, attribute = name.partition(":")
+    if importlib.util.find_spec(module) is None:
+        return None
+    return getattr(importlib.import_module(module), attribute, None)
 
 
 def _own(module: Any) -> list[str]:
@@ -137,7 +143,7 @@ def _section(name: str, thing: Any) -> str:
     if not inspect.isclass(thing):
         return f"### `{_signature(name, thing)}`\n\n{_prose(thing)}\n"
     kinds = [base.__name__ for base in thing.__bases__ if base.__module__ == "builtins" and base is not object]
-    also = f" (also {kinds[0]})" if issubclass(thing, errors.LowtideError) else ""
+    also = f" (also {kinds[0]})" if issubclass(thing, errors.LowtideError) and kinds != ["Exception"] else ""
     parts = [f"### `{name}`{also}\n\n{_prose(thing)}\n"]
     for method, value in _methods(thing):
         parts.append(f"#### `{name}.{_signature(method, value)}`\n\n{_prose(value)}\n")

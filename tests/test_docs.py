@@ -33,25 +33,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 # Names that pages teach before they are merged: a block or link that needs one is skipped, loudly, while it is missing.
 # An entry whose name exists has no effect. Empty these three when everything is in.
-COMING = {
-    "lowtide.together(": "lowtide.together",
-    "lowtide.mix(": "lowtide.mix",
-    ".windows(": "lowtide.Tokens.windows",
-    ".subset(": "lowtide.Array.subset",
-    "X.split(": "lowtide.Array.split",
-    "X.stats(": "lowtide.Array.stats",
-    "RowDataset": "lowtide.torch.RowDataset",
-    "lowtide.prepare": "lowtide.prepare",
-}
-COMING_PAGES = {
-    "arrays.md",
-    "documents.md",
-    "mixtures.md",
-    "prepare.md",
-    "corpus-format.md",
-    "what-is-holding-memory.md",
-}
-COMING_COMMANDS = {"prepare", "verify", "convert", "peek"}
+COMING = {"lowtide.mix(": "lowtide.mix"}
+COMING_PAGES = {"mixtures.md"}
+COMING_COMMANDS = {"peek"}
 
 # Kinds of error: what raises them says so.
 NO_EXAMPLE = {"FormatError", "StateError", "ReadError", "BudgetError"}

@@ -153,7 +153,10 @@ class Tokens(TokenRange):
         (whole documents by best fit, the rest padded). ``documents=True`` adds which document each token is of.
 
         Documents and packing need an index, built at the first use and kept beside the data or in the user's cache
-        directory; ``progress(done, total)`` hears of it, in tokens.
+        directory; ``progress(done, total)`` is called with tokens while it is built. Raises ``FormatError`` where
+        nothing tells documents apart.
+
+        >>> tokens.windows(128).account()
         """
         return Windows(self, length, cut=cut, documents=documents, dtype=dtype, progress=progress)
 

@@ -67,7 +67,7 @@ class WriteBehind:
         self._change = threading.Condition(self._lock)
 
     def write(self, parts: list[memoryview], offset: int) -> None:
-        """Write ``parts`` one after the other at ``offset``, together at most one piece; returns once others may follow."""
+        """Write ``parts`` in turn at ``offset``, together at most one piece; returns once others may follow."""
         length = sum(len(part) for part in parts)
         me = threading.get_ident()
         try:

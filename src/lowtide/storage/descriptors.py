@@ -60,7 +60,7 @@ class FileIdentity:
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What a store was asked for and what it read, in bytes. Races between threads may lose a count, never invent one."""
+    """Bytes a store was asked for and read. Races between threads may lose a count, never invent one."""
 
     asked: int = 0
     read: int = 0  # left the files, the gaps between merged neighbours included
