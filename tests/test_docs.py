@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.test_package import LAYERS, LEVEL
 
 import lowtide
 from lowtide import cli
@@ -223,7 +224,8 @@ def _run(page: Path, run: list[Block], directory: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_and_flag_a_page_shows_exists(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    wrong, coming = [], []
+    wrong: list[str] = []
+    coming: list[str] = []
     for line in commands(page):
         program, command, *words = line.split()
         if program == "make":
@@ -244,6 +246,15 @@ def _flags(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     return set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+
+
+def test_the_design_page_shows_the_layers_that_are_tested() -> None:
+    block = re.search(
+        r"^```\n(errors .*?)^```", (ROOT / "docs" / "design.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert block is not None
+    shown = [{room for room in layer.split() if room in LEVEL} for layer in block[1].split("<")]
+    assert [layer for layer in shown if layer] == LAYERS
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
