@@ -25,9 +25,9 @@ ROOMS = {
     "lowtide._native": "bijection later runs twin",
     "lowtide.machine": "cgroups files limits pages",
     "lowtide.order": "feistel local orders words",
-    "lowtide.reading": "accounts boundaries boundary_index column_stats cuts docs document_counts fingerprint html_table"
-    " indexing iterators kept_arrays kept_rows packed_cut packed_filler packed_rows packing parts passes plan prefetch"
-    " row_filler row_iteration state stratified streams stride_documents token_range upcoming window_filler",
+    "lowtide.reading": "accounts boundaries boundary_index column_stats cuts docs document_counts fingerprint"
+    " html_table indexing iterators kept_arrays kept_rows packed_cut packed_filler packed_rows packing parts passes plan"
+    " prefetch row_filler row_iteration state stratified streams stride_documents token_range upcoming window_filler",
     "lowtide.storage": "behind budget buffers descriptors direct forks mapped native_read read release spans store"
     " unequal unfinished writing",
 }

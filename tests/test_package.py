@@ -35,11 +35,13 @@ PUBLIC = {
     "Feed",
     "FormatError",
     "LowtideError",
+    "Mixture",
     "ReadError",
     "StateError",
     "Together",
     "Tokens",
     "create",
+    "mix",
     "open",
     "open_tokens",
     "release",
@@ -56,20 +58,22 @@ LAYERS: list[set[str]] = [
     {"reading"},
     {"array", "create", "feed", "windows"},
     {"together"},
-    {"tokens"},  # what a user opens; its batches() makes feeds
+    {"tokens", "mixture"},  # what a user opens; its batches() makes feeds
+    {"prepare"},
     {"torch", "dask", "ray", "survey", "report", "pytest_plugin", "notebook"},
-    {"bench", "prepare"},
+    {"bench"},
     {"train"},
     {"cli"},
 ]
 # Inside the rooms of the reading path, files from the bottom up: each may import only files before it.
 INSIDE: dict[str, str] = {
-    "order": "words feistel orders local",
-    "storage": "forks budget buffers descriptors spans read native_read direct mapped store unequal release behind"
-    " unfinished writing",
+    "order": "words feistel orders local mixing",
+    "storage": "forks budget buffers descriptors spans read native_read direct mapped store unequal long_runs release"
+    " behind unfinished writing",
     "reading": "upcoming prefetch fingerprint html_table passes indexing parts stratified state plan row_filler"
     " kept_rows column_stats token_range boundaries kept_arrays boundary_index document_counts accounts docs"
-    " window_filler packing packed_rows packed_filler streams cuts stride_documents packed_cut iterators row_iteration",
+    " window_filler packing packed_rows packed_filler streams run_ahead cuts stride_documents packed_cut mixture_state"
+    " mixed_cut iterators row_iteration",
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # The names a user has. Rooms above all of them may use them as a user does; below, that would be a circle.
@@ -78,7 +82,8 @@ USERS = LEVEL["torch"]
 
 
 # `cli` imports only the command in use; the package itself only measures when asked to.
-LAZY = {"cli/__init__.py", "__init__.py"}
+# `peek` needs torch for a run's directory, and not for a corpus.
+LAZY = {"cli/__init__.py", "cli/peek.py", "__init__.py"}
 
 
 def module_of(path: Path) -> str:

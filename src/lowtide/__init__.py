@@ -7,6 +7,7 @@ from lowtide.array import Array, open
 from lowtide.create import create
 from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError
 from lowtide.feed import Feed
+from lowtide.mixture import Mixture, mix
 from lowtide.storage.release import release
 from lowtide.together import Together, together
 from lowtide.tokens import Tokens, open_tokens
@@ -20,11 +21,13 @@ __all__ = [
     "Feed",
     "FormatError",
     "LowtideError",
+    "Mixture",
     "ReadError",
     "StateError",
     "Together",
     "Tokens",
     "create",
+    "mix",
     "open",
     "open_tokens",
     "release",

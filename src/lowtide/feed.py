@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowtide.arguments import whole_number
-from lowtide.reading.cuts import Cut, Place
+from lowtide.reading.cuts import Cut, Place, Scheduled
 from lowtide.reading.plan import Plan
 from lowtide.reading.prefetch import Following, Prefetch
+from lowtide.reading.run_ahead import MOST_RANKS, Runs
 from lowtide.reading.state import MOST_ROWS, VERSION, check_state
 from lowtide.reading.upcoming import Numbers, Upcoming
 from lowtide.storage import Store
@@ -68,6 +69,7 @@ class Feed:
         self.rank, self.world, self.ranks_stated = ranks
         self.cursor = 0  # rows of the global stream delivered so far
         self._cut = cut
+        self._runs: Runs | None = getattr(cut, "runs", None) if self.world <= MOST_RANKS else None
         self._whole_only = False
         self._share = batch // self.world
         self._skip = _united(_checked_skip(steps) for steps in skip)
@@ -146,7 +148,7 @@ class Feed:
         return [self[step] for step in steps]
 
     def where(self, step: int) -> list[Place]:
-        """File and byte offset of each of this rank's rows of a step."""
+        """File and byte offset of each of this rank's rows of a step, and in a mixture the corpus's name."""
         numbers, _ = self._numbers(self._checked_row(step))
         return self._cut.places(numbers)
 
@@ -166,12 +168,23 @@ class Feed:
 
     def state_dict(self) -> dict[str, Any]:
         """A few integers and a fingerprint, safe for JSON: where this feed is, and of which data and order."""
-        return {"lowtide": VERSION, "rows": self.cursor, **self._cut.settings(), "data": self._cut.fingerprint()}
+        state = {"lowtide": VERSION, "rows": self.cursor, **self._cut.settings(), "data": self._cut.fingerprint()}
+        if isinstance(self._cut, Scheduled):
+            state["mixture"] = self._cut.past(self.cursor)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to where the state was; ``StateError``, naming what differs, if it is of other data or another order."""
         end = None if self._cut.rows is None else self._cut.rows + self._tail()
-        self.cursor = check_state(state, self.state_dict(), position="rows", maker="feed", most=end)
+        mine = self.state_dict()
+        if not isinstance(self._cut, Scheduled):
+            self.cursor = check_state(state, mine, position="rows", maker="feed", most=end)
+            return
+        # Of a mixture only the past must agree: its future may have been planned anew.
+        same = {**state, "mixture": mine["mixture"]} if isinstance(state, dict) else state
+        rows = check_state(same, mine, position="rows", maker="feed", most=end)
+        self._cut.check_past(state.get("mixture"), rows)
+        self.cursor = rows
 
     # What it costs
 
@@ -201,6 +214,8 @@ class Feed:
     # How a step is read
 
     def _read(self, cursor: int, *, ahead: bool) -> Batch:
+        if ahead and self._runs is not None:
+            self._runs.approach(cursor)
         numbers, tail = self._numbers(cursor)
         following = Following(partial(self._following, cursor), self._prefetch) if ahead else None
         return self._cut.read(numbers, rows=self._share, ahead=following, tail=tail)

@@ -119,13 +119,14 @@ class Tokens(TokenRange):
         border = self.last - count
         return self._part(self.first, border), self._part(border, self.last)
 
-    def batches(
+    def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
         self,
         batch: int,
         *,
         length: int,
         seed: int = 0,
         order: str = "shuffled",
+        locality: int | str | None = None,
         rank: int | None = None,
         world: int | None = None,
         dtype: DTypeLike = "int64",
@@ -134,11 +135,12 @@ class Tokens(TokenRange):
         """A feed of ``(x, y)`` with ``length`` tokens per row; ``batch`` is the global batch of all ranks together.
 
         ``order``: ``shuffled`` (every window once per epoch), ``random`` (with replacement) or ``sequential`` (every
-        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``skip``: steps of this batch
-        size to leave out around a loss spike, as (first, last), both included.
+        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``locality``: bytes of
+        neighbouring windows that are shuffled among themselves, for disks that scattered reads slow down. ``skip``:
+        steps of this batch size to leave out around a loss spike, as (first, last), both included.
         """
         windows = self.windows(length, dtype=dtype)
-        return windows.batches(batch, seed=seed, order=order, rank=rank, world=world, skip=skip)
+        return windows.batches(batch, seed=seed, order=order, locality=locality, rank=rank, world=world, skip=skip)
 
     def windows(
         self,
@@ -191,7 +193,10 @@ class Tokens(TokenRange):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.layout, self.store, self.first, self.last, self.vocab, self.eot, self.bos)
+        return _rebuild, (self.layout, self.store, *self._range())
+
+    def _range(self) -> tuple[int, int, int | None, int | None, int | None]:
+        return self.first, self.last, self.vocab, self.eot, self.bos
 
     def _part(self, first: int, last: int) -> Tokens:
         return _rebuild(self.layout, self.store, first, last, self.vocab, self.eot, self.bos)

@@ -22,7 +22,8 @@ from lowtide.reading.document_counts import kept_most_runs
 from lowtide.reading.packed_cut import PackedCut, PackedOrder
 from lowtide.reading.packed_filler import PackedFiller
 from lowtide.reading.packed_rows import PackedRows, packed_rows
-from lowtide.reading.streams import ORDERS, make_stream
+from lowtide.reading.run_ahead import RunAhead, TokenStretches, store_for_runs
+from lowtide.reading.streams import ORDERS, ShuffledStream, locality_of, make_stream
 from lowtide.reading.stride_documents import StrideDocumentsCut
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_filler import WindowFiller
@@ -80,8 +81,8 @@ class Windows:
         batch = at_least("batch", batch, 1)
         one_of("order", order, ORDERS)
         if self._packed is None:
-            return self._stride_feed(batch, seed, order, locality, _ranks(batch, rank, world), skip)
-        ranks = _ranks(batch, rank, world)
+            return self._stride_feed(batch, seed, order, locality, checked_ranks(batch, rank, world), skip)
+        ranks = checked_ranks(batch, rank, world)
         neighbours = self._neighbours(locality, order)
         self.tokens.store.keep_for_ranks(ranks.world)
         filler = PackedFiller(self.tokens, self._packed, self.dtype, documents=self.documents)
@@ -132,21 +133,22 @@ class Windows:
     def _stride_feed(
         self, batch: int, seed: int, order: str, locality: int | str | None, ranks: Ranks, skip: Skips
     ) -> Feed:
-        if locality is not None:
-            raise ValueError(f"locality: expected None for cut='stride', got {locality!r}. Use cut='packed'.")
-        tokens = self.tokens
-        stream = make_stream(order, len(tokens), self.length, seed)
-        _long_enough(tokens, self.length, order)
+        tokens, runs = self.tokens, None
+        near = locality_of(locality, self.length, tokens.dtype.itemsize, order)
+        stream = make_stream(order, len(tokens), self.length, seed, near)
+        long_enough(tokens, self.length, order)
         tokens.store.keep_for_ranks(ranks.world)
+        if isinstance(stream, ShuffledStream) and stream.locality is not None:
+            tokens, runs = _in_stretches(tokens, stream)
         windows = WindowFiller(tokens, self.length, self.dtype, consecutive=stream.consecutive)
         if self._index is None:
-            cut: Cut = StrideCut(windows, stream)
+            cut: Cut = StrideCut(windows, stream, runs)
             feed = Feed(cut, batch, ranks, skip)
             windows.admit(batch // ranks.world)
             return feed
         most = kept_most_runs(self._index, tokens, self.length)
         marks = required_marks(tokens)
-        documented = StrideDocumentsCut(windows, stream, marks=marks, index=self._index, most_runs=most)
+        documented = StrideDocumentsCut(windows, stream, marks=marks, index=self._index, most_runs=most, runs=runs)
         feed = Feed(documented, batch, ranks, skip)
         documented.admit(batch // ranks.world)
         return feed
@@ -164,7 +166,22 @@ class Windows:
         return size // row
 
 
-def _long_enough(tokens: TokenRange, length: int, order: str) -> None:
+def _in_stretches(tokens: TokenRange, stream: ShuffledStream) -> tuple[TokenRange, RunAhead | None]:
+    """These tokens as a local shuffle reads them, and what announces its stretches."""
+    stretches = TokenStretches(stream, tokens.first, tokens.dtype.itemsize)
+    store = store_for_runs(tokens.store, stretches.largest)
+    if store is None:
+        return tokens, None
+    runs = RunAhead(store, stretches, largest=stretches.largest, drop=store is not tokens.store)
+    if store is tokens.store:
+        return tokens, runs
+    same = TokenRange(tokens.layout, store, first=tokens.first, last=tokens.last)
+    same.vocab, same.eot, same.bos = tokens.vocab, tokens.eot, tokens.bos
+    return same, runs
+
+
+def long_enough(tokens: TokenRange, length: int, order: str) -> None:
+    """FormatError where there are too few tokens for one row, or one epoch."""
     needed = {"sequential": 2, "random": length + 1}.get(order, 2 * length)
     if len(tokens) < needed:
         longest = len(tokens) // 2 if order == "shuffled" else len(tokens) - 1
@@ -174,7 +191,8 @@ def _long_enough(tokens: TokenRange, length: int, order: str) -> None:
         )
 
 
-def _ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
+def checked_ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
+    """Which reader of how many; refused where the global batch does not divide among them."""
     if (rank is None) != (world is None):
         raise ValueError(
             f"rank: expected rank= and world= together, got rank={rank} and world={world}. "

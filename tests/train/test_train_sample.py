@@ -14,9 +14,9 @@ import torch
 from tests.train.running import TINY, train
 
 from lowtide.cli import main
+from lowtide.survey.spelling import ByteWords, NumberWords, words_of
 from lowtide.train import GPT, Settings, Shape, branches
 from lowtide.train.generate import load_trained
-from lowtide.train.spelling import ByteWords, NumberWords, words_of
 
 Make = Callable[..., Settings]
 PAGE = Path(__file__).parents[2] / "docs" / "train.md"

@@ -25,6 +25,7 @@ COMMANDS = {
     "verify": "read data once and name every fault",
     "convert": "write tokens in another format",
     "train": "train a small GPT on tokens from disk",
+    "peek": "show what a step is or was trained on: files, bytes, documents, ids and text",
     "sample": "let a trained model write text",
 }
 STOPPED = 130  # what shells give for a program that Ctrl-C ended

@@ -14,9 +14,9 @@ from pathlib import Path
 from lowtide.arguments import at_least
 
 try:
+    from lowtide.survey.spelling import NumberWords, Words, words_of
     from lowtide.train.compute import choose
     from lowtide.train.generate import TrainedModel, load_trained, sampled
-    from lowtide.train.spelling import NumberWords, Words, words_of
 except ModuleNotFoundError as problem:
     if problem.name != "torch":
         raise

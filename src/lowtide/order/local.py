@@ -85,6 +85,16 @@ class LocalPermutation:
             numbers[slots > np.uint64(self._short_slot())] -= np.uint64(self.rows_per_block - self._short)
         return numbers.view(np.int64)
 
+    def run_at(self, position: int) -> tuple[int, int, int]:
+        """The block that is being shuffled at ``position``: its first row, its rows, and the position it begins at."""
+        size, missing = self.rows_per_block, 0
+        if self._short and position >= self._short_slot() * size + self._short:
+            missing = size - self._short
+        slot = (position + missing) // size
+        block = int(self._blocks.at([slot])[0])
+        rows = self._short if self._short and block == self._blocks.n - 1 else size
+        return block * size, rows, slot * size - missing
+
     def _rows(self, positions: Words) -> Rows:
         """Position -> (slot in time, offset) -> (block of the file, shuffled offset) -> row."""
         size = np.uint64(self.rows_per_block)

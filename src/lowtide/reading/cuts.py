@@ -8,10 +8,11 @@ know which one they have.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from lowtide.machine import PAGE
 from lowtide.reading.plan import Plan, project
+from lowtide.reading.run_ahead import Runs
 from lowtide.reading.streams import Stream
 from lowtide.reading.upcoming import Numbers
 from lowtide.reading.window_filler import WindowFiller
@@ -37,8 +38,21 @@ class Place(NamedTuple):
     documents: tuple[DocumentPlace, ...] = ()  # of a packed row
 
 
+@runtime_checkable
+class Scheduled(Protocol):
+    """A cut whose later rows may be planned otherwise than when a state was saved: a mixture."""
+
+    def past(self, rows: int) -> dict[str, Any]:
+        """What fixed the order of the rows before this one, safe for JSON."""
+        ...
+
+    def check_past(self, past: Any, rows: int) -> None:
+        """StateError unless these rows would come in the same order again."""
+        ...
+
+
 class Cut(Protocol):
-    """What a feed reads."""
+    """What a feed reads. One with ``runs`` is told of rows to come (``run_ahead.py``)."""
 
     @property
     def length(self) -> int:
@@ -84,8 +98,9 @@ class Cut(Protocol):
 class StrideCut:
     """Windows at stride ``length`` of one range of tokens, in the order of ``stream``."""
 
-    def __init__(self, windows: WindowFiller, stream: Stream) -> None:
+    def __init__(self, windows: WindowFiller, stream: Stream, runs: Runs | None = None) -> None:
         self.tokens = windows.tokens
+        self.runs = runs  # of a local shuffle
         self._windows = windows
         self._stream = stream
         self.length = windows.length
@@ -123,4 +138,5 @@ class StrideCut:
         window = (self.length + 1) * self.tokens.dtype.itemsize + 2 * PAGE
         why = f"batches of {format_size(size)}, one held and one being filled, widened from {format_size(scratch)}"
         held = 2 * size + whole_pages(scratch)
-        return project(self.tokens.store, held, announced=2 * rows * window, why=(why,))
+        plan = project(self.tokens.store, held, announced=2 * rows * window, why=(why,))
+        return plan if self.runs is None else self.runs.adjusted(plan)

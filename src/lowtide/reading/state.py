@@ -47,6 +47,10 @@ def check_state(state: Any, mine: dict[str, Any], *, position: str, maker: str, 
         raise StateError(f"state: expected {position} of 0 or more, got {rows!r}. {DAMAGED}.")
     # A setting that one of the two does not mention has its default there, None.
     for name in sorted(({*mine, *state}) - {position, "data", "lowtide"}):
+        if name == "mixture" and name not in mine:
+            raise StateError(
+                "state: expected one of a single corpus, got one of a mixture. Load it into a feed of lowtide.mix(...)."
+            )
         if state.get(name) != mine.get(name):
             raise StateError(
                 f"state: expected {name}={mine.get(name)!r}, got {state.get(name)!r}. "

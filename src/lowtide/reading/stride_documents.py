@@ -20,6 +20,7 @@ from lowtide.reading.cuts import StrideCut
 from lowtide.reading.docs import DocsFiller, RunsOfBatch
 from lowtide.reading.packed_filler import admit_batches
 from lowtide.reading.plan import Plan, project
+from lowtide.reading.run_ahead import Runs
 from lowtide.reading.streams import Stream
 from lowtide.reading.upcoming import Numbers
 from lowtide.reading.window_filler import Pair, WindowFiller
@@ -32,9 +33,16 @@ class StrideDocumentsCut(StrideCut):
     """``StrideCut`` that gives docs as well; ``most_runs``: of any window of this length."""
 
     def __init__(
-        self, windows: WindowFiller, stream: Stream, *, marks: Marks, index: BoundaryIndex, most_runs: int
+        self,
+        windows: WindowFiller,
+        stream: Stream,
+        *,
+        marks: Marks,
+        index: BoundaryIndex,
+        most_runs: int,
+        runs: Runs | None = None,
     ) -> None:
-        super().__init__(windows, stream)
+        super().__init__(windows, stream, runs)
         self._marks = marks
         self._index = index
         self._most_runs = most_runs
@@ -62,7 +70,8 @@ class StrideDocumentsCut(StrideCut):
         size, scratch = self._nbytes(rows)
         why = f"batches of {format_size(size)} with their documents, one held and one being filled"
         make = partial(project, self.tokens.store, 2 * size + whole_pages(scratch), announced=plain.cache)
-        return make(why=(why,), mapped=self._index.kept.nbytes if self._marks.by == "offsets" else 0)
+        found = make(why=(why,), mapped=self._index.kept.nbytes if self._marks.by == "offsets" else 0)
+        return found if self.runs is None else self.runs.adjusted(found)
 
     def _nbytes(self, rows: int) -> tuple[int, int]:
         pair, scratch = self._windows.nbytes(rows)

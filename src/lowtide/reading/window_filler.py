@@ -124,7 +124,7 @@ class WindowFiller:
             pair = _native.Pair(x, y, self.length, self.tokens.dtype.name, self.tokens.vocab)
             if store.windows(starts, item, pair, ahead=ahead):
                 return
-        if not self.consecutive:
+        if not self.consecutive and store.strategy.name == "map":  # the only one that needs no buffer between
             fetched = store.fetch(starts, item, window)
             if fetched is not None:
                 self._widen(fetched.view(self.tokens.dtype), starts, buffer, half)
@@ -140,8 +140,7 @@ class WindowFiller:
             self._widen(narrow, starts, buffer, half)
 
     def _widen(self, narrow: NDArray[Any], starts: Numbers, buffer: Buffer, half: int) -> None:
-        if self._narrows or self.tokens.vocab is not None:
-            self._check(narrow, starts)
+        self.check(narrow, starts)
         x, y = self.halves(buffer.view, half, len(starts))
         np.copyto(x, narrow[:, :-1], casting="unsafe")
         np.copyto(y, narrow[:, 1:], casting="unsafe")
@@ -151,8 +150,11 @@ class WindowFiller:
         shape = (rows, self.length)
         return np.ndarray(shape, self.dtype, memory), np.ndarray(shape, self.dtype, memory, half)
 
-    def _check(self, narrow: NDArray[Any], starts: Numbers) -> None:
+    def check(self, narrow: NDArray[Any], starts: Numbers) -> None:
+        """Refuse ids outside the vocabulary, and those that do not fit the dtype asked for."""
         tokens = self.tokens
+        if not self._narrows and tokens.vocab is None:
+            return
 
         def position(index: int) -> int:
             row, column = divmod(index, self.length + 1)

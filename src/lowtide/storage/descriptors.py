@@ -188,7 +188,19 @@ class Files:
         """Those of all these files, each checked once."""
         if len(files) == 1:
             return {files[0]: self.descriptor(files[0], scattered=scattered, flags=flags)}
-        return {file: self.descriptor(file, scattered=scattered, flags=flags) for file in set(files)}
+        found = {}
+        for file in set(files):
+            # What `descriptor` does, in one loop: a batch from 16 files would else spend a tenth of its time in calls.
+            descriptor = self._open.get((file, scattered, flags))
+            if descriptor is None or self.closed or len(self._open) > FEW:
+                found[file] = self.descriptor(file, scattered=scattered, flags=flags)
+                continue
+            status = os.fstat(descriptor.number)
+            unchanged = status.st_size == self.extents[file].size and status.st_nlink
+            if not unchanged or status.st_mtime_ns != self._identities[file].modified:
+                self._check(file, status, linked=descriptor.linked)
+            found[file] = descriptor
+        return found
 
     def changed(self, index: int, status: os.stat_result) -> ReadError:
         """The error that says what happened to a file."""

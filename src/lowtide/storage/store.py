@@ -93,6 +93,7 @@ class Store:
         self.gap = NETWORK_GAP if kind is not None and kind.network else GAP
         self.drop, self.cache_why = self._decide_cache(cache)
         self.closed = False
+        self.keeping: Store | None = None  # the same bytes for a reader that drops behind itself (long_runs.py)
         self._ranks = 1
         self._turn = Turn()
         self._aside: Holding | None = None
@@ -138,8 +139,10 @@ class Store:
         """Fill ``buffer`` with one run of consecutive bytes."""
         if length:
             self.files.counters.asked += length
-            spans = self.located.spans(np.array([offset], np.int64), 1, length)
-            self.fill(spans, buffer, scattered=False)
+            self.fill(self.one_run(offset, length), buffer, scattered=False)
+
+    def one_run(self, offset: int, length: int) -> Spans:
+        return self.located.spans(np.array([offset], np.int64), 1, length)
 
     def windows(
         self, numbers: Offsets, stride: int, pair: _native.Pair, *, ahead: Callable[[], Offsets] | None = None
@@ -222,6 +225,8 @@ class Store:
         """Close every file and give free buffers back. Arrays already handed out stay valid."""
         if not self.closed:
             self.closed = True
+            if self.keeping is not None:
+                self.keeping.close()
             self.files.close()
             if self._strategy is not None:
                 self._strategy.close()

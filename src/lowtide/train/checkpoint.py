@@ -58,6 +58,12 @@ def load_settings(path: Path) -> dict[str, Any]:
     return dict(_advising(path, whole=False)["settings"])
 
 
+def load_progress(path: Path) -> dict[str, Any]:
+    """Where the run that wrote a checkpoint was (step, rows, feed) and its settings, without reading its tensors."""
+    contents = _advising(path, whole=False)
+    return {name: contents[name] for name in ("step", "rows", "feed", "settings")}
+
+
 def load_run(path: Path) -> dict[str, Any]:
     """What the run that wrote a checkpoint knew of itself, without reading its tensors."""
     return dict(_read(path, whole=False)["run"])

@@ -1,8 +1,8 @@
 """Loss and memory over time as one PNG.
 
-One idea: two panels over the same minutes, because the claim is about both at once: the loss falls while
-memory stays where it was. Needs matplotlib (the ``report`` extra), which is imported only here and only
-when drawing; costs about a second.
+One idea: two panels over the same minutes, because the claim is about both at once: the loss falls while memory stays
+where it was. Where a control was measured, a third one puts the growth of both beside the budget. Needs matplotlib
+(the ``report`` extra), which is imported only here and only when drawing; costs about a second.
 """
 
 from __future__ import annotations
@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.atomic import atomic_write
-from lowtide.train.gauge import BudgetVerdict, CurvePoint
+from lowtide.prepare import Control
+from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint
 from lowtide.units import MIB, format_size
 
 BLUE, ORANGE, GREEN, GREY = "#1f5fa8", "#d9722b", "#3a8f5c", "#6b7280"
 
 
-def draw(path: Path, points: Sequence[CurvePoint], unigram: float, verdict: BudgetVerdict) -> bool:
+def draw(
+    path: Path,
+    points: Sequence[CurvePoint],
+    unigram: float,
+    verdict: BudgetVerdict,
+    control: Control | None = None,
+) -> bool:
     """Write the picture; False when matplotlib is not installed."""
     try:
         import matplotlib
@@ -27,10 +34,14 @@ def draw(path: Path, points: Sequence[CurvePoint], unigram: float, verdict: Budg
     except ImportError:
         return False
     with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(9, 6.5), dpi=120, layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
+        panels = 2 if control is None else 3
+        figure = Figure(figsize=(9, 3.25 * panels), dpi=120, layout="constrained")
+        above, below, *last = figure.subplots(panels, 1)
+        above.sharex(below)
         _draw_loss(above, points, unigram)
         _draw_memory(below, points, verdict)
+        if control is not None:
+            _draw_control(last[0], points, verdict, control)
         with atomic_write(path) as file:
             figure.savefig(file, format="png")
     return True
@@ -77,3 +88,30 @@ def _draw_memory(axes: Any, points: Sequence[CurvePoint], verdict: BudgetVerdict
     axes.set_xlabel("minutes")
     axes.legend(frameon=False, loc="upper left", ncols=2, fontsize=9)
     axes.set_title("Memory by kind", loc="left", fontweight="bold")
+
+
+def _draw_control(axes: Any, points: Sequence[CurvePoint], verdict: BudgetVerdict, control: Control) -> None:
+    """Growth of anon + mapped, of this run since its warm-up and of the pass through kept maps, side by side."""
+    since = [point for point in points if point.step >= SETTLE_STEPS] or list(points)
+    first, last = since[0].seconds, since[-1].seconds
+    shares = [100 * (point.seconds - first) / max(1e-9, last - first) for point in since]
+    grown = [(point.reading.held - verdict.settled.held) / MIB for point in since]
+    passed = [100 * share for share, _, _ in control.trace]
+    kept = [(mapped + anon) / MIB for _, mapped, anon in control.trace]
+    axes.plot(passed, kept, color=ORANGE, linewidth=1.6, label="control: one pass through a kept np.memmap")
+    axes.plot(shares, grown, color=BLUE, linewidth=1.6, label="this run since its warm-up")
+    axes.axhline(
+        verdict.budget / MIB, color=GREY, linestyle="--", linewidth=1, label=f"budget {format_size(verdict.budget)}"
+    )
+    axes.axhline(
+        control.corpus_bytes / MIB,
+        color=GREY,
+        linestyle=":",
+        linewidth=1,
+        label=f"the train tokens, {format_size(control.corpus_bytes)}",
+    )
+    axes.set_ylim(min(0.0, *grown), 1.5 * control.corpus_bytes / MIB)
+    axes.set_ylabel("MiB")
+    axes.set_xlabel("% of the run, and of the pass")
+    axes.legend(frameon=False, loc="upper left", ncols=2, fontsize=9)
+    axes.set_title("Growth of anon + mapped", loc="left", fontweight="bold")

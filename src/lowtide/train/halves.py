@@ -1,9 +1,9 @@
 """What a run reads: the train tokens, the val tokens, and what is known about them.
 
-One idea: ``--data`` may be a token file, a corpus, or nanoGPT's directory with ``train.bin`` and
-``val.bin``; whichever it is, the rest of the trainer sees two `Tokens` and a vocabulary. Nothing but
-headers is read here, apart from the first `UNIGRAM_TOKENS` val tokens, whose entropy is the loss of a model
-that knows only how often each token occurs.
+One idea: ``--data`` may be a token file, a corpus, a directory with a corpus in ``train`` and one in ``val`` (as
+``lowtide prepare --val`` writes it), or nanoGPT's directory with ``train.bin`` and ``val.bin``; whichever it is, the
+rest of the trainer sees two `Tokens` and a vocabulary. Nothing but headers is read here, apart from the first
+`UNIGRAM_TOKENS` val tokens, whose entropy is the loss of a model that knows only how often each token occurs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy as np
 from lowtide.errors import BudgetError, FormatError
 from lowtide.tokens import Tokens, open_tokens
 from lowtide.train.settings import Settings
-from lowtide.train.stdlib import stdlib_corpus
 
 GPT2_VOCAB = 50_304  # GPT-2's 50,257 ids, rounded up to a multiple of 64 as nanoGPT does for faster matrix products
 UNIGRAM_TOKENS = 1 << 20
@@ -35,6 +34,7 @@ class Halves:
     vocab_size: int
     name: str
     files: tuple[str, ...]
+    train_path: Path
     is_bytes: bool
     notes: tuple[str, ...] = ()
 
@@ -56,25 +56,20 @@ def in_flags() -> Iterator[None]:
 
 
 def open_data(settings: Settings) -> Halves:
-    """Open what the settings name, or the corpus of this Python's own library."""
+    """Open what the settings name."""
     with in_flags():
         return _open_data(settings)
 
 
 def _open_data(settings: Settings) -> Halves:
-    if not settings.data:
-        made = stdlib_corpus()
-        train, val = _open(made.train, settings), _open(made.val, settings)
-        note = (f"made a corpus from the standard library's source in {made.train.parent}",) if made.made else ()
-        return _described(train, val, str(made.train.parent), settings, note)
     path = Path(settings.data)
     if settings.val_data:
-        return _described(_open(path, settings), _open(Path(settings.val_data), settings), str(path), settings)
+        return _described(_open(path, settings), _open(Path(settings.val_data), settings), path, settings)
     pair = _nanogpt_pair(path)
     if pair is not None:
-        return _described(_open(pair[0], settings), _open(pair[1], settings), str(path), settings)
+        return _described(_open(pair[0], settings), _open(pair[1], settings), pair[0], settings)
     train, val = _open(path, settings).split(val=settings.val_fraction)
-    return _described(train, val, str(path), settings)
+    return _described(train, val, path, settings)
 
 
 def unigram_entropy(tokens: Tokens, vocab_size: int) -> float:
@@ -107,11 +102,12 @@ def _open(path: Path, settings: Settings) -> Tokens:
     )
 
 
-def _described(train: Tokens, val: Tokens, name: str, settings: Settings, notes: tuple[str, ...] = ()) -> Halves:
+def _described(train: Tokens, val: Tokens, train_path: Path, settings: Settings) -> Halves:
+    notes: tuple[str, ...] = ()
     is_bytes = train.dtype == np.uint8
     known = settings.vocab_size or train.vocab or (256 if is_bytes else 0)
     if not known:
         notes += (f"the data does not say its vocabulary: taking {GPT2_VOCAB:,} ids; --vocab-size sets it",)
     vocab = train.vocab = val.vocab = known or GPT2_VOCAB  # an id beyond it is refused at the batch that has it
     files = {extent.path: None for tokens in (train, val) for extent in tokens.layout.extents}
-    return Halves(train, val, vocab, name, tuple(files), is_bytes, notes)
+    return Halves(train, val, vocab, settings.data, tuple(files), train_path, is_bytes, notes)

@@ -14,6 +14,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TextIO
 
+from lowtide.prepare import Control
 from lowtide.train.gauge import BudgetVerdict, MemoryNow
 from lowtide.units import MIB, format_duration, format_size
 
@@ -66,6 +67,7 @@ class RunOutcome:
     sample: str
     picture: str
     stopped_by: int  # 0, or the signal's number
+    control: Control | None = None  # what a pass through a kept np.memmap held
 
     @property
     def last_line(self) -> str:
@@ -155,6 +157,8 @@ class JsonLines:
     def ended(self, outcome: RunOutcome) -> None:
         figures = asdict(outcome)
         figures["verdict"]["word"] = outcome.verdict.word
+        if outcome.control is not None:
+            del figures["control"]["trace"]  # for the picture
         self._write("end", {**figures, "last_line": outcome.last_line})
 
     def close(self) -> None: ...
@@ -233,6 +237,7 @@ def report(outcome: RunOutcome) -> list[str]:
     lines += [
         f"  anon + mapped grew {format_size(grown)} of the {format_size(verdict.budget)} budget: {verdict.word}",
         f"  cache  {verdict.last.cache / MIB:.1f} MiB of the corpus in the page cache; the kernel's to take back",
+        *control_lines(outcome.control, verdict),
         f"val loss {outcome.val_loss:.4f}; {outcome.unigram:.4f} is the loss of knowing only token counts",
         f"time     {format_duration(outcome.seconds)} in all; {100 * outcome.data_wait:.2f} % of training was waiting "
         "for data",
@@ -240,6 +245,18 @@ def report(outcome: RunOutcome) -> list[str]:
     if outcome.picture:
         lines.append(f"picture  {outcome.picture}")
     return lines
+
+
+def control_lines(control: Control | None, verdict: BudgetVerdict) -> list[str]:
+    """What the plain way holds on the same tokens, beside what this run was allowed."""
+    if control is None:
+        return []
+    holds, times = control.mapped + max(0, control.anon), control.corpus_bytes / max(1, verdict.budget)
+    return [
+        f"control  one pass over the same {format_size(control.corpus_bytes)} through a kept np.memmap, in a process "
+        "of its own:",
+        f"  anon + mapped grew {format_size(holds)}; the corpus is {times:.1f} times this run's budget",
+    ]
 
 
 def clock(seconds: float) -> str:

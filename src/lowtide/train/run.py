@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.errors import LowtideError
+from lowtide.prepare import Control
+from lowtide.survey.spelling import NumberWords, words_of
 from lowtide.train import branches, checkpoint
 from lowtide.train.board import Board, check_installed
 from lowtide.train.branches import Branch
@@ -27,16 +29,16 @@ from lowtide.train.compute import Compute, choose
 from lowtide.train.curves import draw
 from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, thinned
 from lowtide.train.generate import WEIGHTS, write_weights
-from lowtide.train.halves import Halves, open_data, unigram_entropy
+from lowtide.train.halves import open_data, unigram_entropy
 from lowtide.train.ledger import Ledger
 from lowtide.train.optimize import learning_rate
+from lowtide.train.own_text import control_of, with_corpus
 from lowtide.train.progress import Facts, RunOutcome, RunProgress, Several, Silent, Stepped
 from lowtide.train.ranks import World, described, joined
 from lowtide.train.run_lock import SaveError, only_run, reason
 from lowtide.train.run_metrics import METRICS, MetricsFile
 from lowtide.train.settings import Settings
 from lowtide.train.signals import StopRequest
-from lowtide.train.spelling import NumberWords, words_of
 from lowtide.train.trainer import Trainer
 
 
@@ -87,10 +89,11 @@ class _Run:
         stop: StopRequest,
         started: float,
     ) -> None:
-        self.settings, self.world, self.progress, self.stop = settings, world, progress, stop
+        self.world, self.progress, self.stop = world, progress, stop
+        self.settings = settings = self._with_corpus(settings)
         self.directory = Path(settings.out_dir)
         self.branch = Branch(self.directory)
-        self.data = self._open_data()
+        self.data = open_data(settings)
         self.trainer = Trainer(settings, compute, world, self.data)
         self.trainer.asked_to_stop = lambda: stop.number
         self.gauge = Gauge(self.data.files, self.trainer.plan.budget)
@@ -106,12 +109,12 @@ class _Run:
         self.first_step = 0
         self.stopping = 0
 
-    def _open_data(self) -> Halves:
-        """Rank 0 first: it may have to make the corpus that the others then find."""
+    def _with_corpus(self, settings: Settings) -> Settings:
+        """Rank 0 first: it may have to prepare the corpus that the others then find."""
         if self.world.is_first:
-            data = open_data(self.settings)
+            settings = with_corpus(settings, self.progress.note)
         self.world.from_first(True)
-        return data if self.world.is_first else open_data(self.settings)
+        return with_corpus(settings, self.progress.note)
 
     def whole(self, resume: Path | None) -> None:
         self._take_up(resume)
@@ -249,9 +252,11 @@ class _Run:
     def end(self, verdict: BudgetVerdict) -> RunOutcome:
         """What rank 0 does alone, when all is trained and saved."""
         sample = picture = ""
+        control = None
         if self.world.is_first and not self.stopping:
             sample = self._sample()
-            picture = self._draw(verdict)
+            control = self._control()
+            picture = self._draw(verdict, control)
             self._write_weights()
         outcome = RunOutcome(
             steps=self.trainer.step,
@@ -264,6 +269,7 @@ class _Run:
             sample=sample,
             picture=picture,
             stopped_by=self.stopping,
+            control=control,
         )
         self.progress.ended(outcome)
         return outcome
@@ -287,11 +293,18 @@ class _Run:
         except OSError as problem:
             self.progress.note(f"no weights.safetensors: {reason(problem)}; the checkpoint has the weights")
 
-    def _draw(self, verdict: BudgetVerdict) -> str:
+    def _control(self) -> Control | None:
+        try:
+            return control_of(self.settings, self.data.train_path)
+        except (LowtideError, OSError) as problem:  # a comparison that cannot be made does not spoil a run
+            self.progress.note(f"no control: {problem}")
+            return None
+
+    def _draw(self, verdict: BudgetVerdict, control: Control | None) -> str:
         if not self.settings.picture:
             return ""
         path = self.directory / "train.png"
-        if draw(path, self.points, self.unigram, verdict):
+        if draw(path, self.points, self.unigram, verdict, control):
             return str(path)
         self.progress.note("no picture: matplotlib is not installed; `pip install 'lowtide[report]'` brings it")
         return ""

@@ -54,7 +54,8 @@ class MetricsFile:
     def note(self, text: str) -> None: ...
 
     def ended(self, outcome: RunOutcome) -> None:
-        self._write(event="end", step=outcome.steps, val_loss=outcome.val_loss, budget=outcome.verdict.word)
+        control = {} if outcome.control is None else {"control_mapped": outcome.control.mapped}
+        self._write(event="end", step=outcome.steps, val_loss=outcome.val_loss, budget=outcome.verdict.word, **control)
 
     def close(self) -> None:
         if self._lines is not None:

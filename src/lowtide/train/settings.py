@@ -17,10 +17,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from lowtide.arguments import one_of
 from lowtide.train.model import Shape
 from lowtide.units import parse_size
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+CONTROLS = ("auto", "yes", "no")
 MODEL_FIELDS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 
 
@@ -32,18 +34,24 @@ def _setting(default: Any, text: str) -> Any:
 class Settings:
     """One run. The defaults are the two-minute run on two CPU cores."""
 
-    data: str = _setting("", "token file, corpus or directory with train.bin and val.bin; none: the stdlib's source")
+    data: str = _setting("", "token file, corpus, or directory with train and val; none: this machine's own text")
     val_data: str = _setting("", "token file or corpus for the val loss; none: val.bin beside train.bin, or a split")
     val_fraction: float = _setting(0.005, "share of --data at its end kept for the val loss when there is no val file")
+    corpus_tokens: int = _setting(40_000_000, "about how many tokens of this machine's text to prepare without --data")
     data_dtype: str = _setting("", "the tokens' dtype where the file does not say it, such as uint16")
     vocab_size: int = _setting(0, "number of token ids; 0: as the data says, 256 for bytes, else 50304")
-    budget: str = _setting("auto", "most bytes the reader may hold, such as 64MiB")
+    budget: str = _setting(
+        "auto", "most bytes the reader may hold, such as 64MiB; without --data an eighth of the corpus"
+    )
     strategy: str = _setting("auto", "how bytes leave the file: auto, read, direct, remap, advise, map")
     engine: str = _setting("auto", "who makes the calls: auto, native, python")
     cache: str = _setting("auto", "whether what was read stays in the page cache: auto, keep, drop")
     out_dir: str = _setting("out", "directory for checkpoints, metrics, weights and the picture; one run at a time")
     keep: int = _setting(2, "checkpoints kept of a branch, the newest ones; what best.pt and latest.pt name stays too")
     save_interval: int = _setting(0, "steps between checkpoints; 0: as --eval-interval")
+    control: str = _setting(
+        "auto", "what a pass over the corpus through a kept np.memmap holds: yes, no, auto (own text)"
+    )
     ledger: str = _setting("", "file that gets one line for each step: its rows and their checksum")
     batch_size: int = _setting(16, "windows of one forward pass")
     block_size: int = _setting(128, "tokens of a window")
@@ -92,6 +100,7 @@ class Settings:
             raise ValueError(
                 f"--dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}. The tokens' dtype is --data-dtype."
             )
+        one_of("--control", self.control, CONTROLS)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout: expected a share from 0 up to 1, got {self.dropout}. Use --dropout 0.")
         if self.budget != "auto":
@@ -118,6 +127,7 @@ class Settings:
 
 
 _AT_LEAST = {
+    "corpus_tokens": 1,
     "keep": 1,
     "save_interval": 0,
     "batch_size": 1,

@@ -1,8 +1,8 @@
 """From text to ids and back, with the tokenizer a corpus names.
 
-One idea: the corpus says what its ids mean. Bytes need nothing; a ``tokenizer.json`` named by ``manifest.json`` (or
-given) is read by the package tokenizers; where nothing is known, ids are written as numbers. Costs the tokenizer's file
-in memory. No pickle is read, so nanoGPT's ``meta.pkl`` is not.
+One idea: the corpus says what its ids mean. One that `lowtide prepare` wrote brings its decoder. Bytes need nothing;
+a ``tokenizer.json`` named by ``manifest.json`` (or given) is read by the package tokenizers; where nothing is known,
+ids are written as numbers. Costs the tokenizer's file in memory. No pickle is read, so nanoGPT's ``meta.pkl`` is not.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lowtide.errors import FormatError
+from lowtide.prepare import decoder_of
 
 BYTE_VOCABULARIES = (256, 257)  # bytes, and bytes with an end of text
 
@@ -68,18 +69,35 @@ def words_of(corpus: str, vocab_size: int, tokenizer: str = "") -> Words:
     """The tokenizer given, or the one that the corpus names, or bytes where its ids can be nothing else."""
     if tokenizer and tokenizer != "bytes":
         return _from_file(Path(tokenizer))
+    if corpus and not tokenizer and (decoder := _prepared(corpus)) is not None:
+        return decoder
     named = None if tokenizer else _named(Path(corpus)) if corpus else None
     if named is not None:
         return _from_file(named)
     return ByteWords() if tokenizer or vocab_size in BYTE_VOCABULARIES else NumberWords()
 
 
+def _prepared(corpus: str) -> Words | None:
+    """The decoder of a corpus that `lowtide prepare` wrote, which checks that the tokenizer is the one it used."""
+    for place in (Path(corpus), Path(corpus) / "train"):
+        if isinstance(_told(place), dict) and {"kind"} <= _told(place).keys():
+            return decoder_of(place)
+    return None
+
+
+def _told(place: Path) -> Any:
+    """What the manifest there says of its tokenizer."""
+    try:
+        return json.loads((place / "manifest.json").read_bytes())["tokenizer"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def _named(corpus: Path) -> Path | None:
     """The tokenizer's file that the corpus's manifest names; None for bytes and where it names none."""
     for place in (corpus, corpus / "train", corpus.parent):
-        try:
-            told = json.loads((place / "manifest.json").read_bytes())["tokenizer"]
-        except (OSError, ValueError, LookupError, TypeError):
+        told = _told(place)
+        if told is None:
             continue
         file = told.get("file") if isinstance(told, dict) else told
         return place / Path(file).name if isinstance(file, str) and file != "bytes" else None

@@ -1,0 +1,152 @@
+"""``lowtide peek``: what a step is or was trained on - every row's file, byte, document, ids and text.
+
+One idea: name a corpus and the feed's settings, or the directory of a run, which has them. ``survey`` finds the rows,
+this file prints them. torch is imported for a run's directory only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lowtide.cli.flags import add_json, whole
+from lowtide.cli.tables import Styled, counted, facts, show, visible
+from lowtide.errors import StateError
+from lowtide.reading.streams import ORDERS
+from lowtide.survey.spelling import words_of
+from lowtide.survey.step_rows import StepRow, step_rows
+from lowtide.tokens import open_tokens
+
+SHOWN_IDS = 12
+SHOWN_TEXT = 300  # characters of a row, unless all is asked for
+FEED_FLAGS = ("batch", "length", "seed", "order", "locality", "rank", "world", "dtype", "eot")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Show what a step is or was trained on: every row's file, byte, document, ids, and the text where a tokenizer "
+        "is known. Of a corpus and a feed's settings, or of a run: a spike in metrics.jsonl leads to its text."
+    )
+    parser.epilog = "Examples: lowtide peek corpus/ --step 48211 --batch 64 --seed 1337; lowtide peek out --step 350"
+    parser.add_argument("place", metavar="CORPUS|OUT_DIR", help="a corpus or token file, or the directory of a run")
+    parser.add_argument(
+        "--step", type=whole, required=True, metavar="N", help="a feed's step, from 0; a run's, as in metrics.jsonl"
+    )
+    add_json(parser)
+    parser.add_argument("--full", action="store_true", help="all ids and all text of every row")
+    parser.add_argument(
+        "--tokenizer", default="", metavar="FILE", help="bytes or a tokenizer.json; none: as the corpus says"
+    )
+    feed = parser.add_argument_group("the feed (a run's directory has its own)")
+    feed.add_argument("--batch", type=whole, metavar="B", help="global batch (64)")
+    feed.add_argument("--length", type=whole, metavar="L", help="tokens per row (1024)")
+    feed.add_argument("--seed", type=whole, metavar="S", help="seed of the order (0)")
+    feed.add_argument("--order", choices=ORDERS, metavar="NAME", help=f"{', '.join(ORDERS)} (shuffled)")
+    feed.add_argument("--locality", metavar="SIZE", help="of a local shuffle, such as 64MiB")
+    feed.add_argument("--rank", type=whole, metavar="R", help="only the rows of this rank")
+    feed.add_argument("--world", type=whole, metavar="W", help="of so many ranks")
+    feed.add_argument("--dtype", metavar="NAME", help="dtype of a file without a header, such as uint16")
+    feed.add_argument("--eot", type=whole, metavar="ID", help="the id that ends a document")
+
+
+class Peeked(NamedTuple):
+    """Rows, and what they are of."""
+
+    heading: list[tuple[str, str]]
+    rows: list[StepRow]
+    settings: dict[str, Any]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    place = Path(arguments.place)
+    has_checkpoints = place.suffix == ".pt" or (place.is_dir() and any(place.glob("step-*.pt")))
+    if not has_checkpoints and (place / "metrics.jsonl").is_file():
+        raise StateError(f"{place}: expected a checkpoint of the run, got none. Peek at its corpus instead.")
+    found = _of_run(place, arguments) if has_checkpoints else _of_corpus(arguments)
+    if arguments.json:
+        print(json.dumps({**found.settings, "rows": [row.to_dict() for row in found.rows]}, indent=2))
+    else:
+        show([*facts(found.heading), *_lines(found.rows, arguments.full)])
+    return 0
+
+
+def _of_run(place: Path, arguments: argparse.Namespace) -> Peeked:
+    stated = [f"--{name}" for name in FEED_FLAGS if getattr(arguments, name) is not None]
+    if stated:
+        raise ValueError(f"{stated[0]}: expected none, got one: {place} has its own. Leave out {', '.join(stated)}.")
+    try:
+        from lowtide.train.peeked_run import run_step
+    except ModuleNotFoundError as problem:
+        if problem.name != "torch":
+            raise
+        raise SystemExit(
+            "lowtide peek: expected torch to read a checkpoint, got none. Install it with: pip install 'lowtide[torch]'"
+        ) from None
+    found = run_step(place, arguments.step)
+    rows = step_rows(found.feed, found.tokens, found.steps, words_of(found.data, found.vocab_size, arguments.tokenizer))
+    heading = [
+        ("run", f"step {arguments.step:,} as metrics.jsonl counts, settings from {found.checkpoint}"),
+        ("rows", f"{counted(len(rows), 'row')} from row {rows[0].row:,} on"),
+        *(("note", note) for note in found.notes),
+    ]
+    return Peeked(heading, rows, {"step": arguments.step, "checkpoint": str(found.checkpoint)})
+
+
+def _of_corpus(arguments: argparse.Namespace) -> Peeked:
+    tokens = open_tokens(arguments.place, dtype=arguments.dtype, eot=arguments.eot)
+    settings = {
+        "batch": 64 if arguments.batch is None else arguments.batch,
+        "length": 1024 if arguments.length is None else arguments.length,
+        "seed": arguments.seed or 0,
+        "order": arguments.order or "shuffled",
+        "locality": arguments.locality,
+        "rank": arguments.rank,
+        "world": arguments.world,
+    }
+    feed = tokens.batches(**settings)
+    vocab = tokens.vocab or (256 if tokens.dtype.itemsize == 1 else 0)
+    try:
+        rows = step_rows(feed, tokens, [arguments.step], words_of(arguments.place, vocab, arguments.tokenizer))
+    except IndexError as problem:
+        raise ValueError(f"--step: {problem}") from None
+    stated = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
+    return Peeked(
+        [("step", f"{arguments.step:,} of {arguments.place}"), ("feed", stated)],
+        rows,
+        {
+            "step": arguments.step,
+            **settings,
+        },
+    )
+
+
+def _lines(rows: list[StepRow], full: bool) -> list[Styled]:
+    lines = []
+    for row in rows:
+        corpus = "" if row.corpus is None else f"{row.corpus}: "
+        lines += [Styled(""), Styled(f"row {row.row:,}  {corpus}{row.file} byte {row.offset:,}", "bold")]
+        pairs = [("token", f"{row.token:,} of the corpus")]
+        if row.document is not None:
+            inside = row.token - row.document.first_token
+            size = counted(row.document.tokens, "token")
+            pairs.append(("document", f"number {row.document.number:,}, {size}; begins {inside:,} tokens before"))
+        if row.ends:
+            shown = ", ".join(map(str, row.ends[:SHOWN_IDS])) + (", ..." if len(row.ends) > SHOWN_IDS else "")
+            pairs.append(("ends", f"{counted(len(row.ends), 'document')} here, at {shown}"))
+        most = len(row.ids) if full else SHOWN_IDS
+        pairs.append(("ids", " ".join(map(str, row.ids[:most])) + (" ..." if most < len(row.ids) else "")))
+        lines += facts(pairs, {"ids": "dim"})
+        lines += _text(row.text, full)
+    return lines
+
+
+def _text(text: str | None, full: bool) -> list[Styled]:
+    if text is None:
+        return []
+    shown = text if full else text[:SHOWN_TEXT]
+    rest = (
+        [] if len(shown) == len(text) else [Styled(f"  ... {len(text) - len(shown):,} more characters: --full", "dim")]
+    )
+    return [*(Styled(f"  | {visible(line)}") for line in shown.splitlines()), *rest]

@@ -1,0 +1,70 @@
+"""The feed of a run that was trained, and where one of its steps begins: for looking at what a step was trained on.
+
+One idea: a checkpoint remembers the run's settings and how many rows it had used at which step; the rest is arithmetic.
+Steps are counted as ``metrics.jsonl`` counts them: the line of step 12 is written after the twelfth. Reads one
+checkpoint's settings, no tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowtide.errors import StateError
+from lowtide.feed import Feed
+from lowtide.tokens import Tokens
+from lowtide.train import branches, checkpoint
+from lowtide.train.halves import open_data
+from lowtide.train.settings import layered
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """A feed, the steps of it that are one step of the run, and what they are read from."""
+
+    feed: Feed
+    steps: range
+    tokens: Tokens
+    data: str
+    vocab_size: int
+    checkpoint: Path
+    notes: tuple[str, ...] = ()
+
+
+def is_run(place: Path) -> bool:
+    """Whether this is a run's out directory or one of its checkpoints."""
+    return bool(branches.NAME.fullmatch(place.name)) if place.is_file() else bool(branches.saved(place))
+
+
+def run_step(place: Path, step: int) -> RunStep:
+    """Step ``step`` of the run in ``place``, all ranks' rows, from its newest checkpoint (or the one ``place`` is)."""
+    path = branches.newest(place) if place.is_dir() else place
+    known = checkpoint.load_progress(path)
+    settings = layered(known["settings"])
+    if not 1 <= step <= settings.max_iters:
+        raise ValueError(
+            f"--step: expected 1 to {settings.max_iters}, as metrics.jsonl counts the steps of this run, got {step}. "
+            "Use a step of the run."
+        )
+    if settings.data and not Path(settings.data).exists():
+        raise StateError(
+            f"{path}: expected the corpus it names, {settings.data}, got no such file. Put it back, or look at a copy: "
+            f"lowtide peek COPY --step {step - 1} --batch {settings.rows_per_step} --length {settings.block_size} "
+            f"--seed {settings.seed}."
+        )
+    rows = settings.rows_per_step
+    first = known["rows"] + (step - 1 - known["step"]) * rows
+    changed = known["rows"] != known["step"] * rows
+    if first < 0:
+        raise StateError(
+            f"{path}: expected step {step} at row 0 or later, got row {first}: the rows per step changed during the "
+            "run. Name a checkpoint of that time instead of the directory."
+        )
+    data = open_data(settings)
+    size = math.gcd(first, rows)
+    feed = data.train.batches(size, length=settings.block_size, seed=settings.seed)
+    feed.load_state_dict(known["feed"])  # refuses another corpus than the one it was trained on
+    note = f"rows per step changed during the run: counted from step {known['step']}, which had used {known['rows']:,}"
+    steps = range(first // size, (first + rows) // size)
+    return RunStep(feed, steps, data.train, settings.data, data.vocab_size, path, (note,) if changed else ())

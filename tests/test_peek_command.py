@@ -1,0 +1,187 @@
+"""``lowtide peek``: what a step of a corpus or of a run is made of, its JSON, and bad input in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.formats.conftest import TokenFiles
+
+import lowtide
+
+PEEK = [sys.executable, "-m", "lowtide", "peek"]
+TEXT = "".join(f"Sentence number {n} of a small corpus.\n" for n in range(400))
+
+
+def peek(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PEEK, *map(str, words)], capture_output=True, text=True)
+
+
+def document(*words: object) -> dict[str, Any]:
+    done = peek("--json", *words)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def refusal(*words: object, code: int) -> str:
+    done = peek(*words)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("lowtide peek: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.bin"
+    path.write_bytes(TEXT.encode())
+    return path
+
+
+def test_every_row_of_a_step_has_its_place_ids_and_text(text: Path) -> None:
+    found = document(text, "--dtype", "uint8", "--step", 5, "--batch", 4, "--length", 32, "--seed", 7)
+    feed = lowtide.open_tokens(text, dtype="uint8").batches(4, length=32, seed=7)
+    x, y = feed[5]
+    assert [row["row"] for row in found["rows"]] == [20, 21, 22, 23]
+    for row, place, ids, following in zip(found["rows"], feed.where(5), x, y, strict=True):
+        assert (row["file"], row["offset"]) == (place.file, place.offset)
+        assert row["ids"] == [*ids.tolist(), int(following[-1])]
+        assert row["text"] == TEXT[place.offset : place.offset + 33]
+
+
+def test_a_rank_sees_its_own_rows(text: Path) -> None:
+    common = (text, "--dtype", "uint8", "--step", 5, "--batch", 4, "--length", 32)
+    whole = document(*common)["rows"]
+    assert document(*common, "--rank", 1, "--world", 2)["rows"] == whole[2:]
+
+
+def test_documents_are_told_where_the_format_keeps_them(tmp_path: Path) -> None:
+    pair = TokenFiles(tmp_path).megatron("corpus", [list(range(10)), list(range(40)), list(range(25))])
+    found = document(pair, "--step", 0, "--batch", 1, "--length", 16, "--order", "sequential")
+    row = found["rows"][0]
+    assert row["document"] == {"number": 0, "first_token": 0, "tokens": 10}
+    row = document(pair, "--step", 1, "--batch", 1, "--length", 16, "--order", "sequential")["rows"][0]
+    assert row["token"] == 16
+    assert row["document"] == {"number": 1, "first_token": 10, "tokens": 40}
+
+
+def test_ends_of_documents_are_told_where_their_id_is_known(text: Path) -> None:
+    row = document(text, "--dtype", "uint8", "--step", 0, "--batch", 1, "--length", 64, "--eot", 10)["rows"][0]
+    assert row["ends"] == [column for column, one in enumerate(row["ids"][:-1]) if one == 10]
+    assert row["ends"]
+
+
+def test_ids_without_a_known_tokenizer_have_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "ids.bin"
+    np.arange(2_000).astype(np.uint16).tofile(path)
+    words = (path, "--dtype", "uint16", "--step", 0, "--batch", 2, "--length", 16)
+    assert document(*words)["rows"][0]["text"] is None
+    shown = peek(*words).stdout
+    assert "byte" in shown and "ids" in shown and "|" not in shown
+
+
+def test_for_a_person_long_rows_are_cut_short_unless_all_is_asked_for(text: Path) -> None:
+    words = (text, "--dtype", "uint8", "--step", 1, "--batch", 1, "--length", 2048)
+    short, full = peek(*words).stdout, peek(*words, "--full").stdout
+    assert "more characters: --full" in short and "--full" not in full
+    assert len(full) > 4 * len(short)
+    assert "| Sentence number" in full
+
+
+def test_a_corpus_is_looked_at_without_torch(text: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from lowtide.cli import main\n"
+        f"sys.exit(main(['peek', {str(text)!r}, '--dtype', 'uint8', '--step', '1', '--length', '16']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_bad_input_is_refused_in_one_line(text: Path, tmp_path: Path) -> None:
+    words = (text, "--dtype", "uint8", "--length", 16)
+    assert "expected a step from 0 to" in refusal(*words, "--step", -1, code=2)
+    assert "got 99999" in refusal(*words, "--step", 99999, "--order", "sequential", code=2)
+    assert "expected a whole number" in refusal(*words, "--step", "x", code=2)
+    assert "got nothing of that name" in refusal(tmp_path / "none.bin", "--step", 0, code=1)
+    assert "locality: expected at least one window" in refusal(*words, "--step", 0, "--locality", 4, code=2)
+    assert "--step" in refusal(*words, code=2)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    assert "expected a checkpoint of the run, got none" in refusal(tmp_path / "run", "--step", 1, code=1)
+
+
+# A run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a corpus of one sentence over and over, a planted row of noise, and a run over it."""
+    pytest.importorskip("torch", reason="NOT TESTED: peek at a run, which needs torch")
+    from tests.train.running import TINY, train
+
+    from lowtide.train import Settings
+
+    place = tmp_path_factory.mktemp("spike")
+    (place / "data").mkdir()
+    data = place / "data" / "train.bin"
+    sentence = b"the tide comes in. "
+    corpus = bytearray(sentence * 400)
+    (place / "data" / "val.bin").write_bytes(sentence * 20)
+    data.write_bytes(corpus)
+    told = {**TINY, "data_dtype": "uint8", "vocab_size": 256, "max_iters": 80, "eval_interval": 40, "dropout": 0.0}
+    settings = Settings(
+        **{**told, "data": str(data.parent), "out_dir": str(place / "out"), "learning_rate": 1e-2, "keep": 1}
+    )
+    feed = lowtide.open_tokens(data, dtype="uint8").batches(4, length=16, seed=settings.seed)
+    offset = feed.where(69)[2].offset  # the 70th step meets it
+    corpus[offset : offset + 16] = b"#Q7%Z~x!@9^K&j$W"
+    data.write_bytes(corpus)
+    train(settings)
+    return place
+
+
+@pytest.mark.slow
+def test_a_spike_in_the_metrics_leads_to_its_text(trained: Path) -> None:
+    lines = [json.loads(line) for line in (trained / "out" / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["loss"] for line in lines if line["event"] == "step"}
+    spike = max((step for step in losses if step > 40), key=losses.__getitem__)
+    found = document(trained / "out", "--step", spike)
+    assert any("Q7%Z~x" in row["text"] for row in found["rows"])
+    assert len(found["rows"]) == 4
+    others = [row["text"] for step in (spike - 5, 1) for row in document(trained / "out", "--step", step)["rows"]]
+    assert not any("Q7%Z~x" in one for one in others)
+    assert "Q7%Z~x" in peek(trained / "out", "--step", spike).stdout
+
+
+@pytest.mark.slow
+def test_a_run_refuses_steps_it_has_not_and_settings_it_has(trained: Path) -> None:
+    out = trained / "out"
+    assert "expected 1 to 80" in refusal(out, "--step", 0, code=2)
+    assert "got 81" in refusal(out, "--step", 81, code=2)
+    assert "Leave out --seed" in refusal(out, "--step", 1, "--seed", 3, code=2)
+
+
+@pytest.mark.slow
+def test_a_run_whose_corpus_is_gone_or_another_one_is_refused(trained: Path) -> None:
+    data, away = trained / "data", trained / "away"
+    data.rename(away)
+    try:
+        assert f"expected the corpus it names, {data}, got no such file" in refusal(
+            trained / "out", "--step", 3, code=1
+        )
+        data.mkdir()
+        for name in ("train.bin", "val.bin"):
+            (data / name).write_bytes(b"another corpus altogether. " * 400)
+        assert "expected the same data, got other data" in refusal(trained / "out", "--step", 3, code=1)
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+        away.rename(data)
