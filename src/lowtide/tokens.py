@@ -138,6 +138,11 @@ class Tokens(TokenRange):
         token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``locality``: bytes of
         neighbouring windows that are shuffled among themselves, for disks that scattered reads slow down. ``skip``:
         steps of this batch size to leave out around a loss spike, as (first, last), both included.
+
+        Reads nothing yet. Raises ``BudgetError`` where two batches do not fit, ``FormatError`` where there are too few
+        tokens, ``ValueError`` for a batch that does not divide among the ranks.
+
+        >>> x, y = next(tokens.batches(64, length=128, seed=1337))
         """
         windows = self.windows(length, dtype=dtype)
         return windows.batches(batch, seed=seed, order=order, locality=locality, rank=rank, world=world, skip=skip)
