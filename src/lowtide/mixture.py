@@ -41,14 +41,18 @@ def mix(
     exhausted: str = "repeat",
     budget: int | str | None = None,
 ) -> Mixture:
-    """Several corpora as one: ``mix({"web": (web, 0.7), "code": (code, 0.3)})``. Weights are shares of rows.
+    """Several corpora as one. Weights are shares of rows, kept to within one row at any point.
 
     ``then``: new weights from a row on; a name that is missing leaves, a new one comes with its tokens. ``exhausted``:
     what happens when a corpus has given all its windows once: ``repeat`` (its next epoch), ``stop`` (the feed ends
-    there) or ``share`` (the others go on without it). ``budget``: for all together; unstated, the sum of theirs.
+    there) or ``share`` (the others go on without it). ``budget``: for all together; unstated, the sum of theirs. Reads
+    nothing; seeking costs arithmetic. Raises ``ValueError`` for a negative weight, or a share below 1 in 65,536.
 
     Instead of corpora, windows of equal length and cut may be mixed: ``mix({"web": (web.windows(1024, cut="packed"),
     0.7), ...})``; ``batches`` then takes no length.
+
+    >>> train, val = tokens.split(val=0.3)
+    >>> mixture = lowtide.mix({"web": (train, 0.7), "code": (val, 0.3)})
     """
     known, changes = schedule_of(corpora, then or {})
     made = WindowsMixture if any(isinstance(one, Windows) for one in known.values()) else Mixture
@@ -56,7 +60,11 @@ def mix(
 
 
 class Mixture:
-    """Named corpora and the weights they have from which row on."""
+    """Named corpora and the weights each has from which row on.
+
+    >>> train, val = tokens.split(val=0.3)
+    >>> feed = lowtide.mix({"web": (train, 0.7), "code": (val, 0.3)}).batches(64, length=128, seed=1337)
+    """
 
     def __init__(
         self,

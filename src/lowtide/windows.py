@@ -34,7 +34,11 @@ CUTS = ("stride", "packed")
 
 
 class Windows:
-    """Rows of ``length`` tokens cut from a range of tokens. ``len(windows)``: rows of one epoch."""
+    """Rows of ``length`` tokens cut from a range of tokens. ``len(windows)``: rows of one epoch.
+
+    >>> windows = tokens.windows(128)
+    >>> x, y = next(windows.batches(64, seed=1337))
+    """
 
     def __init__(
         self,
