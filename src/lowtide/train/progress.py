@@ -51,6 +51,7 @@ class Stepped:
     data_wait: float  # share of the training time spent waiting for batches
     seconds_left: float
     reading: MemoryNow
+    shares: dict[str, float] | None = None  # of the rows, by corpus, in a mixture
 
 
 @dataclass(frozen=True)
