@@ -28,10 +28,10 @@ EOT = 63
 def documents(tmp_path: Path) -> Path:
     """Short documents of ids below 63, each ended by 63."""
     chooses = np.random.default_rng(1)
-    parts = []
+    parts: list[np.ndarray[Any, Any]] = []
     for _ in range(1200):
         start, size = int(chooses.integers(0, 62)), int(chooses.integers(2, 30))
-        parts += [np.arange(start, start + size) % 62, [EOT]]
+        parts += [np.arange(start, start + size) % 62, np.array([EOT])]
     np.concatenate(parts).astype(np.uint16).tofile(tmp_path / "documents.bin")
     return tmp_path / "documents.bin"
 
@@ -100,7 +100,8 @@ def test_a_run_goes_on_exactly(changed: dict[str, Any], documents: Path, tiny: M
 def test_a_cut_or_locality_of_another_run_is_refused(documents: Path, tiny: Make, tmp_path: Path) -> None:
     settings = tiny(data=str(documents), eot=EOT, max_iters=3)
     train(settings)
-    for changed in ({"cut": "packed"}, {"locality": "4KiB"}):
+    others: list[dict[str, Any]] = [{"cut": "packed"}, {"locality": "4KiB"}]
+    for changed in others:
         with pytest.raises(StateError, match=next(iter(changed))):
             train(replace(settings, max_iters=6, **changed), tmp_path / "out" / "step-00000003.pt")
 
