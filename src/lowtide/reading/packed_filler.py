@@ -25,6 +25,7 @@ from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
 from lowtide.reading.window_filler import Pair, WindowFiller
 from lowtide.storage.budget import whole_pages
+from lowtide.storage.unequal import read_unequal, widen_unequal
 
 
 class PackedFiller:
@@ -119,10 +120,10 @@ class PackedFiller:
         offsets, sizes = self._wanted(pieces)
         if self.windows.widens and len(offsets):
             native = _native.Pair(*pair, self.length, tokens.dtype.name, tokens.vocab)
-            if store.widened_pieces(offsets, sizes, native, ahead=later):
+            if widen_unequal(store, (offsets, sizes), native, ahead=later):
                 return
         with store.filling(scratch_size) as scratch:
-            store.pieces(offsets, sizes, scratch.buffer, ahead=later)
+            read_unequal(store, (offsets, sizes), scratch.buffer, ahead=later)
             shape = (len(pieces.counts), self.length + 1)
             narrow: NDArray[Any] = np.ndarray(shape, tokens.dtype, scratch.buffer.view)
             if tokens.vocab is not None or self._narrows:

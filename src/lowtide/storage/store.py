@@ -87,8 +87,8 @@ class Store:
         self.budget = budget if isinstance(budget, Budget) else Budget(budget)
         self.pool = Pool(self.budget, where=self.where)
         self.files = Files(extents)
-        self._located = Located(extents)
-        self.total = self._located.total
+        self.located = Located(extents)
+        self.total = self.located.total
         kind = file_kind(extents[0].path) if extents else None
         self.gap = NETWORK_GAP if kind is not None and kind.network else GAP
         self.drop, self.cache_why = self._decide_cache(cache)
@@ -126,58 +126,23 @@ class Store:
             rounds = merge(numbers * stride, length, gap=self.gap, most=self._merge_round(length))
             if rounds is not None and self._gather_merged(rounds, length, buffer):
                 return
-        later = None if ahead is None else lambda: self._located.spans(ahead(), stride, length)
-        self._fill(self._located.spans(numbers, stride, length), buffer, ahead=later, scattered=True)
+        later = None if ahead is None else lambda: self.located.spans(ahead(), stride, length)
+        self.fill(self.located.spans(numbers, stride, length), buffer, ahead=later, scattered=True)
 
     def fetch(self, numbers: Offsets, stride: int, length: int) -> NDArray[np.uint8] | None:
         """The same runs as rows of a fresh array, where the strategy has a way without a buffer between; else None."""
-        found = self.strategy.fetch(self._located.spans(numbers, stride, length))
+        found = self.strategy.fetch(self.located.spans(numbers, stride, length))
         self.files.counters.asked += 0 if found is None else found.nbytes
         return found
-
-    def pieces(
-        self,
-        offsets: Offsets,
-        lengths: Offsets,
-        buffer: Buffer,
-        *,
-        ahead: Callable[[], tuple[Offsets, Offsets]] | None = None,
-    ) -> None:
-        """Fill ``buffer`` with runs of unequal length, one after the other; ``ahead`` gives the next call's."""
-        if len(offsets) == 0:
-            return
-        self.files.counters.asked += int(lengths.sum())
-        later = None if ahead is None else lambda: self._located.unequal(*ahead())
-        self._fill(self._located.unequal(offsets, lengths), buffer, ahead=later, scattered=True)
-
-    def widened_pieces(
-        self,
-        offsets: Offsets,
-        lengths: Offsets,
-        pair: _native.Pair,
-        *,
-        ahead: Callable[[], tuple[Offsets, Offsets]] | None = None,
-    ) -> bool:
-        """Runs that together fill rows of ``pair.length + 1`` tokens, widened in one pass; False as in ``windows``."""
-        strategy = self.strategy
-        if not strategy.widens or strategy.name == "map":
-            return False
-        spans = self._located.unequal(offsets, lengths)
-        if len(spans.files) > KEPT.together:
-            return False
-        later = None if ahead is None else lambda: self._located.unequal(*ahead())
-        self.files.counters.asked += int(lengths.sum())
-        read: bool = strategy.windows(spans, pair, ahead=later)  # type: ignore[attr-defined]
-        return read
 
     def run(self, offset: int, length: int, buffer: Buffer) -> None:
         """Fill ``buffer`` with one run of consecutive bytes."""
         if length:
             self.files.counters.asked += length
-            self._fill(self.one_run(offset, length), buffer, scattered=False)
+            self.fill(self.one_run(offset, length), buffer, scattered=False)
 
     def one_run(self, offset: int, length: int) -> Spans:
-        return self._located.spans(np.array([offset], np.int64), 1, length)
+        return self.located.spans(np.array([offset], np.int64), 1, length)
 
     def windows(
         self, numbers: Offsets, stride: int, pair: _native.Pair, *, ahead: Callable[[], Offsets] | None = None
@@ -190,10 +155,10 @@ class Store:
         if not strategy.widens:
             return False
         length = (pair.length + 1) * stride
-        spans = self._located.spans(numbers, stride, length)
+        spans = self.located.spans(numbers, stride, length)
         if len(spans.files) > KEPT.together or (strategy.name == "map" and len(spans.files) > 1):
             return False
-        later = None if ahead is None else lambda: self._located.spans(ahead(), stride, length)
+        later = None if ahead is None else lambda: self.located.spans(ahead(), stride, length)
         self.files.counters.asked += length * len(numbers)
         read: bool = strategy.windows(spans, pair, ahead=later)  # type: ignore[attr-defined]
         return read
@@ -215,7 +180,7 @@ class Store:
         """Let ``thread`` read and widen these windows; what is returned must live until it has."""
         strategy = self.strategy
         assert isinstance(strategy, NativeRead)  # it made the thread
-        spans = self._located.spans(numbers, stride, (pair.length + 1) * stride)
+        spans = self.located.spans(numbers, stride, (pair.length + 1) * stride)
         runs, held = strategy.runs(spans, scattered=True)
         thread.start_windows(runs, pair, strategy.dropping(True))
         return runs, held, pair
@@ -224,7 +189,7 @@ class Store:
         """Count these runs of ``length`` strides, which a native thread has read, ``hits`` of them from the cache."""
         strategy = self.strategy
         if isinstance(strategy, NativeRead):
-            strategy.prefetched(hits, self._located.spans(numbers, stride, length * stride))
+            strategy.prefetched(hits, self.located.spans(numbers, stride, length * stride))
         self.files.counters.asked += len(numbers) * length * stride
 
     def filling(self, size: int) -> Filling:
@@ -277,7 +242,7 @@ class Store:
 
     # How it does it
 
-    def _fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:
+    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:
         """Through the strategy, a bounded number of files at a time."""
         strategy = self.strategy
         if len(spans.files) == 1:
@@ -299,7 +264,7 @@ class Store:
             return False
         with filling as scratch:
             for turn in rounds:
-                self._fill(self._located.unequal(turn.starts, turn.lengths), scratch.buffer, scattered=True)
+                self.fill(self.located.unequal(turn.starts, turn.lengths), scratch.buffer, scattered=True)
                 _scatter(scratch.buffer, turn, length, buffer.bytes)
         return True
 
