@@ -1,9 +1,9 @@
 """How far four shuffles mix, drawn: ``python -m benchmarks.mixing_picture`` writes docs/pictures/mixing.png.
 
-One idea: plot where in the file each row of an epoch comes from. A full shuffle fills the square; what a shuffle does not
-mix is left white. Lowtide's two are the orders themselves; the others are simulated as they are documented: a shuffle
-buffer takes a random element of the next N rows in file order (tf.data, WebDataset, HF streaming); litdata shuffles the
-chunks and then the rows of each chunk, which is what a local shuffle does, with chunks of 64 MB as written to disk.
+One idea: plot where in the file each row of an epoch comes from. A full shuffle fills the square; what a shuffle does
+not mix is left white. Lowtide's two are the orders themselves; the others are simulations of how we understand them,
+not runs of those libraries: a shuffle buffer gives a random element of the next N rows in file order; chunk by chunk,
+as litdata, shuffles the chunks, deals them to workers, and shuffles the rows of each chunk.
 
 Prints one number per side: the mean distance of neighbouring rows of the epoch, as a share of a full shuffle's (which
 is a third of the file). It does not measure training.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lowtide.order import LocalPermutation, Permutation
 
 mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 - the backend comes first
+from matplotlib import pyplot as plt  # the backend comes first
 
 ROWS = 65_536 * 8  # 1 GiB of windows of 1,024 uint16 tokens
 BLOCK = 32_768  # 64 MiB of them
@@ -43,8 +43,8 @@ def shuffle_buffer(rows: int, size: int) -> Order:
 
 
 def chunk_shuffle(rows: int, size: int, workers: int = 8) -> Order:
-    """litdata's documented scheme: chunks in random order dealt to workers, rows shuffled inside each chunk; batches come
-    from the workers in turn."""
+    """litdata's scheme as we understand it: chunks in random order dealt to workers, rows shuffled inside each;
+    batches come from the workers in turn."""
     random = np.random.default_rng(1)
     chunks = random.permutation(rows // size)
     queues = [

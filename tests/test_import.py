@@ -18,19 +18,19 @@ SOURCE = Path(lowtide.__file__).parent
 
 # The modules of ours that opening and reading need. What measures, reports, trains or prints is loaded when it is used.
 ROOMS = {
-    "lowtide": "arguments array atomic create errors feed mixture together tokens units windows",
+    "lowtide": "arguments array atomic create errors feed together tokens units windows",
     "lowtide.formats": "arrays containers datatrove decoded documents foreign guess hdf5 header held_out id_columns"
     " layout literal litgpt llmc manifest megatron members memmap neighbours npy npy_header npz raw recognise"
     " safetensors safetensors_header smell sources token_files",
     "lowtide._native": "bijection later runs twin",
     "lowtide.machine": "cgroups files limits pages",
-    "lowtide.order": "feistel local mixing orders words",
-    "lowtide.reading": "accounts boundaries boundary_index column_stats cuts docs document_counts fingerprint html_table"
-    " indexing iterators kept_arrays kept_rows mixed_cut mixture_state packed_cut packed_filler packed_rows packing parts"
-    " passes plan prefetch row_filler row_iteration run_ahead state stratified streams stride_documents token_range"
-    " upcoming window_filler",
-    "lowtide.storage": "behind budget buffers descriptors direct forks long_runs mapped native_read read release spans store"
-    " unequal unfinished writing",
+    "lowtide.order": "feistel local orders words",
+    "lowtide.reading": "accounts boundaries boundary_index column_stats cuts docs document_counts fingerprint"
+    " html_table indexing iterators kept_arrays kept_rows packed_cut packed_filler packed_rows packing parts passes"
+    " plan prefetch row_filler row_iteration run_ahead state stratified streams stride_documents token_range upcoming"
+    " window_filler",
+    "lowtide.storage": "behind budget buffers descriptors direct forks long_runs mapped native_read read release spans"
+    " store unequal unfinished writing",
 }
 OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in names.split())}
 

@@ -7,13 +7,13 @@ from lowtide.array import Array, open
 from lowtide.create import create
 from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError
 from lowtide.feed import Feed
-from lowtide.mixture import Mixture, mix
 from lowtide.storage.release import release
 from lowtide.together import Together, together
 from lowtide.tokens import Tokens, open_tokens
 
 if TYPE_CHECKING:
     from lowtide.memory import watch
+    from lowtide.mixture import Mixture, mix
 
 __all__ = [
     "Array",
@@ -41,11 +41,16 @@ _ADAPTERS = ("torch",)  # modules that import a framework, each with an extra of
 
 
 def __getattr__(name: str) -> Any:
-    """``lowtide.watch`` and the adapters on first use: what they cost at import, readers need not pay."""
+    """``lowtide.watch``, ``lowtide.mix`` and the adapters on first use: what they cost at import, readers need not
+    pay (measuring 25 ms, exact fractions 3 ms)."""
     if name == "watch":
         from lowtide.memory import watch
 
         return watch
+    if name in ("mix", "Mixture"):
+        from lowtide import mixture
+
+        return getattr(mixture, name)
     if name in _ADAPTERS:
         try:
             return importlib.import_module(f"lowtide.{name}")

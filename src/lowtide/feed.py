@@ -22,7 +22,7 @@ from lowtide.arguments import whole_number
 from lowtide.reading.cuts import Cut, Place, Scheduled
 from lowtide.reading.plan import Plan
 from lowtide.reading.prefetch import Following, Prefetch
-from lowtide.reading.run_ahead import MOST_RANKS, Runs
+from lowtide.reading.run_ahead import MOST_RANKS, Announcer
 from lowtide.reading.state import MOST_ROWS, VERSION, check_state
 from lowtide.reading.upcoming import Numbers, Upcoming
 from lowtide.storage import Store
@@ -60,7 +60,7 @@ class Feed:
         self.rank, self.world, self.ranks_stated = ranks
         self.cursor = 0  # rows of the global stream delivered so far
         self._cut = cut
-        self._runs: Runs | None = getattr(cut, "runs", None) if self.world <= MOST_RANKS else None
+        self._runs: Announcer | None = getattr(cut, "runs", None) if self.world <= MOST_RANKS else None
         self._whole_only = False
         self._share = batch // self.world
         self._skip = _united(_checked_skip(steps) for steps in skip)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from lowtide.machine import PAGE
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.run_ahead import Runs
+from lowtide.reading.run_ahead import Announcer
 from lowtide.reading.streams import Stream
 from lowtide.reading.upcoming import Numbers
 from lowtide.reading.window_filler import WindowFiller
@@ -98,7 +98,7 @@ class Cut(Protocol):
 class StrideCut:
     """Windows at stride ``length`` of one range of tokens, in the order of ``stream``."""
 
-    def __init__(self, windows: WindowFiller, stream: Stream, runs: Runs | None = None) -> None:
+    def __init__(self, windows: WindowFiller, stream: Stream, runs: Announcer | None = None) -> None:
         self.tokens = windows.tokens
         self.runs = runs  # of a local shuffle
         self._windows = windows

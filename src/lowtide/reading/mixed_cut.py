@@ -23,7 +23,7 @@ from lowtide.order.mixing import Mixing
 from lowtide.reading.cuts import Place
 from lowtide.reading.mixture_state import check_past, past_of
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.run_ahead import RunAhead, Runs
+from lowtide.reading.run_ahead import Announcer, RunAhead
 from lowtide.reading.streams import ShuffledStream, Stream
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
@@ -138,7 +138,7 @@ class MixedCut:
         bases: Sequence[int],
         groups: Sequence[MixedGroup],
         mixing: Mixing,
-        runs: Runs | None = None,
+        runs: Announcer | None = None,
     ) -> None:
         self.parts = tuple(parts)
         self.groups = tuple(groups)

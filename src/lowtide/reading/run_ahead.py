@@ -36,7 +36,7 @@ class ByteStretch(NamedTuple):
     rows: int
 
 
-class Runs(Protocol):
+class Announcer(Protocol):
     """What a feed tells of the rows it is about to read."""
 
     def approach(self, row: int) -> None: ...

@@ -20,7 +20,7 @@ from lowtide.reading.cuts import StrideCut
 from lowtide.reading.docs import DocsFiller, RunsOfBatch
 from lowtide.reading.packed_filler import admit_batches
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.run_ahead import Runs
+from lowtide.reading.run_ahead import Announcer
 from lowtide.reading.streams import Stream
 from lowtide.reading.upcoming import Numbers
 from lowtide.reading.window_filler import Pair, WindowFiller
@@ -40,7 +40,7 @@ class StrideDocumentsCut(StrideCut):
         marks: Marks,
         index: BoundaryIndex,
         most_runs: int,
-        runs: Runs | None = None,
+        runs: Announcer | None = None,
     ) -> None:
         super().__init__(windows, stream, runs)
         self._marks = marks

@@ -29,7 +29,7 @@ def with_corpus(settings: Settings, note: Callable[[str], None]) -> Settings:
         return settings
     if not has_words():
         note(f"a byte is a token here: {WORDS_NEED} is not installed; `pip install 'lowtide[prepare]'` brings it")
-    made = machine_corpus(tokens=settings.corpus_tokens, progress=_Notes(note))
+    made = machine_corpus(tokens=settings.corpus_tokens, progress=_PreparationNotes(note))
     if made.made:
         note(f"prepared {made.tokens:,} tokens ({format_size(made.bytes)}) of this machine's text into {made.path}")
     return with_machine_text(settings, made.path, made.bytes)
@@ -53,7 +53,7 @@ def control_of(settings: Settings, corpus: Path) -> Control | None:
     return kept_memmap(corpus, length=settings.block_size, dtype=settings.data_dtype or None)
 
 
-class _Notes:
+class _PreparationNotes:
     """Says how far the preparation is: once for each stage, and every few seconds."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
