@@ -20,14 +20,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
-	$(INSTALL) --editable '.[torch,report]'
+	$(INSTALL) --editable '.[torch,report]' gigatoken tokenizers # of the extra `prepare` only what makes words of text
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
 	$(INSTALL) --editable '.[all,ray,dask,dev]'
 	@touch $@ $(VENV)/.run
 
-train: $(VENV)/.run ## the main job, end to end, no download
+train: $(VENV)/.run ## the whole story: this machine's text to a trained model, no download
 	$(BIN)/lowtide train
 
 test: $(VENV)/.dev browser ## every test

@@ -19,7 +19,7 @@ from tests.train.test_train_run import assert_same_weights
 
 from lowtide.cli import main
 from lowtide.train import Settings, branches, checkpoint
-from lowtide.units import MIB
+from lowtide.units import MIB, parse_size
 
 Make = Callable[..., Settings]
 
@@ -136,8 +136,8 @@ def test_a_signal_saves_and_says_how_to_go_on(tiny: Make, tmp_path: Path, number
 
 
 @pytest.mark.slow
-def test_with_no_arguments_it_makes_its_own_corpus_and_draws(tmp_path: Path) -> None:
-    words = ["--max-iters", "2", "--n-embd", "16", "--n-layer", "1", "--eval-iters", "1"]
+def test_without_data_it_prepares_this_machines_text_and_draws_the_control_beside_it(tmp_path: Path) -> None:
+    words = ["--corpus-tokens", "500000", "--max-iters", "2", "--n-embd", "16", "--n-layer", "1", "--eval-iters", "1"]
     environment = {**os.environ, "LOWTIDE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     found = subprocess.run(
         [sys.executable, "-m", "lowtide", "train", *words],
@@ -149,7 +149,34 @@ def test_with_no_arguments_it_makes_its_own_corpus_and_draws(tmp_path: Path) -> 
     )
     assert LAST_LINE.fullmatch(found.stdout.splitlines()[-1])
     assert (tmp_path / "out" / "train.png").read_bytes().startswith(b"\x89PNG")
-    assert list((tmp_path / "cache").glob("corpus-stdlib-*/val/val.bin"))
+    assert "through a kept np.memmap" in found.stdout
+    assert "prepared" in found.stderr
+    (corpus,) = (tmp_path / "cache").glob("corpus-machine-*")
+    settings = checkpoint.load_settings(branches.newest(tmp_path / "out"))
+    assert settings["data"] == str(corpus), "a checkpoint names its corpus"
+    size = sum(path.stat().st_size for path in corpus.glob("*/*.bin"))
+    assert parse_size(settings["budget"]) <= size // 8
+    control = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])["control_mapped"]
+    assert control > 4 * parse_size(settings["budget"]), "the plain way breaks the budget"
+    again = subprocess.run(
+        [sys.executable, "-m", "lowtide", "train", *words, "--resume", "--max-iters", "3"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "prepared" not in again.stderr
+    sampled = subprocess.run(
+        [sys.executable, "-m", "lowtide", "sample", "out", "--prompt", "import os", "--tokens", "8"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert sampled.stdout.startswith("import os")
+    assert not sampled.stderr
 
 
 @pytest.mark.slow

@@ -8,10 +8,12 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lowtide.prepare import Control
 from lowtide.train.curves import draw
 from lowtide.train.gauge import MOST_POINTS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, thinned
 from lowtide.train.progress import JsonLines, Lines, RunOutcome, Stepped, clock
@@ -55,6 +57,17 @@ def test_lines_put_the_report_on_stdout_with_the_last_line_last() -> None:
     assert "loss 3.2500" in err.getvalue()
     assert out.getvalue().splitlines()[-1] == outcome().last_line
     assert "| def f():" in out.getvalue()
+
+
+def test_the_report_puts_the_control_beside_the_budget() -> None:
+    control = Control(640 * MIB, 639 * MIB, MIB, ((0.5, 300 * MIB, 0), (1.0, 639 * MIB, 0)))
+    err, out = io.StringIO(), io.StringIO()
+    Lines(err, out).ended(replace(outcome(), control=control))
+    assert "one pass over the same 640 MiB through a kept np.memmap" in out.getvalue()
+    assert "mapped grew 639 MiB; the corpus is 10.0 times this run's budget" in out.getvalue()
+    said = io.StringIO()
+    JsonLines(said).ended(replace(outcome(), control=control))
+    assert json.loads(said.getvalue())["control"] == {"corpus_bytes": 640 * MIB, "mapped": 639 * MIB, "anon": MIB}
 
 
 def test_json_lines_are_one_object_each_and_the_last_has_the_figures() -> None:

@@ -17,6 +17,7 @@ try:
     from lowtide.survey.spelling import NumberWords, Words, words_of
     from lowtide.train.compute import choose
     from lowtide.train.generate import TrainedModel, load_trained, sampled
+    from lowtide.train.mix_setting import first_corpus
 except ModuleNotFoundError as problem:
     if problem.name != "torch":
         raise
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = _prompt(arguments.prompt)
     trained = load_trained(Path(arguments.place), choose(arguments.device, "float32").device, best=arguments.best)
     vocab = trained.model.shape.vocab_size
-    words = words_of(trained.settings["data"], vocab, arguments.tokenizer)
+    words = words_of(first_corpus(trained.settings), vocab, arguments.tokenizer)
     ids = _first_ids(words, prompt, vocab)
     if isinstance(words, NumberWords):
         print("lowtide sample: no tokenizer is known: writing ids; name one with --tokenizer", file=sys.stderr)

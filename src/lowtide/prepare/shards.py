@@ -47,7 +47,7 @@ class Shard:
         }
 
 
-class Growing:
+class GrowingFile:
     """A file that grows, with a CRC-32 for each CHECKED bytes, and can be cut back to a checkpoint."""
 
     def __init__(self, path: Path, state: dict[str, Any] | None = None) -> None:
@@ -122,8 +122,8 @@ class ShardWriter:
     def _growing(self, number: int, what: str) -> Path:
         return self._work / f"{self.directory.name}-{number:05d}.{what}"
 
-    def _open(self, what: str, state: dict[str, Any]) -> Growing:
-        return Growing(self._growing(len(self.shards), what), state.get(what))
+    def _open(self, what: str, state: dict[str, Any]) -> GrowingFile:
+        return GrowingFile(self._growing(len(self.shards), what), state.get(what))
 
     @property
     def tokens(self) -> int:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lowtide.errors import FormatError
 from lowtide.formats.llmc import HEADER
 from lowtide.formats.megatron import MAGIC
-from lowtide.prepare.shards import Growing, ShardWriter, sync_directory
+from lowtide.prepare.shards import GrowingFile, ShardWriter, sync_directory
 
 _STEP = 1 << 18  # entries of a table worked on at a time
 
@@ -59,7 +59,7 @@ class NanoGPT:
         self._target = target
         self._ended = bool(state.get("ended"))
         self.settle()
-        self._file = None if self._ended else Growing(self._grown, state.get("bin"))
+        self._file = None if self._ended else GrowingFile(self._grown, state.get("bin"))
 
     @property
     def _grown(self) -> Path:
@@ -97,9 +97,9 @@ class LLMC:
         self._dtype, self._magic, self._version = ("<u4", 20240801, 7) if wide else ("<u2", 20240520, 1)
         self._finished = int(state.get("finished", 0))
         self.settle()
-        self._file: Growing | None = None
+        self._file: GrowingFile | None = None
         if "bin" in state:
-            self._file = Growing(self._grown(self._finished), state["bin"])
+            self._file = GrowingFile(self._grown(self._finished), state["bin"])
 
     def _grown(self, number: int) -> Path:
         return self._target.work / self._name(number)
@@ -107,9 +107,9 @@ class LLMC:
     def _name(self, number: int) -> str:
         return f"{self._target.name}_{number:06d}.bin"
 
-    def _open(self) -> Growing:
+    def _open(self) -> GrowingFile:
         """A new shard with its header: how many ids it will hold is known."""
-        file = Growing(self._grown(self._finished))
+        file = GrowingFile(self._grown(self._finished))
         before = self._finished * self._target.shard_tokens
         count = min(self._target.shard_tokens, self._target.tokens - before)
         header = struct.pack("<3i", self._magic, self._version, count)
@@ -164,9 +164,9 @@ class Megatron:
         self._ended = bool(state.get("ended"))
         self.settle()
         self._open = int(state.get("open", 0))  # ids of the document that is not at its end
-        self._files: list[Growing] = []
+        self._files: list[GrowingFile] = []
         if not self._ended:
-            self._files = [Growing(self._grown(what), state.get(what)) for what in ("bin", "lengths")]
+            self._files = [GrowingFile(self._grown(what), state.get(what)) for what in ("bin", "lengths")]
 
     def _grown(self, what: str) -> Path:
         return self._target.work / f"{self._target.name}.{what}"

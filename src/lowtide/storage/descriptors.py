@@ -90,7 +90,7 @@ class Keeper(Protocol):
     def let_go(self, key: Any) -> None: ...
 
 
-class Kept:
+class KeptDescriptors:
     """What this process keeps open, over all stores: beyond ``most``, what was not used for longest is let go.
 
     Knows who keeps what, not the things themselves: a store that dies closes its own.
@@ -144,7 +144,7 @@ def _let_go(entries: list[tuple[tuple[int, Any], weakref.ref[Keeper]]]) -> None:
             keeper.let_go(key)
 
 
-KEPT = Kept()
+KEPT = KeptDescriptors()
 
 
 class Files:

@@ -52,7 +52,7 @@ def step_rows(feed: Feed, tokens: TokenRange, steps: Sequence[int], words: Words
     """The rows of these steps, as this rank has them."""
     found = []
     for step in steps:
-        x, y = feed[step]
+        x, y = feed[step][:2]
         places = feed.where(step)
         first = step * feed.batch + feed.rank * (feed.batch // feed.world)
         numbers = [_token(tokens.layout, place) for place in places]

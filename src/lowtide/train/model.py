@@ -2,7 +2,7 @@
 
 One idea: pre-norm residual blocks with rotary positions, so that no parameter depends on the window's
 length and the embedding (shared with the output layer) is the only table. Attention is torch's own fused
-causal kernel.
+causal kernel; documents that must not see each other get a mask of one bit per pair of tokens instead.
 
 Costs ``12 * n_layer * n_embd**2 + vocab_size * n_embd`` parameters, and per token about six floating point
 operations for each of them. It does not know where batches come from, and it keeps no cache of keys while
@@ -21,6 +21,7 @@ from torch.nn import functional as F  # noqa: N812  # the name every torch reade
 
 ROTARY_BASE = 10_000.0  # the wavelength ratio of the slowest to the fastest pair, as in the paper that introduced it
 INIT_STD = 0.02  # GPT-2's
+IGNORED = -100  # a target that does not count, as torch spells it
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(shape.n_embd, 3 * shape.n_embd, bias=False)
         self.out = nn.Linear(shape.n_embd, shape.n_embd, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         rows, length, width = x.shape
         qkv = self.qkv(x).view(rows, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (rows, heads, length, width of a head)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+            q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=self.dropout if self.training else 0.0
         )
         return F.dropout(self.out(mixed.transpose(1, 2).reshape(rows, length, width)), self.dropout, self.training)
 
@@ -77,8 +78,8 @@ class Block(nn.Module):
         self.norm_mlp = nn.RMSNorm(shape.n_embd)
         self.mlp = Mlp(shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        mixed: Tensor = x + self.attention(self.norm_attention(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        mixed: Tensor = x + self.attention(self.norm_attention(x), cos, sin, mask)
         return mixed.add(self.mlp(self.norm_mlp(mixed)))
 
 
@@ -110,16 +111,28 @@ class GPT(nn.Module):
             writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
             nn.init.normal_(parameter, std=residual_std if writes_residual else INIT_STD)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        runs: Tensor | None = None,
+        counted: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """``runs`` numbers the document of each token: attention stays inside it. ``counted``: targets in the loss."""
         length = tokens.shape[1]
+        mask = None if runs is None else inside_documents(runs)
         cos, sin = self.cos[:length], self.sin[:length]
         x = F.dropout(self.embed(tokens), self.shape.dropout, self.training)
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, mask)
         logits: Tensor = self.head(self.norm(x))
         if targets is None:
             return logits, None
-        return logits, F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        if counted is None:
+            return logits, F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        targets = targets.masked_fill(~counted, IGNORED).flatten()
+        total = F.cross_entropy(logits.float().flatten(0, 1), targets, ignore_index=IGNORED, reduction="sum")
+        return logits, total / counted.sum().clamp(min=1)
 
     def parameters_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
@@ -143,6 +156,14 @@ class GPT(nn.Module):
             chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)
             tokens = torch.cat((tokens, chosen), dim=1)
         return tokens
+
+
+def inside_documents(runs: Tensor) -> Tensor:
+    """(rows, 1, length, length): True where a token may look: back, and at its own document only. Rotary positions are
+    relative, so they need not begin anew with a document."""
+    length = runs.shape[1]
+    back = torch.ones(length, length, dtype=torch.bool, device=runs.device).tril()
+    return (runs[:, None, :, None] == runs[:, None, None, :]) & back
 
 
 def rotary_table(length: int, width: int) -> tuple[Tensor, Tensor]:

@@ -25,11 +25,11 @@ _SECONDS_BETWEEN_NOTES = 10.0
 
 def with_corpus(settings: Settings, note: Callable[[str], None]) -> Settings:
     """The same settings with a corpus: as they are, or with this machine's text, prepared now unless it is there."""
-    if settings.data:
+    if settings.data or settings.mix:
         return settings
     if not has_words():
         note(f"a byte is a token here: {WORDS_NEED} is not installed; `pip install 'lowtide[prepare]'` brings it")
-    made = machine_corpus(tokens=settings.corpus_tokens, progress=_Notes(note))
+    made = machine_corpus(tokens=settings.corpus_tokens, progress=_PreparationNotes(note))
     if made.made:
         note(f"prepared {made.tokens:,} tokens ({format_size(made.bytes)}) of this machine's text into {made.path}")
     return with_machine_text(settings, made.path, made.bytes)
@@ -37,19 +37,23 @@ def with_corpus(settings: Settings, note: Callable[[str], None]) -> Settings:
 
 def with_machine_text(settings: Settings, path: Path, size: int) -> Settings:
     """The settings that read this corpus, under an eighth of its size unless a budget was stated."""
-    budget = str(size // BUDGET_SHARE) if settings.budget == "auto" else settings.budget
+    share = size // BUDGET_SHARE
+    even = f"{share // MIB}MiB" if share >= MIB else str(share)  # rounded down: at most an eighth
+    budget = even if settings.budget == "auto" else settings.budget
     return replace(settings, data=str(path), budget=budget)
 
 
 def control_of(settings: Settings, corpus: Path) -> Control | None:
     """What one pass over the train tokens through kept maps holds, where the settings ask for it."""
+    if settings.mix:
+        return None
     is_own = corpus.name.startswith(PREFIX) or corpus.parent.name.startswith(PREFIX)
     if settings.control == "no" or (settings.control == "auto" and not is_own):
         return None
     return kept_memmap(corpus, length=settings.block_size, dtype=settings.data_dtype or None)
 
 
-class _Notes:
+class _PreparationNotes:
     """Says how far the preparation is: once for each stage, and every few seconds."""
 
     def __init__(self, note: Callable[[str], None]) -> None:

@@ -8,7 +8,7 @@ checkpoint's settings, no tensors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lowtide.errors import StateError
@@ -16,6 +16,7 @@ from lowtide.feed import Feed
 from lowtide.tokens import Tokens
 from lowtide.train import branches, checkpoint
 from lowtide.train.halves import open_data
+from lowtide.train.run_feeds import train_feed
 from lowtide.train.settings import layered
 
 
@@ -53,6 +54,11 @@ def run_step(place: Path, step: int) -> RunStep:
             f"lowtide peek COPY --step {step - 1} --batch {settings.rows_per_step} --length {settings.block_size} "
             f"--seed {settings.seed}."
         )
+    if settings.mix:
+        raise ValueError(
+            f"{path}: expected a run on one corpus, got a mixture, whose rows peek does not show yet. "
+            "Use feed.where(step) of lowtide.mix."
+        )
     rows = settings.rows_per_step
     first = known["rows"] + (step - 1 - known["step"]) * rows
     changed = known["rows"] != known["step"] * rows
@@ -63,7 +69,7 @@ def run_step(place: Path, step: int) -> RunStep:
         )
     data = open_data(settings)
     size = math.gcd(first, rows)
-    feed = data.train.batches(size, length=settings.block_size, seed=settings.seed)
+    feed = train_feed(replace(settings, documents=False), data, size)
     feed.load_state_dict(known["feed"])  # refuses another corpus than the one it was trained on
     note = f"rows per step changed during the run: counted from step {known['step']}, which had used {known['rows']:,}"
     steps = range(first // size, (first + rows) // size)

@@ -51,6 +51,7 @@ class Stepped:
     data_wait: float  # share of the training time spent waiting for batches
     seconds_left: float
     reading: MemoryNow
+    shares: dict[str, float] | None = None  # of the rows, by corpus, in a mixture
 
 
 @dataclass(frozen=True)
@@ -251,11 +252,11 @@ def control_lines(control: Control | None, verdict: BudgetVerdict) -> list[str]:
     """What the plain way holds on the same tokens, beside what this run was allowed."""
     if control is None:
         return []
-    holds, times = control.mapped + max(0, control.anon), control.corpus_bytes / max(1, verdict.budget)
+    times = control.corpus_bytes / max(1, verdict.budget)
     return [
         f"control  one pass over the same {format_size(control.corpus_bytes)} through a kept np.memmap, in a process "
         "of its own:",
-        f"  anon + mapped grew {format_size(holds)}; the corpus is {times:.1f} times this run's budget",
+        f"  mapped grew {format_size(control.mapped)}; the corpus is {times:.1f} times this run's budget",
     ]
 
 

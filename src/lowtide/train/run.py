@@ -29,8 +29,9 @@ from lowtide.train.compute import Compute, choose
 from lowtide.train.curves import draw
 from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, thinned
 from lowtide.train.generate import WEIGHTS, write_weights
-from lowtide.train.halves import open_data, unigram_entropy
+from lowtide.train.halves import open_data
 from lowtide.train.ledger import Ledger
+from lowtide.train.mix_setting import first_corpus
 from lowtide.train.optimize import learning_rate
 from lowtide.train.own_text import control_of, with_corpus
 from lowtide.train.progress import Facts, RunOutcome, RunProgress, Several, Silent, Stepped
@@ -98,7 +99,7 @@ class _Run:
         self.trainer.asked_to_stop = lambda: stop.number
         self.gauge = Gauge(self.data.files, self.trainer.plan.budget)
         self.compute = compute
-        self.unigram = unigram_entropy(self.data.val, self.data.vocab_size)
+        self.unigram = self.data.unigram()
         self.started = self.loop_started = started
         self.seconds_before = 0.0  # of the runs that this one resumes
         self.seconds_training = 0.0
@@ -215,7 +216,14 @@ class _Run:
         steps = max(1, step - self.first_step)
         left = (self.settings.max_iters - step) * (time.monotonic() - self.loop_started) / steps
         rate = learning_rate(step - 1, self.settings)
-        self.progress.stepped(Stepped(step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading))
+        self.progress.stepped(
+            Stepped(step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading, self._shares())
+        )
+
+    def _shares(self) -> dict[str, float] | None:
+        """The corpora's shares of the rows of the step just done."""
+        mixed = self.data.mixed
+        return None if mixed is None else mixed.shares_at(max(0, self.trainer.rows_done - 1))
 
     def _remember(self, loss: float, val_loss: float, reading: MemoryNow) -> None:
         self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, reading)])
@@ -279,7 +287,7 @@ class _Run:
             return ""
         tokens = self.trainer.sample(self.settings.sample_tokens)
         try:
-            return words_of(self.settings.data, self.data.vocab_size).text(tokens)
+            return words_of(first_corpus(vars(self.settings)), self.data.vocab_size).text(tokens)
         except (LowtideError, OSError) as problem:  # a tokenizer that cannot be read does not spoil a run
             self.progress.note(f"the sample is in ids: {problem}")
             return NumberWords().text(tokens)
@@ -315,8 +323,8 @@ class _Run:
             compute=str(self.compute),
             world=self.world.world,
             data=self.data.name,
-            train_tokens=len(self.data.train),
-            val_tokens=len(self.data.val),
+            train_tokens=self.data.sizes[0],
+            val_tokens=self.data.sizes[1],
             vocab_size=self.data.vocab_size,
             unigram=self.unigram,
             rows_per_step=self.settings.rows_per_step,

@@ -46,6 +46,7 @@ class MetricsFile:
             anon=now.reading.anon,
             mapped=now.reading.mapped,
             cache=now.reading.cache,
+            **({} if now.shares is None else {"shares": now.shares}),
         )
 
     def evaluated(self, step: int, val_loss: float) -> None:

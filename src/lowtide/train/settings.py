@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.arguments import one_of
+from lowtide.train.mix_setting import mix_plan, mix_text
 from lowtide.train.model import Shape
 from lowtide.units import parse_size
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CONTROLS = ("auto", "yes", "no")
+CUTS = ("stride", "packed")
 MODEL_FIELDS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 
 
@@ -35,11 +37,20 @@ class Settings:
     """One run. The defaults are the two-minute run on two CPU cores."""
 
     data: str = _setting("", "token file, corpus, or directory with train and val; none: this machine's own text")
+    mix: str = _setting("", "several corpora with weights, web=PATH:0.7,code=PATH:0.3; changes: ;ROW:web=0.5,code=0.5")
     val_data: str = _setting("", "token file or corpus for the val loss; none: val.bin beside train.bin, or a split")
     val_fraction: float = _setting(0.005, "share of --data at its end kept for the val loss when there is no val file")
     corpus_tokens: int = _setting(40_000_000, "about how many tokens of this machine's text to prepare without --data")
     data_dtype: str = _setting("", "the tokens' dtype where the file does not say it, such as uint16")
+    eot: int = _setting(-1, "the id that ends a document where the data does not say it; -1: as the data says")
     vocab_size: int = _setting(0, "number of token ids; 0: as the data says, 256 for bytes, else 50304")
+    cut: str = _setting(
+        "stride", "how rows are cut: stride, or packed (whole documents, padded; padding is not learned)"
+    )
+    documents: bool = _setting(False, "keep documents apart: attention does not cross from one into another")
+    locality: str = _setting(
+        "", "bytes of neighbouring windows a local shuffle mixes, such as 64MiB; none: a full shuffle"
+    )
     budget: str = _setting(
         "auto", "most bytes the reader may hold, such as 64MiB; without --data an eighth of the corpus"
     )
@@ -101,10 +112,24 @@ class Settings:
                 f"--dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}. The tokens' dtype is --data-dtype."
             )
         one_of("--control", self.control, CONTROLS)
+        one_of("--cut", self.cut, CUTS)
+        if self.locality:
+            parse_size(self.locality, what="--locality")
+        if self.mix:
+            self._check_mix()
         if not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout: expected a share from 0 up to 1, got {self.dropout}. Use --dropout 0.")
         if self.budget != "auto":
             parse_size(self.budget, what="--budget")
+
+    def _check_mix(self) -> None:
+        mix_plan(self.mix)
+        for flag, stated in (("--data", self.data), ("--val-data", self.val_data)):
+            if stated:
+                raise ValueError(f"--mix: expected no {flag} beside it, got {stated}. Leave {flag} out.")
+        if self.documents or self.cut != "stride":
+            what = "--documents" if self.documents else f"--cut {self.cut}"
+            raise ValueError(f"--mix: expected windows at a stride without documents, got {what}. Leave it out.")
 
     @property
     def decay_until(self) -> int:
@@ -175,6 +200,8 @@ def checked(name: str, value: Any, where: str) -> Any:
     if kind is None:
         nearest = difflib.get_close_matches(name, _KINDS, n=1, cutoff=0.0)[0]
         raise ValueError(f"{where}: expected the name of a setting, got {name!r}. Did you mean {nearest!r}?")
+    if name == "mix" and isinstance(value, dict):
+        return mix_text(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:

@@ -31,6 +31,7 @@ from lowtide.train.halves import Halves, in_flags
 from lowtide.train.model import GPT
 from lowtide.train.optimize import build_optimizer, learning_rate
 from lowtide.train.ranks import World
+from lowtide.train.run_feeds import Batch, as_batch, train_feed, val_feed
 from lowtide.train.settings import MODEL_FIELDS, Settings
 
 
@@ -53,10 +54,8 @@ class Trainer:
         self._forward = self._wrapped()
         self._rows = rows  # of one pass, over all ranks
         with in_flags():
-            feed = data.train.batches(
-                rows, length=settings.block_size, seed=settings.seed, rank=world.rank, world=world.world
-            )
-            self._val = data.val.batches(settings.batch_size, length=settings.block_size, order="sequential")
+            feed = train_feed(settings, data, rows, world.rank, world.world)
+            self._val = val_feed(settings, data)
         self.plan = feed.plan()
         self._batches = tensors(feed, device=compute.device)
         self.ledger: ledger.Ledger | None = None
@@ -116,10 +115,10 @@ class Trainer:
                 if number and self.world.any(self.asked_to_stop()):
                     raise AskedToStop
                 with in_flags():
-                    x, y = self._next_batch()
+                    batch = self._next_batch()
                 if self.ledger is not None:
-                    sums.append(self._checksum(x, number))
-                self._backward(x, y, is_last=number == self.passes - 1)
+                    sums.append(self._checksum(batch.x, number))
+                self._backward(batch, is_last=number == self.passes - 1)
         self._update()
         self._loss_steps += 1
         if self.ledger is not None:
@@ -127,15 +126,15 @@ class Trainer:
         self.rows_done += self.settings.rows_per_step
         self.step += 1
 
-    def _next_batch(self) -> tuple[Tensor, Tensor]:
+    def _next_batch(self) -> Batch:
         started = time.perf_counter()
-        batch: tuple[Tensor, Tensor] = next(self._batches)
+        batch = next(self._batches)
         self.seconds_waiting += time.perf_counter() - started
-        return batch
+        return as_batch(batch, self.settings, lambda tensor: tensor)
 
-    def _backward(self, x: Tensor, y: Tensor, *, is_last: bool) -> None:
+    def _backward(self, batch: Batch, *, is_last: bool) -> None:
         with self._quiet(is_last), self.compute.autocast():
-            loss = cast(Tensor, self._forward(x, y)[1]) / self.passes
+            loss = cast(Tensor, self._forward(*batch)[1]) / self.passes
         with self._quiet(is_last):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # as torch ships it
         self._loss_sum += loss.detach()
@@ -183,11 +182,13 @@ class Trainer:
         try:
             for number in range(self.world.rank, count, self.world.world):
                 self._leave_if_asked()
-                batch = self._val[number * len(self._val) // count]
-                x, y = (torch.from_numpy(part).to(self.compute.device) for part in batch)
+                found = self._val[number * len(self._val) // count]
+                batch = as_batch(found, self.settings, lambda part: torch.from_numpy(part).to(self.compute.device))
+                # The last window may be shorter than the others, and not every target counts.
+                size = batch.x.numel() if batch.counted is None else int(batch.counted.sum())
                 with self.compute.autocast():
-                    total += float(self.model(x, y)[1]) * x.numel()  # the last window may be shorter than the others
-                tokens += x.numel()
+                    total += float(self.model(*batch)[1]) * size if size else 0.0
+                tokens += size
         except AskedToStop:
             left = 1.0
         self.model.train()
