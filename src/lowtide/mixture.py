@@ -48,9 +48,6 @@ def mix(
     there) or ``share`` (the others go on without it). ``budget``: for all together; unstated, the sum of theirs. Reads
     nothing; seeking costs arithmetic. Raises ``ValueError`` for a negative weight, or a share below 1 in 65,536.
 
-    Instead of corpora, windows of equal length and cut may be mixed: ``mix({"web": (web.windows(1024, cut="packed"),
-    0.7), ...})``; ``batches`` then takes no length.
-
     >>> train, val = tokens.split(val=0.3)
     >>> mixture = lowtide.mix({"web": (train, 0.7), "code": (val, 0.3)})
     """
