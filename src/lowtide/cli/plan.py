@@ -179,4 +179,4 @@ def _rate_text(rate: float) -> str:
 def _state_text(found: Forecast) -> str:
     if found.what == "windows":
         return f"{found.state_bytes:,} bytes of JSON"
-    return "one integer (start=)"
+    return "one integer (start=), or state_dict()"

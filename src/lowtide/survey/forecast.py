@@ -190,10 +190,6 @@ def _of_rows(array: Array, asked: RunAsked) -> _OpenedRun:
     count, world, order = len(array), asked.world, asked.order
     if count == 0:
         raise FormatError(f"{array.layout.extents[0].path}: expected rows to read, got none. Use another file.")
-    if order == "sequential" and world > 1:
-        raise ValueError(
-            f"--world: expected 1 for rows in sequential order, which has no ranks, got {world}. Use --order shuffled."
-        )
     share = count if order == "random" else -(-count // world)  # of the last rank: none has more
     each = asked.batch if order == "random" else min(asked.batch, share)
     layout, row = array.layout, array.layout.row_nbytes
@@ -207,12 +203,12 @@ def _of_rows(array: Array, asked: RunAsked) -> _OpenedRun:
         units=1,
         order=order,
         pieces=math.prod(layout.shape[1:]) if layout.fortran else 1,
-        steps=-(-count // each) if order == "sequential" else None,
+        steps=-(-share // each) if order == "sequential" else None,
     )
 
     def epoch(number: int) -> Iterable[Any]:
         if order == "sequential":
-            return array.chunks(each)
+            return array.chunks(each, rank=world - 1, world=world)
         if order == "random":
             return array.sample(each, seed=number)
         return array.shuffled(each, epoch=number, rank=world - 1, world=world)
@@ -220,5 +216,9 @@ def _of_rows(array: Array, asked: RunAsked) -> _OpenedRun:
     epoch(0)  # what the budget cannot hold is refused here, also when nothing is measured
     ranks = f", rank=rank, world={world}" if world > 1 else ""
     seeds = ", seed=rank" if world > 1 else ""
-    calls = {"sequential": ".chunks({})", "random": f".sample({{}}{seeds})", "shuffled": f".shuffled({{}}{ranks})"}
+    calls = {
+        "sequential": f".chunks({{}}{ranks})",
+        "random": f".sample({{}}{seeds})",
+        "shuffled": f".shuffled({{}}{ranks})",
+    }
     return _OpenedRun(work, each, array.plan(each), len(str(count)), epoch, calls[order].format(asked.batch))
