@@ -8,7 +8,7 @@ BOTH_ENGINES = tests/test_array_contract.py tests/test_array_properties.py tests
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test torture quick check format picture picture-writing bench browser sanitize wheel clean
+.PHONY: help train test torture quick check format docs picture picture-writing bench browser sanitize wheel clean
 
 NATIVE := src/lowtide/_native
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
@@ -56,6 +56,9 @@ check: $(VENV)/.dev ## format, lint, types, layers, tests
 format: $(VENV)/.dev ## rewrite files in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.dev ## the API reference from the docstrings, the README's figures from the benchmarks
+	$(BIN)/python docs/generate.py
 
 picture: $(VENV)/.dev ## RSS over time of the known cures, drawn by memory-profiler's counter
 	$(BIN)/python -m benchmarks.picture

@@ -193,6 +193,8 @@ def kinds_table(runs: dict[str, Run]) -> str:
             if share > 0.9
             else f"{share:.0%} of it"
         )
+        if grew == "retained":
+            shows = "heap, as if it were in use"
         own = f"+{format_size(size)}" if grew != "nothing" else "-"
         seen = ("+" if run.witness_grew >= 0 else "-") + format_size(abs(run.witness_grew))
         lines.append(f"| `{kind}.py` | **{grew}** ({run.verdict.confidence}) | {own} | {seen} | {shows} |")

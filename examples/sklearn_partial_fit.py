@@ -4,7 +4,7 @@
     python examples/sklearn_partial_fit.py 2GiB          as many as you like; memory stays the same
     python examples/sklearn_partial_fit.py x.npy y.npy   yours: features (float32) and labels (whole numbers)
 
-`partial_fit` wants batches, shuffled for the classifier; Lowtide gives them at the speed of the disk in a few MiB.
+`partial_fit` wants batches, shuffled for the classifier; Lowtide reads them from disk in a few MiB.
 """
 
 from __future__ import annotations

@@ -49,17 +49,20 @@ def test_growth_beyond_the_budget_fails_with_measured_against_allowed(run: pytes
     result.stdout.re_match_lines([rf"memory_budget: {anon}; mapped grew .*, allowed 16\.0 MiB"])
 
 
-def test_growth_within_the_budget_passes_and_the_kinds_are_told_apart(run: pytest.Pytester) -> None:
+def test_growth_within_the_budget_passes_and_the_kinds_are_told_apart(
+    run: pytest.Pytester, disk_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run.makepyfile("""
-        import mmap, pytest
+        import mmap, os, pytest
+        from pathlib import Path
 
         @pytest.mark.memory_budget(anon="64 MiB", mapped="16 MiB")
         def test_small():
             assert len(b"x" * (8 * 1024**2)) > 0
 
         @pytest.fixture
-        def pages(tmp_path):
-            path = tmp_path / "data"
+        def pages():
+            path = Path(os.environ["ON_A_DISK"], "data")
             path.write_bytes(bytes(32 * 1024**2))
             with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
                 yield pages
@@ -72,6 +75,7 @@ def test_growth_within_the_budget_passes_and_the_kinds_are_told_apart(run: pytes
         def test_file_pages_are_mapped(pages):
             assert sum(pages[place] for place in range(0, len(pages), 4096)) == 0
     """)
+    monkeypatch.setenv("ON_A_DISK", str(disk_path))  # pages of a file on tmpfs would be shared memory
     result = run.runpytest_subprocess("-v")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*memory_budget: mapped grew 3*MiB, allowed 16.0 MiB*"])

@@ -1,7 +1,7 @@
 """Write a file so that a reader, a crash or a full disk never meets half of it.
 
 One idea: bytes go to a temporary beside the target, reach the disk, and only then take the target's name. Costs two
-fsyncs a file. Does not lock: of two writers the last one wins, whole.
+fsyncs per file. Does not lock: of two writers the last one wins, whole.
 """
 
 from __future__ import annotations

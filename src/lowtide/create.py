@@ -41,7 +41,8 @@ def create(
     """A new ``.npy`` file (any other name: bare numbers), to be written with ``append`` or ``out[i:j] = rows``.
 
     ``shape``: a first axis of -1 is as long as what is appended. ``budget``: the most bytes held at once, also of pages
-    that are not yet on disk. ``cache="drop"`` leaves nothing in the page cache, ``"auto"`` only what fits.
+    that are not yet on disk. ``cache="drop"`` leaves nothing in the page cache, ``"auto"`` only what fits. Raises
+    ``FileExistsError`` where the name is taken (unless ``overwrite``) or another writer is at work on it.
 
     >>> with lowtide.create("z.npy", dtype="float32", shape=(-1, 162)) as out:
     ...     for chunk in a.chunks(): out.append(chunk / 255)
@@ -112,7 +113,7 @@ class ArrayWriter:
             self._empty += 0 if self._width else len(array)
 
     def __setitem__(self, key: int | slice, rows: Any) -> None:
-        """Write rows ``i`` to ``j``, as many as they are; rows nobody writes are zeros."""
+        """Write rows ``i`` to ``j``, exactly as many as there are; rows that are never written are zeros."""
         if self._stated is None:
             raise ValueError(
                 f"{self.path}: expected a stated number of rows for out[i:j] = rows, got shape={(-1, *self._row)}. "

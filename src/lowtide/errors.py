@@ -14,7 +14,11 @@ from __future__ import annotations
 
 
 class LowtideError(Exception):
-    """Anything Lowtide itself refuses or could not do."""
+    """Anything Lowtide itself refuses or could not do: the one to catch.
+
+    >>> try: lowtide.open("features.npy", budget="64KiB").shuffled(4096)
+    ... except lowtide.LowtideError as problem: print(problem)
+    """
 
 
 class FormatError(LowtideError, ValueError):

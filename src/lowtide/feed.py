@@ -52,7 +52,16 @@ class FeedStats:
 
 
 class Feed:
-    """An iterator of ``(x, y)``: C-contiguous, not aliasing, yours until dropped. ``feed[step]``: any step's batch."""
+    """An iterator of ``(x, y)``: C-contiguous, not aliasing, yours until dropped. ``feed[step]`` is any step's batch.
+
+    Shuffled and random feeds never end. A step that fails (``ReadError``, ``BudgetError``, ``FormatError`` for an id
+    that is too large) delivers nothing and moves nothing. Costs about 10 microseconds per batch beside reading.
+
+    >>> x, y = next(feed)
+    >>> x, y = feed[48_211]
+    >>> feed.seek(1_000)
+    >>> feed.load_state_dict(feed.state_dict())
+    """
 
     def __init__(self, cut: Cut, batch: int, ranks: Ranks, skip: Skips = ()) -> None:
         self.length = cut.length
@@ -105,7 +114,7 @@ class Feed:
         raise StopIteration
 
     def whole_batches(self) -> Feed:
-        """This feed, from now on without the batches at a sequential order's end that are not full."""
+        """This feed, without the batches at the end of a sequential order that are not full."""
         self._whole_only = True
         return self
 
@@ -147,14 +156,14 @@ class Feed:
 
     @property
     def step(self) -> int:
-        """Steps of this batch size that the rows delivered so far make."""
+        """How many steps of this batch size the rows delivered so far make up."""
         full = self._cut.rows
         if full is None or self.cursor < full:
             return self.cursor // self.batch
         return -(-full // self.batch) + self.cursor - full
 
     def seek(self, step: int) -> None:
-        """Go to a step; the next batch is that step's."""
+        """Go to a step; the next batch is that step's. Costs nothing, however far."""
         self.cursor = self._checked_row(step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,7 +174,7 @@ class Feed:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where the state was; refused, naming what differs, if it is of other data or another order."""
+        """Go to where the state was; ``StateError``, naming what differs, if it is of other data or another order."""
         end = None if self._cut.rows is None else self._cut.rows + self._tail()
         mine = self.state_dict()
         if not isinstance(self._cut, Scheduled):
@@ -293,7 +302,7 @@ class Feed:
         number = whole_number("step", step, example="feed[0]")
         last = (MOST_ROWS // self.batch if self._cut.rows is None else self._all_steps()) - 1
         if not 0 <= number <= last:
-            raise IndexError(f"feed: expected a step from 0 to {last}, got {step}. Use one of those.")
+            raise IndexError(f"feed: expected a step from 0 to {last}, got {step}. Use a step in that range.")
         return self._row(number)
 
     # Processes
@@ -311,7 +320,9 @@ class Feed:
 def _checked_skip(steps: Any) -> tuple[int, int]:
     whole = (int, np.integer)
     if not isinstance(steps, (tuple, list)) or len(steps) != 2 or not all(isinstance(step, whole) for step in steps):
-        raise TypeError(f"skip: expected pairs of steps, got {steps!r}. Use skip=[(first, last)], both left out.")
+        raise TypeError(
+            f"skip: expected pairs of steps, got {steps!r}. Use skip=[(first, last)]; both are skipped too."
+        )
     first, last = int(steps[0]), int(steps[1])
     if not 0 <= first <= last:
         way_out = "Steps count from 0" if min(first, last) < 0 else f"Use skip=[({last}, {first})]"

@@ -7,53 +7,64 @@ corpora's files are opened once more, all of one kind together, so that a batch 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from fractions import Fraction
 from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 from numpy.typing import DTypeLike
 
 from lowtide.arguments import at_least, one_of
 from lowtide.feed import Feed, Skips
 from lowtide.formats.layout import join
-from lowtide.order.mixing import MOST_PARTS, Mixing, Weights, plan_mixing, shares
+from lowtide.mixture_terms import Change, Parts, check_alike, schedule_of, summed
+from lowtide.order.mixing import Mixing, Weights, plan_mixing, shares
 from lowtide.reading.mixed_cut import JoinedRange, MixedCut, MixedGroup, MixedPart, MixedRuns
+from lowtide.reading.mixed_windows import MixedWindowsCut, WindowsPart
 from lowtide.reading.run_ahead import RunAhead, TokenStretches, store_for_runs
 from lowtide.reading.streams import ShuffledStream, locality_of, make_stream
+from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_filler import WindowFiller
 from lowtide.storage import Store
 from lowtide.storage.budget import Budget
 from lowtide.tokens import Tokens
-from lowtide.windows import checked_ranks, long_enough
+from lowtide.windows import Windows, checked_ranks, long_enough
 
 EXHAUSTED = ("repeat", "stop", "share")
 
-Corpora = Mapping[str, tuple[Tokens, float | Fraction]]
-Change = Mapping[str, Any]  # a weight for each name; (tokens, weight) for one that joins
-
 
 def mix(
-    corpora: Corpora,
+    corpora: Parts,
     *,
     then: Mapping[int, Change] | None = None,
     exhausted: str = "repeat",
     budget: int | str | None = None,
 ) -> Mixture:
-    """Several corpora as one: ``mix({"web": (web, 0.7), "code": (code, 0.3)})``. Weights are shares of rows.
+    """Several corpora as one. Weights are shares of rows, kept to within one row at any point.
 
     ``then``: new weights from a row on; a name that is missing leaves, a new one comes with its tokens. ``exhausted``:
     what happens when a corpus has given all its windows once: ``repeat`` (its next epoch), ``stop`` (the feed ends
-    there) or ``share`` (the others go on without it). ``budget``: for all together; unstated, the sum of theirs.
+    there) or ``share`` (the others go on without it). ``budget``: for all together; unstated, the sum of theirs. Reads
+    nothing; seeking costs arithmetic. Raises ``ValueError`` for a negative weight, or a share below 1 in 65,536.
+
+    Instead of corpora, windows of equal length and cut may be mixed: ``mix({"web": (web.windows(1024, cut="packed"),
+    0.7), ...})``; ``batches`` then takes no length.
+
+    >>> train, val = tokens.split(val=0.3)
+    >>> mixture = lowtide.mix({"web": (train, 0.7), "code": (val, 0.3)})
     """
-    return Mixture(*_schedule(corpora, then or {}), one_of("exhausted", exhausted, EXHAUSTED), budget)
+    known, changes = schedule_of(corpora, then or {})
+    made = WindowsMixture if any(isinstance(one, Windows) for one in known.values()) else Mixture
+    return made(known, changes, one_of("exhausted", exhausted, EXHAUSTED), budget)
 
 
 class Mixture:
-    """Named corpora and the weights they have from which row on."""
+    """Named corpora and the weights each has from which row on.
+
+    >>> train, val = tokens.split(val=0.3)
+    >>> feed = lowtide.mix({"web": (train, 0.7), "code": (val, 0.3)}).batches(64, length=128, seed=1337)
+    """
 
     def __init__(
         self,
@@ -65,7 +76,7 @@ class Mixture:
         self.corpora = corpora
         self.exhausted = exhausted
         self._changes = changes
-        self.budget = Budget(_summed(corpora) if budget is None else budget)
+        self.budget = Budget(summed(corpora) if budget is None else budget)
         kinds: dict[tuple[Any, ...], list[str]] = {}
         for name, tokens in corpora.items():
             kinds.setdefault((tokens.dtype.str, *tokens.store.asked), []).append(name)
@@ -89,25 +100,28 @@ class Mixture:
         self,
         batch: int,
         *,
-        length: int,
+        length: int | None = None,
         seed: int = 0,
         order: str = "shuffled",
         locality: int | str | None = None,
         rank: int | None = None,
         world: int | None = None,
-        dtype: DTypeLike = "int64",
+        dtype: DTypeLike | None = None,
         skip: Skips = (),
     ) -> Feed:
         """A feed of ``(x, y)``, as ``Tokens.batches`` gives it, with each row from the corpus whose turn it is.
 
-        A corpus's rows come in the order its own feed of this seed has. ``locality`` is per corpus.
+        A corpus's rows come in the order its own feed of this seed has. ``locality`` is per corpus. ``length`` is
+        required for corpora and refused for windows, which have theirs; likewise ``dtype`` (int64 unless stated).
         """
         batch = at_least("batch", batch, 1)
+        if length is None:
+            raise TypeError("length: expected a number of tokens per row, got none. Use length=1024.")
         ranks = checked_ranks(batch, rank, world)
         parts = self._parts(length, seed, order, locality)
         for _, store in self._groups:
             store.keep_for_ranks(ranks.world)
-        cut = self._cut(parts, self._mixing(parts), length, dtype)
+        cut = self._cut(parts, self._mixing(parts), length, "int64" if dtype is None else dtype)
         feed = Feed(cut, batch, ranks, skip)
         cut.admit(batch // ranks.world)
         return feed
@@ -198,88 +212,61 @@ def _stretches(members: list[MixedPart], bases: list[int], store: Store) -> tupl
     }
 
 
-# What was asked for
+class WindowsMixture(Mixture):
+    """Named windows of one length and cut, and the weights they have from which row on."""
 
+    def __init__(
+        self, corpora: dict[str, Any], changes: list[tuple[int, Weights]], exhausted: str, budget: int | str | None
+    ) -> None:
+        check_alike(corpora)
+        tokens = {name: windows.tokens for name, windows in corpora.items()}
+        super().__init__(tokens, changes, exhausted, budget)
+        self._windows = {name: self._again(windows) for name, windows in corpora.items()}
 
-def _schedule(corpora: Corpora, then: Mapping[int, Change]) -> tuple[dict[str, Tokens], list[tuple[int, Weights]]]:
-    """Every corpus by name, in alphabetical order (the plan must not depend on how a dict was written), and the weights
-    of each from every row on."""
-    if not isinstance(corpora, Mapping) or not corpora:
-        raise ValueError(
-            f"mix: expected corpora by name, got {corpora!r}. Use mix({{'web': (web, 0.7), 'code': (code, 0.3)}})."
-        )
-    known: dict[str, Tokens] = {}
-    stated = [(0, _named("mix", corpora, known))]
-    for row in sorted(_rows(then)):
-        if not isinstance(then[row], Mapping):
-            raise TypeError(f"then[{row}]: expected weights by name, got {then[row]!r}. Use {{'web': 0.5}}.")
-        stated.append((row, _named(f"then[{row}]", then[row], known)))
-    names = sorted(known)
-    changes = [(row, tuple(weights.get(name, Fraction(0)) for name in names)) for row, weights in stated]
-    for row, weights in changes:
-        _check_sum(f"then[{row}]" if row else "mix", dict(zip(names, weights, strict=True)))
-    return {name: known[name] for name in names}, changes
+    def _again(self, windows: Windows) -> Windows:
+        """The same windows over a store of the mixture's own, inside its budget."""
+        mine = windows.tokens
+        strategy, cache, engine = mine.store.asked
+        store = Store(mine.layout.extents, strategy=strategy, cache=cache, budget=self.budget, engine=engine)
+        tokens = TokenRange(mine.layout, store, first=mine.first, last=mine.last)
+        tokens.vocab, tokens.eot, tokens.bos = mine.vocab, mine.eot, mine.bos
+        return Windows(tokens, windows.length, cut=windows.cut, documents=windows.documents, dtype=windows.dtype)
 
-
-def _rows(then: Mapping[int, Change]) -> list[int]:
-    if not isinstance(then, Mapping):
-        raise TypeError(f"then: expected changes by row, got {type(then).__name__}. Use then={{1_000_000: {{...}}}}.")
-    return [at_least("then", row, 1, example="then={1_000_000: {...}}, rows counted from 0") for row in then]
-
-
-def _named(where: str, change: Change, known: dict[str, Tokens]) -> dict[str, Fraction]:
-    """The weights of one entry; names with tokens become known."""
-    found = {}
-    for name, value in change.items():
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"{where}: expected names of corpora, got {name!r}. Use {{'web': (web, 0.7)}}.")
-        tokens, weight = value if isinstance(value, (tuple, list)) and len(value) == 2 else (None, value)
-        if tokens is None and name not in known:
-            raise ValueError(
-                f"{where}: expected one of {', '.join(sorted(known)) or 'the corpora'}, or tokens with the weight for "
-                f"a new name, got {name!r} with {value!r}. Use {{{name!r}: (tokens, weight)}}."
-            )
-        if tokens is not None:
-            if not isinstance(tokens, Tokens):
-                raise TypeError(
-                    f"{where}: expected (tokens, weight) for {name!r}, got {type(tokens).__name__}. "
-                    "Open it with lowtide.open_tokens(...)."
-                )
-            if known.setdefault(name, tokens) is not tokens:
+    def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
+        self,
+        batch: int,
+        *,
+        length: int | None = None,
+        seed: int = 0,
+        order: str = "shuffled",
+        locality: int | str | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        dtype: DTypeLike | None = None,
+        skip: Skips = (),
+    ) -> Feed:
+        """A feed of ``(x, y)``, or ``(x, y, docs)``, as the windows give them, each row from those whose turn it is."""
+        for name, stated in (("length", length), ("dtype", dtype)):
+            if stated is not None:
                 raise ValueError(
-                    f"{where}: expected the {name!r} that is in the mixture already, got other tokens. "
-                    f"Give them another name, or leave them out: {{{name!r}: {weight!r}}}."
+                    f"{name}: expected none for a mixture of windows, which have theirs, got {stated!r}. "
+                    f"Leave {name}= out."
                 )
-        found[name] = _weight(where, name, weight)
-    return found
+        batch = at_least("batch", batch, 1)
+        ranks = checked_ranks(batch, rank, world)
+        parts, most_runs = [], 0
+        for name, windows in self._windows.items():
+            windows.tokens.store.keep_for_ranks(ranks.world)
+            parts.append(WindowsPart(name, windows.rows_in(order, seed, locality)[0], len(windows)))
+            most_runs = max(most_runs, windows.most_runs)
+        mixing = plan_mixing(self._changes, epochs=[part.epoch_rows for part in parts], exhausted=self.exhausted)
+        any_windows = next(iter(self._windows.values()))
+        cut = MixedWindowsCut(parts, mixing, any_windows.dtype, most_runs=most_runs)
+        feed = Feed(cut, batch, ranks, skip)
+        cut.admit(batch // ranks.world)
+        return feed
 
-
-def _weight(where: str, name: str, weight: Any) -> Fraction:
-    """As written: 0.1 is one tenth, not the float nearest to it."""
-    if isinstance(weight, bool) or not isinstance(weight, (int, float, Fraction, np.integer, np.floating)):
-        raise TypeError(f"{where}: expected a number for {name!r}, got {type(weight).__name__}. Use 0.5, say.")
-    if not math.isfinite(weight) or weight < 0:
-        raise ValueError(f"{where}: expected a weight of 0 or more for {name!r}, got {weight}. Use 0.5, say.")
-    if isinstance(weight, Fraction):
-        return weight
-    return Fraction(int(weight)) if isinstance(weight, (int, np.integer)) else Fraction(str(float(weight)))
-
-
-def _check_sum(where: str, weights: dict[str, Fraction]) -> None:
-    total = sum(weights.values())
-    if not total:
-        raise ValueError(f"{where}: expected weights above 0 in sum, got 0. Give at least one corpus a weight.")
-    for (name, weight), share in zip(weights.items(), shares(list(weights.values())), strict=True):
-        if weight and not share:
-            raise ValueError(
-                f"{where}: expected a share of 1/{MOST_PARTS} or more for {name!r}, got {float(weight / total):.3g}. "
-                "Raise its weight, or leave it out."
-            )
-
-
-def _summed(corpora: dict[str, Tokens]) -> int | str:
-    """The sum of the corpora's budgets; splits of one corpus share one. ``auto`` where none was stated."""
-    budgets = {id(tokens.store.budget): tokens.store.budget for tokens in corpora.values()}
-    if not any(budget.stated for budget in budgets.values()):
-        return "auto"
-    return sum(budget.limit for budget in budgets.values())
+    def close(self) -> None:
+        super().close()
+        for windows in self._windows.values():
+            windows.tokens.store.close()

@@ -58,7 +58,7 @@ class RowSource(Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
-        """As many ranges as asked for, no two of which differ by more than a row; Ray calls this."""
+        """As many ranges as asked for, whose sizes differ by at most one row; Ray calls this."""
         del data_context
         count = self._reader.count
         tasks = min(max(1, parallelism), count)
@@ -117,7 +117,7 @@ def _reader_of(source: Any, length: int | None) -> _ColumnReader | _WindowReader
             raise TypeError("length: expected the tokens of a window, got none. Use dataset(tokens, length=1024).")
         return _WindowReader(source, at_least("length", length, 1, example="length=1024"))
     if length is not None:
-        raise TypeError(f"length: expected none, since it is for tokens, got {length!r} for an array. Leave it out.")
+        raise TypeError(f"length: expected no length for an array (it is for tokens), got {length!r}. Leave it out.")
     arrays = dict(source) if isinstance(source, Mapping) else {"data": source}
     if not arrays or not all(isinstance(array, Array) for array in arrays.values()):
         kinds = sorted({type(array).__name__ for array in arrays.values()}) or ["an empty dict"]

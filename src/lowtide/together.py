@@ -44,10 +44,11 @@ def together(*arrays: Member, budget: int | str = "auto", **named: Member) -> To
     """Arrays of equal length as one: batches are tuples, or dicts where the arrays are given by name.
 
     Members are opened arrays and parts of them, paths, memmaps, or ordinary arrays in memory. ``budget`` is for all of
-    them together; unstated, it is the sum of theirs.
+    them together; unstated, it is the sum of theirs. A member that fits in half of it is read once and kept. Raises
+    ``ValueError``, with both numbers, where lengths differ.
 
-    >>> both = lowtide.together("X.npy", "y.npy", budget="128MiB")
-    >>> for x, y in both.shuffled(256, seed=0, epochs=10): ...
+    >>> both = lowtide.together(features=a, labels=np.zeros(len(a)))
+    >>> for batch in both.shuffled(256, seed=0): ...
     """
     if arrays and named:
         raise TypeError(
@@ -65,7 +66,12 @@ def together(*arrays: Member, budget: int | str = "auto", **named: Member) -> To
 
 
 class Together(RowIteration):
-    """Members of equal length. ``both[...]``, ``chunks``, ``shuffled``, ``gather`` and ``sample`` give all of them."""
+    """Members of equal length. ``both[...]``, ``chunks``, ``shuffled``, ``gather`` and ``sample`` give all of them.
+
+    Costs one read per member and batch. Raises what ``Array`` raises.
+
+    >>> x, y = lowtide.together(a, np.zeros(len(a)))[:100]
+    """
 
     def __init__(self, members: tuple[Rows, ...], names: tuple[str, ...] | None, budget: Budget) -> None:
         self.names = names

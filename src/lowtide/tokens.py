@@ -45,12 +45,16 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     budget: int | str = "auto",
     engine: str = "auto",
 ) -> Tokens:
-    """Open a corpus: a token file of any known format, a glob, a list or a directory of them. Reads headers only.
+    """Open a corpus: a token file of any known format, a glob, a list or a directory of them.
 
-    Headerless files need ``dtype``. ``vocab`` is the number of ids; one beyond it is an error at the batch that has it.
-    ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
+    Headerless files need ``dtype``. ``vocab`` is the number of ids; a larger id is a ``FormatError`` at the batch that
+    has it. ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
     ``.safetensors``, ``.npz`` or HDF5 file that holds several. ``column`` names the ids of Parquet or Arrow files,
-    which are decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated).
+    which are decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated). ``budget``, ``strategy``, ``cache``
+    and ``engine``: as in ``open``.
+
+    Reads headers only. Raises ``FileNotFoundError``, or ``FormatError`` for what does not hold tokens, or holds train
+    and val together.
 
     >>> tokens = lowtide.open_tokens("train.bin", dtype="uint16", vocab=50257, budget="256MiB")
     """
@@ -70,13 +74,22 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
 
 
 class Tokens(TokenRange):
-    """Token ids on disk."""
+    """Token ids on disk. Slices are arrays you own; ``split`` makes two parts, ``batches`` a feed.
+
+    Holds no data, only what its feeds lend, at most the budget, which splits and feeds share. May be used by several
+    threads, after a fork, and pickled. Raises ``ReadError`` and ``BudgetError`` as arrays do.
+
+    >>> len(tokens), tokens[1_000:2_000]
+    """
 
     def __repr__(self) -> str:
         return f"<lowtide.Tokens {self.store.where} {len(self):,} x {self.dtype} {format_size(self.nbytes)}>"
 
     def __getitem__(self, key: Any) -> Any:
-        """Tokens as an ordinary array you own, indexed as NumPy would."""
+        """Tokens as an ordinary array you own, indexed as NumPy would.
+
+        >>> tokens[:100], tokens[-1]
+        """
         selection = select(key, (len(self),))
         tokens = self.own(selection.rows)
         return tokens if selection.rest is None else tokens[selection.rest]
@@ -90,7 +103,10 @@ class Tokens(TokenRange):
             yield from self.own(range(first, min(first + ITERATED, len(self))))
 
     def split(self, val: float | int = 0.005) -> tuple[Tokens, Tokens]:
-        """Everything but the tail, and the tail: ``val`` is its share (below 1) or its number of tokens."""
+        """Everything but the tail, and the tail: ``val`` is its share (below 1) or its number of tokens. Reads nothing.
+
+        >>> train, val = tokens.split(val=0.005)
+        """
         if isinstance(val, bool) or not isinstance(val, (int, float, np.integer, np.floating)):
             raise TypeError(f"split: expected a number for val, got {type(val).__name__}. Use a share such as val=0.1.")
         whole = isinstance(val, (int, np.integer))
@@ -122,6 +138,11 @@ class Tokens(TokenRange):
         token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``locality``: bytes of
         neighbouring windows that are shuffled among themselves, for disks that scattered reads slow down. ``skip``:
         steps of this batch size to leave out around a loss spike, as (first, last), both included.
+
+        Reads nothing yet. Raises ``BudgetError`` where two batches do not fit, ``FormatError`` where there are too few
+        tokens, ``ValueError`` for a batch that does not divide among the ranks.
+
+        >>> x, y = next(tokens.batches(64, length=128, seed=1337))
         """
         windows = self.windows(length, dtype=dtype)
         return windows.batches(batch, seed=seed, order=order, locality=locality, rank=rank, world=world, skip=skip)
@@ -139,7 +160,10 @@ class Tokens(TokenRange):
         (whole documents by best fit, the rest padded). ``documents=True`` adds which document each token is of.
 
         Documents and packing need an index, built at the first use and kept beside the data or in the user's cache
-        directory; ``progress(done, total)`` hears of it, in tokens.
+        directory; ``progress(done, total)`` is called with tokens while it is built. Raises ``FormatError`` where
+        nothing tells documents apart.
+
+        >>> tokens.windows(128).account()
         """
         return Windows(self, length, cut=cut, documents=documents, dtype=dtype, progress=progress)
 
@@ -159,7 +183,10 @@ class Tokens(TokenRange):
         return project(self.store, self.store.budget.limit, announced=self.store.budget.limit)
 
     def close(self) -> None:
-        """Close the files, for every split and feed of this corpus."""
+        """Close the files, for every split and feed of this corpus.
+
+        >>> tokens.close()
+        """
         self.store.close()
 
     def __enter__(self) -> Tokens:

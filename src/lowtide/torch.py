@@ -45,8 +45,10 @@ def tensors(batches: Feed | BatchIterator, device: str | torch.device = "cpu", d
 
     Batches keep their form: one tensor, a tuple or a dict of them. ``dtype`` converts on the device, so that a feed
     made with ``dtype="uint16"`` ships two bytes per token and ``tensors(feed, "cuda", dtype=torch.int64)`` makes eight
-    of them there; for tuples and dicts it may say one dtype for each (None: as it is). The result has ``state_dict``,
-    ``load_state_dict`` and ``len``, as what it was made of has.
+    of them there; for tuples and dicts it may say one dtype for each (None: as it is). On the CPU nothing is copied.
+    The result has ``state_dict``, ``load_state_dict`` and ``len``, as what it was made of has.
+
+    >>> x, y = next(lowtide.torch.tensors(feed))
     """
     if not isinstance(batches, (Feed, BatchIterator)):
         raise TypeError(
@@ -258,6 +260,8 @@ class RowDataset(Dataset[Any]):
     """Map-style: item i is row i of an array as a tensor, or of ``together`` as a tuple or dict of them.
 
     ``DataLoader`` fetches a whole batch in one read, in its own process or in workers, forked or spawned.
+
+    >>> dataset = lowtide.torch.RowDataset(a)
     """
 
     def __init__(self, rows: Array | Together) -> None:
@@ -315,6 +319,8 @@ def nanogpt(
 
     Draws from torch's global generator exactly when called, as nanoGPT does, so a run goes on unchanged.
     ``cache="drop"`` leaves nothing in the page cache.
+
+    >>> x, y = lowtide.torch.nanogpt(".", block_size=128, batch_size=12)("train")
     """
     at_least("block_size", block_size, 1)
     at_least("batch_size", batch_size, 1)

@@ -7,6 +7,7 @@ an index, built once and kept beside the data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -33,7 +34,11 @@ CUTS = ("stride", "packed")
 
 
 class Windows:
-    """Rows of ``length`` tokens cut from a range of tokens. ``len(windows)``: rows of one epoch."""
+    """Rows of ``length`` tokens cut from a range of tokens. ``len(windows)``: rows of one epoch.
+
+    >>> windows = tokens.windows(128)
+    >>> x, y = next(windows.batches(64, seed=1337))
+    """
 
     def __init__(
         self,
@@ -75,17 +80,32 @@ class Windows:
     ) -> Feed:
         """A feed of ``(x, y)``, or ``(x, y, docs)`` with ``documents=True``; arguments as in ``Tokens.batches``."""
         batch = at_least("batch", batch, 1)
+        ranks = checked_ranks(batch, rank, world)
+        self.tokens.store.keep_for_ranks(ranks.world)
+        cut, admit = self.rows_in(order, seed, locality)
+        feed = Feed(cut, batch, ranks, skip)
+        admit(batch // ranks.world)
+        return feed
+
+    def rows_in(self, order: str, seed: int, locality: int | str | None) -> tuple[Cut, Callable[[int], None]]:
+        """The rows in an order, and what refuses batches of so many rows that do not fit the budget."""
         one_of("order", order, ORDERS)
         if self._packed is None:
-            return self._stride_feed(batch, seed, order, locality, checked_ranks(batch, rank, world), skip)
-        ranks = checked_ranks(batch, rank, world)
+            return self._stride_rows(order, seed, locality)
         neighbours = self._neighbours(locality, order)
-        self.tokens.store.keep_for_ranks(ranks.world)
         filler = PackedFiller(self.tokens, self._packed, self.dtype, documents=self.documents)
         stream = PackedOrder(len(self._packed), order, whole_number("seed", seed), neighbours)
-        feed = Feed(PackedCut(filler, stream), batch, ranks, skip)
-        filler.admit(batch // ranks.world)
-        return feed
+        return PackedCut(filler, stream), filler.admit
+
+    @property
+    def most_runs(self) -> int:
+        """Most runs (documents, and padding) in any window; 0 where documents were not asked for."""
+        if not self.documents:
+            return 0
+        if self._packed is not None:
+            return self._packed.most_runs
+        assert self._index is not None
+        return kept_most_runs(self._index, self.tokens, self.length)
 
     def account(self) -> Account:
         """Tokens of an epoch that are used, cut and padded, measured on the data; and what others would cut and pad."""
@@ -126,28 +146,20 @@ class Windows:
             raise FormatError(f"{self.tokens.store.where}: expected tokens to pack, got none. Use more data.")
         return packed_rows(self.tokens, marks, self.length, self._progress)
 
-    def _stride_feed(
-        self, batch: int, seed: int, order: str, locality: int | str | None, ranks: Ranks, skip: Skips
-    ) -> Feed:
+    def _stride_rows(self, order: str, seed: int, locality: int | str | None) -> tuple[Cut, Callable[[int], None]]:
         tokens, runs = self.tokens, None
         near = locality_of(locality, self.length, tokens.dtype.itemsize, order)
         stream = make_stream(order, len(tokens), self.length, seed, near)
         long_enough(tokens, self.length, order)
-        tokens.store.keep_for_ranks(ranks.world)
         if isinstance(stream, ShuffledStream) and stream.locality is not None:
             tokens, runs = _in_stretches(tokens, stream)
         windows = WindowFiller(tokens, self.length, self.dtype, consecutive=stream.consecutive)
         if self._index is None:
-            cut: Cut = StrideCut(windows, stream, runs)
-            feed = Feed(cut, batch, ranks, skip)
-            windows.admit(batch // ranks.world)
-            return feed
+            return StrideCut(windows, stream, runs), windows.admit
         most = kept_most_runs(self._index, tokens, self.length)
         marks = required_marks(tokens)
         documented = StrideDocumentsCut(windows, stream, marks=marks, index=self._index, most_runs=most, runs=runs)
-        feed = Feed(documented, batch, ranks, skip)
-        documented.admit(batch // ranks.world)
-        return feed
+        return documented, documented.admit
 
     def _neighbours(self, locality: int | str | None, order: str) -> int | None:
         """Rows that a local shuffle mixes, from bytes on disk."""

@@ -124,8 +124,8 @@ def judged(directory: Path, program: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_cgroup_full_of_file_pages_touched_twice_is_in_no_danger(tmp_path: Path) -> None:
-    path = tmp_path / "hot.bin"
+def test_a_cgroup_full_of_file_pages_touched_twice_is_in_no_danger(disk_path: Path) -> None:
+    path = disk_path / "hot.bin"
     path.write_bytes(os.urandom(MIB) * 210)
     os.sync()
     with limited(220 * MIB) as directory:

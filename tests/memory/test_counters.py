@@ -70,21 +70,23 @@ def grown(held: str, empty: Sample, directory: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("held", HELD_AS)
-def test_bytes_held_on_purpose_are_counted_in_their_kind_and_no_other(held: str, empty: Sample, tmp_path: Path) -> None:
-    found = grown(held, empty, tmp_path)
+def test_bytes_held_on_purpose_are_counted_in_their_kind_and_no_other(
+    held: str, empty: Sample, disk_path: Path
+) -> None:
+    found = grown(held, empty, disk_path)
     for _ in range(5):
         if "dirty" not in held or found["dirty"] > SIZE - SLACK:
             break
-        found = grown(held, empty, tmp_path)  # the kernel may write dirty pages out at any moment
+        found = grown(held, empty, disk_path)  # the kernel may write dirty pages out at any moment
     for kind in KINDS:
         expected = SIZE if kind == HELD_AS[held] else 0
         assert abs(found[kind] - expected) < SLACK, f"{held}: {kind} is {found[kind]:,}, expected about {expected:,}"
 
 
-def test_pages_shared_after_fork_count_once_and_copies_count_each(empty: Sample, tmp_path: Path) -> None:
+def test_pages_shared_after_fork_count_once_and_copies_count_each(empty: Sample, disk_path: Path) -> None:
     """A parent and two children share SIZE; each child has copied half of it: 1 + 1/2 + 1/2 = 2 times
     SIZE."""
-    with holding("workers", SIZE, tmp_path) as pid:
+    with holding("workers", SIZE, disk_path) as pid:
         sample = sample_of(pid)
     assert len(sample.processes) == 3
     assert [process.forked for process in sample.processes] == [False, True, True]
@@ -93,8 +95,8 @@ def test_pages_shared_after_fork_count_once_and_copies_count_each(empty: Sample,
 
 
 @pytest.mark.parametrize("held", ["mapped", "cache", "dirty", "shmem"])
-def test_bytes_of_files_are_attributed_to_the_file(held: str, tmp_path: Path) -> None:
-    with holding(held, SIZE, tmp_path) as pid:
+def test_bytes_of_files_are_attributed_to_the_file(held: str, disk_path: Path) -> None:
+    with holding(held, SIZE, disk_path) as pid:
         largest = sample_of(pid).files[0]
     name = {"dirty": "dirty", "shmem": "hold-"}.get(held, "clean")
     assert name in largest.path
@@ -103,8 +105,8 @@ def test_bytes_of_files_are_attributed_to_the_file(held: str, tmp_path: Path) ->
     assert largest.memory == (held == "shmem")
 
 
-def test_what_was_cached_before_the_process_opened_the_file_is_found_not_grown(tmp_path: Path) -> None:
-    path = tmp_path / "warm"
+def test_what_was_cached_before_the_process_opened_the_file_is_found_not_grown(disk_path: Path) -> None:
+    path = disk_path / "warm"
     with path.open("wb") as file:
         file.write(os.urandom(SIZE))
         os.fsync(file.fileno())
@@ -118,8 +120,8 @@ def test_what_was_cached_before_the_process_opened_the_file_is_found_not_grown(t
     assert sample.found_cache >= SIZE
 
 
-def test_one_look_at_one_process_agrees_with_what_the_process_holds(tmp_path: Path) -> None:
-    with holding("anon", SIZE, tmp_path) as pid:
+def test_one_look_at_one_process_agrees_with_what_the_process_holds(disk_path: Path) -> None:
+    with holding("anon", SIZE, disk_path) as pid:
         memory = process_memory(pid)
     assert SIZE < memory.anon < SIZE + 32 * MIB
     assert memory.shmem == 0
@@ -129,7 +131,7 @@ def test_one_look_at_one_process_agrees_with_what_the_process_holds(tmp_path: Pa
     assert own.anon > 0
 
 
-def test_a_process_that_has_ended_gives_no_sample(tmp_path: Path) -> None:
+def test_a_process_that_has_ended_gives_no_sample(disk_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     counters = TreeCounters(child.pid)
     child.wait()
@@ -138,7 +140,7 @@ def test_a_process_that_has_ended_gives_no_sample(tmp_path: Path) -> None:
         process_memory(child.pid)
 
 
-def test_faults_and_reads_of_children_that_ended_are_kept(tmp_path: Path) -> None:
+def test_faults_and_reads_of_children_that_ended_are_kept(disk_path: Path) -> None:
     program = (
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()']); print('ready', flush=True); input()"
     )
@@ -247,15 +249,15 @@ def test_a_rollup_names_no_files_and_says_so() -> None:
     assert (detail.anon, detail.mapped, detail.shmem, detail.by_file) == (5120, 3072, 1024, False)
 
 
-def test_a_file_that_was_cached_before_does_not_use_up_what_another_one_read(tmp_path: Path) -> None:
+def test_a_file_that_was_cached_before_does_not_use_up_what_another_one_read(disk_path: Path) -> None:
     """Bytes read count once: what they cannot explain is found, and the next file's own reads stay its own."""
     sizes = {"warm": 8 * MIB, "read": 4 * MIB}
     for name, size in sizes.items():
-        with (tmp_path / name).open("wb") as file:
+        with (disk_path / name).open("wb") as file:
             file.write(os.urandom(size))
             os.fsync(file.fileno())
     files = FileSet({}, started=2**40)  # everything is older than the watching
-    with (tmp_path / "warm").open("rb"), (tmp_path / "read").open("rb"):
+    with (disk_path / "warm").open("rb"), (disk_path / "read").open("rb"):
         files.look(os.getpid())
         totals = files.measure({}, 0, fresh=6 * MIB)
     found = {Path(each.path).name: each.found for each in totals.files}
@@ -265,13 +267,13 @@ def test_a_file_that_was_cached_before_does_not_use_up_what_another_one_read(tmp
 
 
 def test_a_clock_that_is_set_back_does_not_hide_what_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counters = TreeCounters(os.getpid(), children=False)
     assert counters.sample() is not None
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - 7200)
-    path = tmp_path / "new"
+    path = disk_path / "new"
     with path.open("wb") as file:
         file.write(os.urandom(16 * MIB))
         file.flush()
@@ -282,7 +284,7 @@ def test_a_clock_that_is_set_back_does_not_hide_what_is_written(
     assert seen.found == 0
 
 
-def test_dirty_pages_of_a_private_mapping_are_dirty_and_its_own_copies_are_heap(tmp_path: Path) -> None:
+def test_dirty_pages_of_a_private_mapping_are_dirty_and_its_own_copies_are_heap(disk_path: Path) -> None:
     text = SMAPS.replace("rw-p 00000000 fe:00 12", "rw-p 00000000 fe:00 15").replace(
         "Private_Dirty:        40 kB", "Private_Dirty:        70 kB"
     )

@@ -65,9 +65,9 @@ def python(name: str, directory: Path) -> tuple[str, ...]:
     ],
 )
 def test_a_kind_that_grows_is_the_verdict_and_its_owner_has_nearly_all_of_it(
-    planted: str, kind: str, name: str, tmp_path: Path
+    planted: str, kind: str, name: str, disk_path: Path
 ) -> None:
-    found = judged(*python(planted, tmp_path))
+    found = judged(*python(planted, disk_path))
     verdict = found["verdict"]
     assert verdict["grew"] == kind, json.dumps(verdict, indent=1)
     assert verdict["confidence"] in ("high", "medium")
@@ -78,22 +78,22 @@ def test_a_kind_that_grows_is_the_verdict_and_its_owner_has_nearly_all_of_it(
     assert owner(found, kind)["bytes"] >= 0.95 * (found["held"][kind]["peak"] - library) - 8 * MIB
 
 
-def test_a_program_that_holds_little_and_grows_nothing_is_nothing(tmp_path: Path) -> None:
-    found = judged(*python("healthy", tmp_path))
+def test_a_program_that_holds_little_and_grows_nothing_is_nothing(disk_path: Path) -> None:
+    found = judged(*python("healthy", disk_path))
     assert found["verdict"]["grew"] == "nothing"
     assert found["held"]["total"]["peak"] < 200 * MIB
     assert found["verdict"]["danger"] is False
 
 
-def test_forked_children_that_copy_are_workers_and_own_what_they_copied(tmp_path: Path) -> None:
-    found = judged(*python("workers", tmp_path))
+def test_forked_children_that_copy_are_workers_and_own_what_they_copied(disk_path: Path) -> None:
+    found = judged(*python("workers", disk_path))
     assert found["verdict"]["grew"] == "workers", json.dumps(found["verdict"], indent=1)
     assert len(found["verdict"]["who"]) == 2
     assert all(each["what"] == "process" for each in found["verdict"]["who"])
 
 
-def test_loader_workers_over_a_list_of_tuples_are_workers_and_no_library_is_blamed(tmp_path: Path) -> None:
-    found = judged(*python("loader", tmp_path))
+def test_loader_workers_over_a_list_of_tuples_are_workers_and_no_library_is_blamed(disk_path: Path) -> None:
+    found = judged(*python("loader", disk_path))
     verdict = found["verdict"]
     assert verdict["grew"] == "workers", json.dumps(verdict, indent=1)
     assert all("pt_data_worker" in each["name"] for each in verdict["who"])
@@ -101,9 +101,9 @@ def test_loader_workers_over_a_list_of_tuples_are_workers_and_no_library_is_blam
     assert found["held"]["anon"]["peak"] > 250 * MIB
 
 
-def test_a_memmap_resident_from_the_start_is_held_by_its_file_and_grew_nothing(tmp_path: Path) -> None:
+def test_a_memmap_resident_from_the_start_is_held_by_its_file_and_grew_nothing(disk_path: Path) -> None:
     size = 256 * MIB
-    table = tmp_path / "table.bin"
+    table = disk_path / "table.bin"
     with table.open("wb") as file:
         for _ in range(size // MIB):
             file.write(os.urandom(MIB))
@@ -116,8 +116,8 @@ def test_a_memmap_resident_from_the_start_is_held_by_its_file_and_grew_nothing(t
     assert found["held"]["total"]["takeable"] >= 0.95 * size
 
 
-def test_heap_freed_and_kept_by_the_allocator_is_retained_with_a_setting_to_change(tmp_path: Path) -> None:
-    found = judged(*python("retained", tmp_path))
+def test_heap_freed_and_kept_by_the_allocator_is_retained_with_a_setting_to_change(disk_path: Path) -> None:
+    found = judged(*python("retained", disk_path))
     verdict = found["verdict"]
     assert verdict["grew"] == "retained", json.dumps(verdict, indent=1)
     assert verdict["confidence"] == "high"
@@ -128,10 +128,10 @@ def test_heap_freed_and_kept_by_the_allocator_is_retained_with_a_setting_to_chan
     assert any("lowtide.release()" in line for line in verdict["fix"])
 
 
-def test_pages_that_are_dirty_and_mapped_count_once(tmp_path: Path) -> None:
+def test_pages_that_are_dirty_and_mapped_count_once(disk_path: Path) -> None:
     size = 192 * MIB
-    trace = tmp_path / "trace.jsonl"
-    found = judged(*python("overlap", tmp_path), options=("--save", str(trace)))
+    trace = disk_path / "trace.jsonl"
+    found = judged(*python("overlap", disk_path), options=("--save", str(trace)))
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     samples = [line for line in lines if "seconds" in line]
     assert max(sample["mapped"] + sample["dirty"] + sample["cache"] for sample in samples) < size + 96 * MIB
@@ -139,8 +139,8 @@ def test_pages_that_are_dirty_and_mapped_count_once(tmp_path: Path) -> None:
     assert owner(found, "dirty")["name"].endswith("written.bin") or found["held"]["dirty"]["peak"] < 16 * MIB
 
 
-def test_a_reader_of_one_file_holds_all_of_it_as_cache(tmp_path: Path) -> None:
-    path, size = tmp_path / "big.bin", 768 * MIB
+def test_a_reader_of_one_file_holds_all_of_it_as_cache(disk_path: Path) -> None:
+    path, size = disk_path / "big.bin", 768 * MIB
     with path.open("wb") as file:
         for _ in range(size // MIB):
             file.write(bytes(MIB))
@@ -152,9 +152,9 @@ def test_a_reader_of_one_file_holds_all_of_it_as_cache(tmp_path: Path) -> None:
     assert not any("lowtide.open" in line for line in found["verdict"]["fix"])  # dd is no Python
 
 
-def test_a_hf_dataset_is_mapped_and_its_fix_is_for_arrow(tmp_path: Path) -> None:
+def test_a_hf_dataset_is_mapped_and_its_fix_is_for_arrow(disk_path: Path) -> None:
     pytest.importorskip("datasets", reason="NOT TESTED: HF datasets is not installed")
-    found = judged(*python("arrow_dataset", tmp_path), seconds="6")
+    found = judged(*python("arrow_dataset", disk_path), seconds="6")
     verdict = found["verdict"]
     assert verdict["grew"] == "mapped", json.dumps(verdict, indent=1)
     assert verdict["who"][0]["name"].endswith(".arrow")

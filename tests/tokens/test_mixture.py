@@ -259,7 +259,7 @@ def test_wrong_types_are_refused(corpora: Corpora) -> None:
     with pytest.raises(TypeError, match="expected a number for 'web', got str"):
         mixed(corpora, {"web": "0.5"})
     with pytest.raises(TypeError, match=r"expected \(tokens, weight\) for 'web', got str"):
-        lowtide.mix({"web": ("web.bin", 1)})  # type: ignore[dict-item]
+        lowtide.mix({"web": ("web.bin", 1)})
     with pytest.raises(ValueError, match="expected corpora by name"):
         lowtide.mix({})
     with pytest.raises(ValueError, match="exhausted: expected one of repeat, stop, share"):

@@ -115,7 +115,7 @@ def problem_of(found: tuple[str, int, int, int] | None) -> Problem | None:
 
 
 def engine(asked: str = "auto") -> Engine:
-    """The engine to use. ``asked`` wins over the environment variable LOWTIDE_ENGINE; ``native`` is had or refused."""
+    """The engine ``asked`` for, else LOWTIDE_ENGINE's; ``native`` is refused where it was not built."""
     if asked not in ENGINES:
         raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {asked!r}. Use engine='auto'.")
     if asked != "auto":

@@ -160,7 +160,7 @@ def measure_all(layout: Layout, ask: Ask, on_job: OnJob) -> Measurements:
 
 
 def _settle(runs: Sequence[_Runs], ask: Ask) -> None:
-    """One run that nobody counts: below a virtual machine the host caches too, and the first way to read would pay."""
+    """One run that is not counted: under a virtual machine the host caches too, and the first way would pay for it."""
     first = next(one.job for one in runs if one.job.way_itself.ours)
     if first.cold:
         in_fresh_process(replace(first, seconds=2 * ask.seconds, warm_rows=0), HUNG)

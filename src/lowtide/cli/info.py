@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, opening, stated, whole
 from lowtide.cli.tables import Styled, counted, facts, show
-from lowtide.formats.members import ArrayMember
+from lowtide.formats import ArrayMember
 from lowtide.survey.description import Description, describe
 from lowtide.survey.document_survey import survey_documents
 from lowtide.survey.projection import cache_reason, keeps_cache, other_reasons, strategy_reason
@@ -89,12 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _progress(done: int, total: int) -> None:
-    end = "\r\033[K" if done == total else ""
-    sys.stderr.write(f"\rlooking for documents: {done / total if total else 1:.0%}{end}")
-    sys.stderr.flush()
-
-
 def _show_members(path: str, members: tuple[ArrayMember, ...], *, as_json: bool) -> None:
     """A file of several arrays: what each is, and whether it can be read where it lies."""
     if as_json:
@@ -110,6 +104,12 @@ def _show_members(path: str, members: tuple[ArrayMember, ...], *, as_json: bool)
 
 def _readable(member: ArrayMember) -> str:
     return ", read in place" if member.in_place else f", cannot be read in place: {member.why_not}"
+
+
+def _progress(done: int, total: int) -> None:
+    end = "\r\033[K" if done == total else ""
+    sys.stderr.write(f"\rlooking for documents: {done / total if total else 1:.0%}{end}")
+    sys.stderr.flush()
 
 
 def _lines(found: Description, documents: dict[str, int | str]) -> list[Styled]:

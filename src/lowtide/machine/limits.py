@@ -18,7 +18,7 @@ from lowtide.units import format_size
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A limit in bytes (None: nobody could say), what must stay inside it, and who sets it."""
+    """A limit in bytes (None: unknown), what must stay inside it, and who sets it."""
 
     limit: int | None
     unreclaimable: int
@@ -39,7 +39,7 @@ def available_memory(*, root: Path = ROOT) -> int:
 
 
 def total_memory(*, root: Path = ROOT) -> int:
-    """Bytes of memory in the machine, 0 where nobody says."""
+    """Bytes of memory in the machine, 0 where unknown."""
     return _meminfo(root).get("MemTotal") or _sysconf_bytes("SC_PHYS_PAGES")
 
 

@@ -2,7 +2,7 @@
 
 One idea: ``cachestat`` (Linux 6.5) answers for a whole file in one system call without mapping it; older
 kernels answer page by page through ``mincore`` on windows of bounded size. Cost: cachestat walks the cached
-pages, 0.05 ms a GiB held in large folios and up to 20 ms a GiB in single pages; mincore also maps each
+pages, 0.05 ms per GiB held in large folios and up to 20 ms per GiB in single pages; mincore also maps each
 window. Both need a file one owns or may write (the kernel's rule against spying). Neither says which
 process brought a page in. macOS: mincore sees the mapping's pages only.
 """

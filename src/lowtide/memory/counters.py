@@ -130,7 +130,8 @@ class TreeCounters:
 
     def _sum_up(self, now: float, members: list[Member], processes: list[ProcessSample], moved: int) -> Sample:
         totals = self._totals
-        mapped = max(0, sum(each.mapped for each in processes) - self._overlap)
+        raw = sum(each.mapped for each in processes)
+        mapped = max(0, raw - self._overlap - totals.dirty_part(raw - self._raw_then))
         cache = self._cache_left(mapped, moved)
         hidden = self._looks.shmem_without_file(members, totals.measured)
         groups = (*totals.groups, FileGroup(WITHOUT_FILE, 0, shmem=hidden)) if hidden else totals.groups

@@ -57,12 +57,18 @@ class FileTotals:
     dirty: int = 0
     mapped: int = 0  # clean and mapped by the tree, of all files that were asked or mapped
     placed: int = 0  # bytes mapped by the tree that belong to a file here, dirty ones included
+    dirty_room: int = 0  # dirty pages of mapped files that were not mapped yet
     shmem: int = 0  # cached on tmpfs
     found_cache: int = 0
     found_shmem: int = 0
     measured: frozenset[FileKey] = frozenset()
     files: tuple[FileSample, ...] = ()
     groups: tuple[FileGroup, ...] = ()
+
+    def dirty_part(self, more: int) -> int:
+        """Of ``more`` bytes mapped since the files were asked, those that are dirty pages, as far as there is room."""
+        clean = sum(file.cache for file in self.files if file.mapped)
+        return max(0, more) * self.dirty_room // (self.dirty_room + clean) if self.dirty_room else 0
 
     def placing(self, more: int) -> tuple[FileSample, ...]:
         """The files with ``more`` bytes mapped since they were asked: taken out of the cache of those that are mapped
@@ -121,6 +127,7 @@ class FileSet:
         placed = _place({key: file.mapped for key, file in mapped.items() if not file.memory}, unplaced, asked)
         named: list[FileSample] = []
         code: list[FileSample] = []
+        dirty_room = 0
         for key, answer in asked.items():
             known = self._known[key]
             if known.found is None:
@@ -129,11 +136,13 @@ class FileSet:
                 fresh = max(0, fresh - (answer.cached - found))
                 known.found = found
             dirty_in_map = mapped[key].dirty if key in mapped else 0
+            dirty_room += max(0, answer.dirty - dirty_in_map) if key in placed and not known.memory else 0
             (code if known.code else named).append(_sample(known, answer, placed.get(key, 0) - dirty_in_map))
         for key, size in placed.items():
             if key not in asked:  # deleted, or not ours to open: what is mapped of it is all that is known
                 (code if mapped[key].code else named).append(_unasked(mapped[key].path, size))
-        return replace(_totals(named, code, frozenset(asked)), placed=sum(placed.values()))
+        totals = _totals(named, code, frozenset(asked))
+        return replace(totals, placed=sum(placed.values()), dirty_room=dirty_room)
 
     def _take(self, key: FileKey, link: str, path: str | None) -> None:
         known = self._known.get(key)

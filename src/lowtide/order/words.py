@@ -2,7 +2,7 @@
 
 One idea: a bijective mix of a counter (the SplitMix64 finaliser over multiples of an odd constant). Any word
 of any stream costs the same, so nothing has to be replayed to resume, and no two words of one stream are
-equal. About 4 ns a word, no state. Not for secrets: the streams are statistically sound, not cryptographic.
+equal. About 4 ns per word, no state. Not for secrets: the streams are statistically sound, not cryptographic.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def draws(n: int, *, seed: int, start: int, count: int, purpose: str = "sample")
             "Pass both as non-negative numbers."
         )
     if rows == 0 and length > 0:
-        raise ValueError(f"order.draws: expected at least 1 row to draw {length} from, got 0. Sample from some.")
+        raise ValueError(f"order.draws: expected at least 1 row to draw {length} from, got 0. Pass n of 1 or more.")
     stream = key(seed, "draws", purpose)
     return _high_product(words(stream, first, length), rows).view(np.int64)
 

@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     fresh = config.getoption("lowtide_fresh")
     if fresh is not None:
-        config.pluginmanager.register(_Notes(fresh))
+        config.pluginmanager.register(_TestNotes(fresh))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -103,7 +103,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
             pytest.fail(verdict(budget, measured), pytrace=False)
 
 
-class _Notes:
+class _TestNotes:
     """In a fresh process only: keeps the reports for the parent."""
 
     def __init__(self, path: str) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lowtide.errors import FormatError
 from lowtide.reading.boundaries import Marks, scan
 from lowtide.reading.fingerprint import digest
-from lowtide.reading.kept_arrays import Growing, Kept, KeptArrays, damaged, kept
+from lowtide.reading.kept_arrays import GrowingArrays, KeptArrays, KeptFile, damaged, kept
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
 
@@ -115,7 +115,7 @@ def boundary_index(tokens: TokenRange, marks: Marks, progress: Progress = None) 
     """The index of the whole corpus these tokens are a range of, built where there is none yet."""
     corpus = TokenRange(tokens.layout, tokens.store)
     identity = identity_of(corpus, marks)
-    what = Kept(f"documents-{key_of(identity)}.index", identity, tokens.layout.extents[0].path)
+    what = KeptFile(f"documents-{key_of(identity)}.index", identity, tokens.layout.extents[0].path)
     found = BoundaryIndex(kept(what, {"counts": "<u4", "low": "<u2"}, _Building(corpus, marks, identity, progress).run))
     if marks.by != "offsets" and found.marked == 0:
         first = "last" if marks.by == "eot" else "first"
@@ -132,7 +132,7 @@ class _Building:
     def __init__(self, corpus: TokenRange, marks: Marks, identity: dict[str, Any], progress: Progress) -> None:
         self.corpus, self.marks, self.identity, self.progress = corpus, marks, identity, progress
 
-    def run(self, growing: Growing) -> None:
+    def run(self, growing: GrowingArrays) -> None:
         total = len(self.corpus)
         counts = growing.entries()
         if not growing.keep({"counts": len(counts), "low": int(counts.sum(dtype=np.int64))}):
@@ -155,7 +155,7 @@ class _Building:
         self.corpus.store.pool.trim()  # no batch needs a buffer of a scan's size
 
     def _write(
-        self, growing: Growing, pending: list[NDArray[np.int64]], done: int, upto: int
+        self, growing: GrowingArrays, pending: list[NDArray[np.int64]], done: int, upto: int
     ) -> tuple[int, list[NDArray[np.int64]]]:
         """Whole blocks of tokens ``[done, upto)``; an end at ``upto`` is the last place of the block before."""
         ends = np.concatenate(pending) if pending else np.empty(0, np.int64)
@@ -168,7 +168,7 @@ class _Building:
         growing.append(counts=counts, low=places & (BLOCK_TOKENS - 1))
         return upto, [later]
 
-    def _finish(self, growing: Growing, total: int) -> None:
+    def _finish(self, growing: GrowingArrays, total: int) -> None:
         counts = growing.entries()
         documents = int(counts.sum(dtype=np.int64))
         widest = int(counts.max(initial=0))

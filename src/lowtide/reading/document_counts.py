@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.reading.boundary_index import BoundaryIndex, key_of
-from lowtide.reading.kept_arrays import Growing, Kept, kept
+from lowtide.reading.kept_arrays import GrowingArrays, KeptFile, kept
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
 
@@ -79,8 +79,8 @@ def kept_most_runs(index: BoundaryIndex, tokens: TokenRange, length: int) -> int
     first, last = tokens.first, tokens.last
     identity: dict[str, Any] = {**index.kept.identity, "length": length, "range": [first, last]}
 
-    def measure(growing: Growing) -> None:
+    def measure(growing: GrowingArrays) -> None:
         growing.finish(identity, {"most_runs": most_in_window(index.blocks(first, last), last, length)}, {})
 
-    what = Kept(f"runs-{length}-{key_of(identity)}.count", identity, tokens.layout.extents[0].path)
+    what = KeptFile(f"runs-{length}-{key_of(identity)}.count", identity, tokens.layout.extents[0].path)
     return int(kept(what, {"nothing": "<u1"}, measure).facts["most_runs"])

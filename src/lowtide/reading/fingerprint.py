@@ -38,7 +38,7 @@ def hash_of_blocks(store: Store, item: int, first: int, count: int) -> str:
     size = min(max(1, BLOCK_BYTES // max(1, item)), count)
     # Integer arithmetic: a float would round differently from 2**53 items on.
     starts = [first + (count - size) * block // (BLOCKS - 1) for block in range(BLOCKS)]
-    # Not from the pool: a state must be had also while the user's batches fill the budget.
+    # Not from the pool: a state must be available even while the user's batches fill the budget.
     blocks = np.empty(BLOCKS * size * item, np.uint8)
     if blocks.nbytes:
         store.gather(np.array(starts, np.int64), item, size * item, wrap(blocks), sparse=True)

@@ -43,9 +43,15 @@ class Share:
 
 
 class BatchIterator:
-    """Batches of a pass. ``position`` counts this rank's rows over all epochs: pass it as ``start=`` to resume.
+    """Batches of rows, lent until you drop them. ``position`` counts this rank's rows over all epochs: pass it as
+    ``start=`` to resume.
 
-    Each epoch ends with its own short batch. ``len(it)`` is the number of batches left.
+    Each epoch ends with its own short batch. ``len(it)`` is the number of batches left; an endless iterator raises
+    ``TypeError``. ``next`` raises ``ReadError`` or ``BudgetError`` without moving: ask again and the same batch comes.
+
+    >>> it = a.shuffled(4096, seed=0)
+    >>> rows = next(it)
+    >>> it.position, len(it)
     """
 
     def __init__(
@@ -124,7 +130,10 @@ class BatchIterator:
         return self.position // self._order.rows if self._order.rows else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this iterator is, and of which data and order: a few integers and a fingerprint, safe for JSON."""
+        """Where this iterator is, and of which data and order: a few integers and a fingerprint, safe for JSON.
+
+        >>> state = a.shuffled(4096, seed=0).state_dict()
+        """
         return {
             "lowtide": VERSION,
             "position": self.position,
@@ -135,7 +144,12 @@ class BatchIterator:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where the state was; refused, naming what differs, if it is of other data, another order or rank."""
+        """Go to where the state was. ``StateError``, naming what differs, if it is of other data, another order or
+        rank.
+
+        >>> it = a.shuffled(4096, seed=0)
+        >>> it.load_state_dict(a.shuffled(4096, seed=0, start=8192).state_dict())
+        """
         mine = self.state_dict()
         self.position = check_state(state, mine, position="position", maker="iterator", most=self._stop)
 

@@ -33,7 +33,7 @@ FOLDER = ".lowtide"  # hidden: a corpus is opened by its directory, and this is 
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptFile:
     """What to keep: its file name, the data and settings it belongs to, and which data file it lies beside."""
 
     name: str
@@ -82,7 +82,7 @@ class KeptArrays:
         return KeptArrays, (self.path, self.identity)
 
 
-class Growing:
+class GrowingArrays:
     """Streams of integers under construction; the ledger is the one named first."""
 
     def __init__(self, target: Path, streams: Mapping[str, str]) -> None:
@@ -167,13 +167,13 @@ class Growing:
         return self.target.with_name(f"{self.target.name}.{name}.partial")
 
 
-def kept(what: Kept, streams: Mapping[str, str], build: Callable[[Growing], None]) -> KeptArrays:
+def kept(what: KeptFile, streams: Mapping[str, str], build: Callable[[GrowingArrays], None]) -> KeptArrays:
     """The finished arrays: those at hand, or built now by this process or by another one that has begun already."""
     for path in what.places():
         if path.exists():
             return KeptArrays(str(path), what.identity)
     target = _writable(what)
-    growing = Growing(target, streams)
+    growing = GrowingArrays(target, streams)
     done = False
     try:
         growing.lock()
@@ -185,7 +185,7 @@ def kept(what: Kept, streams: Mapping[str, str], build: Callable[[Growing], None
     return KeptArrays(str(target), what.identity)
 
 
-def _writable(what: Kept) -> Path:
+def _writable(what: KeptFile) -> Path:
     for path in what.places():
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

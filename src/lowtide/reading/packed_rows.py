@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lowtide.reading.boundaries import Marks
 from lowtide.reading.boundary_index import Progress, boundary_index, identity_of, key_of
-from lowtide.reading.kept_arrays import Kept, KeptArrays, damaged, kept
+from lowtide.reading.kept_arrays import KeptArrays, KeptFile, damaged, kept
 from lowtide.reading.packing import COUNT, ENTRY, FIRST, ROWS, Packer, streams
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
@@ -76,5 +76,5 @@ def packed_rows(tokens: TokenRange, marks: Marks, length: int, progress: Progres
     name = f"packed-{length}-{key_of(identity)}.rows"
     index = boundary_index(tokens, marks, progress)
     packer = Packer(index, tokens.first, tokens.last, length, progress)
-    what = Kept(name, identity, tokens.layout.extents[0].path)
+    what = KeptFile(name, identity, tokens.layout.extents[0].path)
     return PackedRows(kept(what, streams(length), partial(packer.run, identity=identity)), length)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.reading.boundary_index import BoundaryIndex, Progress
-from lowtide.reading.kept_arrays import Growing
+from lowtide.reading.kept_arrays import GrowingArrays
 from lowtide.reading.upcoming import Numbers
 
 GROUP_TOKENS = 4 << 20
@@ -128,7 +128,7 @@ class Packer:
         self.index, self.first, self.last, self.length, self.progress = index, first, last, length, progress
         self._pieces = 0  # written so far
 
-    def run(self, growing: Growing, identity: dict[str, Any]) -> None:
+    def run(self, growing: GrowingArrays, identity: dict[str, Any]) -> None:
         entries = growing.entries()
         entries = entries[: len(entries) // ENTRY * ENTRY].reshape(-1, ENTRY)
         rows, count = int(entries[:, ROWS].sum()), int(entries[:, COUNT].sum())
@@ -158,7 +158,7 @@ class Packer:
         entry = np.array([first, last, len(counts), len(order), int(room.sum()), runs, int(counts.max())], np.int64)
         return entry, counts, group.starts[order] - first, sizes + group.goes_on[order]
 
-    def _write(self, growing: Growing, waiting: list[tuple[Numbers, ...]]) -> int:
+    def _write(self, growing: GrowingArrays, waiting: list[tuple[Numbers, ...]]) -> int:
         groups, counts, starts, sizes = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
         rows = self._pieces + counts.cumsum() - counts
         self._pieces += len(starts)
@@ -168,7 +168,7 @@ class Packer:
             self.progress(done - self.first, self.last - self.first)
         return done
 
-    def _finish(self, growing: Growing, identity: dict[str, Any]) -> None:
+    def _finish(self, growing: GrowingArrays, identity: dict[str, Any]) -> None:
         growing.append(rows=np.array([self._pieces & LOW]))  # behind the last row
         entries = growing.entries().reshape(-1, ENTRY)
         facts = {

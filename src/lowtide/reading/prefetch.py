@@ -102,7 +102,7 @@ class Prefetch:
         return None
 
     def start(self, store: Store, numbers: Numbers, size: int, begin: Callable[[NativeThread, Filling], Any]) -> bool:
-        """Fill the batch of these numbers; False where there is no room, or no thread to be had."""
+        """Fill the batch of these numbers; False where there is no room, or no thread for it."""
         with self._turn.lock:
             if any(np.array_equal(job.numbers, numbers) for job in self._jobs):
                 return True

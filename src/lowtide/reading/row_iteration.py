@@ -65,7 +65,10 @@ class RowIteration:
     ) -> BatchIterator:
         """Every row once, in order, ``rows`` at a time (default: as the budget allows); the last may be short.
 
-        ``start``: rows this rank has already received. ``rank`` of ``world`` receives its own stretch of the rows.
+        ``start``: rows this rank has already received. ``rank`` of ``world`` receives its own stretch of the rows. Two
+        chunks must fit the budget, else ``BudgetError`` before a byte is read.
+
+        >>> for chunk in a.chunks(4096): ...
         """
         first, last = rank_slice(len(self), rank, world)
         size = self._admit("chunks", self._comfortable() if rows is None else rows, last - first)
@@ -88,7 +91,12 @@ class RowIteration:
 
         ``epochs``: passes to make, each in its own order; None: without end. ``start``: rows this rank has already
         received, over all epochs. ``rank`` of ``world`` receives its own slice of the order. ``locality``: shuffle only
-        within runs of neighbouring rows of this many bytes (the runs in random order).
+        within runs of neighbouring rows of this many bytes; the runs come in random order.
+
+        Costs no index: 16 to 35 ns per row for the order, whatever the size. Two batches must fit the budget, else
+        ``BudgetError`` before a byte is read.
+
+        >>> for rows in a.shuffled(4096, seed=0, epochs=2): ...
         """
         first, last = rank_slice(len(self), rank, world)
         size = self._admit("shuffled", batch, last - first)
@@ -98,7 +106,12 @@ class RowIteration:
         return self._iterate(order, size, start, Share(_epochs(epochs), rank, world))
 
     def gather(self, indices: Any, batch: int, *, start: int = 0, epochs: int | None = 1) -> BatchIterator:
-        """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative from the end) or a mask."""
+        """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative from the end) or a mask.
+
+        Keeps ``indices`` as they are (a memmap of them is fine). Raises ``IndexError`` before a byte is read.
+
+        >>> for rows in a.gather([7, 3, 9], 2): ...
+        """
         wanted = np.asarray(indices)
         if wanted.ndim != 1:
             raise ValueError(
@@ -111,7 +124,11 @@ class RowIteration:
         return self._iterate(GivenRows(wanted, len(self)), size, start, Share(_epochs(epochs)))
 
     def sample(self, batch: int, *, seed: int = 0, start: int = 0) -> BatchIterator:
-        """Rows drawn with replacement, without end; ``start``: rows already received."""
+        """Rows drawn with replacement, without end; ``start``: rows already received. Raises ``ValueError`` for an
+        empty array.
+
+        >>> rows = next(a.sample(4096, seed=0))
+        """
         size = self._admit("sample", batch, None)
         if len(self) == 0:
             raise ValueError(
@@ -120,7 +137,11 @@ class RowIteration:
         return self._iterate(DrawnRows(len(self), whole_number("seed", seed)), size, start, Share(None))
 
     def fingerprint(self) -> dict[str, Any]:
-        """What makes this data this data, wherever it is copied: never path, time or inode."""
+        """What identifies this data wherever it is copied: dtype, shape, sizes and sampled blocks; never path, time or
+        inode.
+
+        Reads 16 blocks of 4 KiB, once.
+        """
         return self._all_rows.fingerprint()
 
     def _iterate(self, order: Pass, batch: int, start: int, share: Share) -> BatchIterator:

@@ -69,7 +69,7 @@ def locality_of(stated: int | str | None, length: int, item: int, order: str) ->
     return Locality(size, size // window)
 
 
-class TokenStretch(NamedTuple):
+class WindowStretch(NamedTuple):
     """Neighbouring tokens that a local shuffle mixes: which ones, and the rows of the stream they are."""
 
     first: int  # token
@@ -105,14 +105,14 @@ class ShuffledStream:
             found[first:last] = order.at(positions[first:last]) * self.length + phase
         return found
 
-    def stretch(self, row: int) -> TokenStretch:
+    def stretch(self, row: int) -> WindowStretch:
         """The stretch that a row of a local shuffle belongs to."""
         epoch, position = divmod(row, self.windows)
         order, phase = self._of_epoch(epoch)
         assert isinstance(order, LocalPermutation)
         window, windows, begins = order.run_at(position)
         tokens = windows * self.length + 1
-        return TokenStretch(window * self.length + phase, tokens, epoch * self.windows + begins, windows)
+        return WindowStretch(window * self.length + phase, tokens, epoch * self.windows + begins, windows)
 
     def _of_epoch(self, epoch: int) -> tuple[Permutation | LocalPermutation, int]:
         known = self._epochs.get(epoch)

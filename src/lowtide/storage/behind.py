@@ -4,7 +4,7 @@ One idea: a written piece is handed to the disk at once, and before another may 
 arrived. So at most ``most`` bytes of the file are ever dirty, on their way or - when dropping - in the page cache, and
 no ``fsync`` at the end has gigabytes to catch up with.
 
-Costs two system calls a piece (``sync_file_range``; ``fdatasync`` where there is none, at about half the speed).
+Costs two system calls per piece (``sync_file_range``; ``fdatasync`` where there is none, at about half the speed).
 Writes may come from several threads. Knows no dtypes, rows or names of files; does not make the data durable: that is
 ``fsync``'s, at the end.
 """
@@ -67,7 +67,7 @@ class WriteBehind:
         self._change = threading.Condition(self._lock)
 
     def write(self, parts: list[memoryview], offset: int) -> None:
-        """``parts`` one after the other at ``offset``, at most a piece together; returns once others may follow."""
+        """Write ``parts`` in turn at ``offset``, together at most one piece; returns once others may follow."""
         length = sum(len(part) for part in parts)
         me = threading.get_ident()
         try:

@@ -60,7 +60,7 @@ class FileIdentity:
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What a store was asked for and did, in bytes. Races between threads may lose a count, never invent one."""
+    """Bytes a store was asked for and read. Races between threads may lose a count, never invent one."""
 
     asked: int = 0
     read: int = 0  # left the files, the gaps between merged neighbours included
@@ -128,7 +128,7 @@ class KeptDescriptors:
                     self._order.move_to_end((id(keeper), key))
 
     def make_room(self) -> None:
-        """Let go of everything: somebody needs descriptors."""
+        """Let go of everything: descriptors are needed elsewhere."""
         with self._turn.lock:
             everything, self._order = list(self._order.items()), OrderedDict()
         _let_go(everything)

@@ -42,7 +42,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Turn:
-    """One thread at a time: ``with turn.lock: ...``. A forked or unpickled one begins with nobody inside.
+    """One thread at a time: ``with turn.lock: ...``. A forked or unpickled one begins unlocked.
 
     The lock lets its own thread in again: a signal handler or debugger that raises between the end of a block and the
     release would otherwise leave the thread waiting for itself.

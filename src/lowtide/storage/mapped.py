@@ -1,4 +1,4 @@
-"""Strategies ``remap``, ``advise`` and ``map``: the known cures and the disease, behind the same call as ``read``.
+"""Strategies ``remap``, ``advise`` and ``map``: both known cures and the plain map, behind the call of ``read``.
 
 One idea: copy out of a mapping a bounded piece at a time and take the pages back behind it - by dropping the mapping
 (``remap``), by ``madvise(DONTNEED)`` on it (``advise``), or not at all (``map``, the negative control).

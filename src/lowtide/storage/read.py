@@ -4,8 +4,8 @@ One idea: one C-level ``map`` over a call's reads, at the price of a bare loop; 
 errors, naming the offset - happens only when the sum of bytes is not what it should be.
 
 Telling the kernel of reads before making them is worth 6x when they miss and costs as much as the reads when they hit.
-RWF_NOWAIT answers for free: it reads what is cached and refuses what is not. So a store starts out believing in the
-cache, learns of the first miss from a refused read, and from then on announces; now and then it lets one call go
+RWF_NOWAIT answers for free: it reads what is cached and refuses what is not. So a store assumes at first that data is
+cached, learns of the first miss from a refused read, and announces from then on; now and then it leaves one call
 unannounced to learn whether the cache has filled meanwhile.
 
 Costs about 1 microsecond per read when cached. A truncated file is a short read here, never SIGBUS.

@@ -140,7 +140,7 @@ class Round:
 def merge(offsets: Offsets, length: int, *, gap: int, most: int) -> list[Round] | None:
     """Merge runs within ``gap`` bytes of each other; each round reads at most ``2 * most`` bytes (``most >= length``).
 
-    None when merging would not save at least a quarter of the reads: then one read a run is the faster way.
+    None when merging would not save at least a quarter of the reads: then one read per run is the faster way.
     """
     count = len(offsets)
     if count < 2 or length >= MERGE_BELOW:

@@ -30,7 +30,7 @@ from lowtide.tokens import Tokens
 
 @dataclass(frozen=True)
 class RunAsked:
-    """The run somebody has in mind; None: not stated."""
+    """The run to project; None: not stated."""
 
     batch: int = 64  # tokens: windows per step, of all ranks together; arrays: rows per rank
     length: int = 1024

@@ -62,7 +62,7 @@ class Subject:
         if stated.tensor is not None:
             words.append(f"tensor={json.dumps(stated.tensor)}")
         words += [f"{name}={json.dumps(value)}" for name, value in vars(opening).items() if value != "auto"]
-        # open_tokens takes no shape, and of a tensor's name nobody knows that it means tokens.
+        # open_tokens takes no shape, and a tensor's name does not say that it holds tokens.
         plain = stated.shape is None and stated.tensor is None
         function = "open_tokens" if holds_tokens(layout) and plain else "open"
         return f"lowtide.{function}({', '.join(words)})"
