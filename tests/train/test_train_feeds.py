@@ -170,6 +170,21 @@ def test_peek_reads_the_cut_a_run_had(
     assert [row["ids"][:-1] for row in rows] == x.tolist()
 
 
+@pytest.mark.parametrize(
+    "changed", [{"documents": True}, {"cut": "packed"}, {"cut": "packed", "documents": True}], ids=str
+)
+def test_documents_and_packed_rows_are_mixed_and_go_on_exactly(
+    changed: dict[str, Any], documents: Path, tiny: Make, tmp_path: Path
+) -> None:
+    other = write_tokens(tmp_path / "other.bin", 8000, 5)  # 63 occurs in it too
+    settings = tiny(data="", mix=f"a={documents}:0.5,b={other}:0.5", eot=EOT, **changed)
+    whole = losses(train(replace(settings, out_dir=str(tmp_path / "whole"))))
+    train(replace(settings, max_iters=6, lr_decay_iters=12))
+    rest = losses(train(replace(settings, lr_decay_iters=12), tmp_path / "out" / "step-00000006.pt"))
+    assert len(rest) == 6
+    assert {step: whole[step] for step in rest} == rest
+
+
 def test_a_mixture_with_another_past_is_refused(mixed: str, tiny: Make, tmp_path: Path) -> None:
     settings = tiny(data="", mix=mixed, max_iters=3)
     train(settings)
@@ -214,7 +229,7 @@ def test_what_is_no_mixture_is_refused_in_one_line(text: str, message: str, caps
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("flags", [["--data", "x"], ["--documents"], ["--cut", "packed"]], ids=str)
+@pytest.mark.parametrize("flags", [["--data", "x"], ["--val-data", "x"]], ids=str)
 def test_what_cannot_be_mixed_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--mix", "web=a:1", *flags]) == 2
     assert flags[0] in capsys.readouterr().err
