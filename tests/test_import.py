@@ -30,7 +30,7 @@ ROOMS = {
     " plan prefetch row_filler row_iteration run_ahead state stratified streams stride_documents token_range upcoming"
     " window_filler",
     "lowtide.storage": "behind budget buffers descriptors direct forks long_runs mapped native_read read release spans"
-    " store unequal unfinished writing",
+    " store strategy unequal unfinished writing",
 }
 OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in names.split())}
 

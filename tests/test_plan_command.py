@@ -202,7 +202,6 @@ def test_the_text_has_everything_a_person_asks(tokens: Path) -> None:
         (["tokens.bin", "--dtype", "uint16", "--batch", "0"], "--batch: expected more than 0, got 0", 2),
         (["tokens.bin", "--dtype", "uint16", "--length", "1000000"], "expected 2000000 tokens or more", 1),
         (["tokens.bin", "--dtype", "uint16", "--budget", "1MiB"], "expected a budget of", 1),
-        (["table.npy", "--order", "sequential", "--world", "2"], "--world: expected 1 for rows in sequential order", 2),
         (["table.npy", "--tokens-per-second", "5"], "--tokens-per-second: expected tokens, got rows", 2),
         (["table.npy", "--steps-per-second", "inf"], "--steps-per-second: expected more than 0, got inf", 2),
         (["table.npy", "--steps-per-second", "1", "--tokens-per-second", "1"], "expected one rate", 2),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.train.running import losses, train, write_tokens
 
+import lowtide
 from lowtide.cli import main
 from lowtide.errors import StateError
 from lowtide.train import GPT, Settings, Shape
@@ -138,6 +139,52 @@ def test_a_mixture_is_trained_named_in_the_metrics_and_resumed_with_another_futu
     assert shares[7] == {"web": 0.5, "math": 0.5}
 
 
+def test_peek_shows_the_rows_a_mixture_was_trained_on(
+    mixed: str, tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny(data="", mix=mixed, max_iters=4))
+    assert main(["peek", str(tmp_path / "out"), "--step", "4", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["row"] for row in rows] == [12, 13, 14, 15]
+    assert sorted(row["corpus"] for row in rows) == ["code", "web", "web", "web"]
+    for row in rows:
+        found = np.fromfile(row["file"], np.uint16, 17, offset=row["offset"])
+        assert Path(row["file"]).stem == row["corpus"]
+        assert row["ids"] == found.tolist()
+        assert row["token"] * 2 == row["offset"]
+    (tmp_path / "code.bin").unlink()
+    assert main(["peek", str(tmp_path / "out"), "--step", "4"]) == 1
+    assert "expected the corpus of 'code'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changed", [{"cut": "packed"}, {"documents": True}, {"locality": "4KiB"}], ids=str)
+def test_peek_reads_the_cut_a_run_had(
+    changed: dict[str, Any], documents: Path, tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny(data=str(documents), eot=EOT, max_iters=2, **changed))
+    assert main(["peek", str(tmp_path / "out"), "--step", "2", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    tokens = lowtide.open_tokens(documents, dtype="uint16", eot=EOT).split(val=0.1)[0]
+    windows = tokens.windows(16, cut=changed.get("cut", "stride"))
+    x = windows.batches(4, seed=1337, locality=changed.get("locality"))[1][0]
+    assert [row["ids"][:-1] for row in rows] == x.tolist()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"documents": True}, {"cut": "packed"}, {"cut": "packed", "documents": True}], ids=str
+)
+def test_documents_and_packed_rows_are_mixed_and_go_on_exactly(
+    changed: dict[str, Any], documents: Path, tiny: Make, tmp_path: Path
+) -> None:
+    other = write_tokens(tmp_path / "other.bin", 8000, 5)  # 63 occurs in it too
+    settings = tiny(data="", mix=f"a={documents}:0.5,b={other}:0.5", eot=EOT, **changed)
+    whole = losses(train(replace(settings, out_dir=str(tmp_path / "whole"))))
+    train(replace(settings, max_iters=6, lr_decay_iters=12))
+    rest = losses(train(replace(settings, lr_decay_iters=12), tmp_path / "out" / "step-00000006.pt"))
+    assert len(rest) == 6
+    assert {step: whole[step] for step in rest} == rest
+
+
 def test_a_mixture_with_another_past_is_refused(mixed: str, tiny: Make, tmp_path: Path) -> None:
     settings = tiny(data="", mix=mixed, max_iters=3)
     train(settings)
@@ -182,7 +229,7 @@ def test_what_is_no_mixture_is_refused_in_one_line(text: str, message: str, caps
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("flags", [["--data", "x"], ["--documents"], ["--cut", "packed"]], ids=str)
+@pytest.mark.parametrize("flags", [["--data", "x"], ["--val-data", "x"]], ids=str)
 def test_what_cannot_be_mixed_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--mix", "web=a:1", *flags]) == 2
     assert flags[0] in capsys.readouterr().err

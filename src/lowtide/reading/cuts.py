@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from lowtide.machine import PAGE
 from lowtide.reading.plan import Plan, project
+from lowtide.reading.prefetch import prepared_ahead
 from lowtide.reading.run_ahead import Announcer
 from lowtide.reading.streams import Stream
 from lowtide.reading.upcoming import Numbers
@@ -137,6 +138,9 @@ class StrideCut:
         size, scratch = self._windows.nbytes(rows)
         window = (self.length + 1) * self.tokens.dtype.itemsize + 2 * PAGE
         why = f"batches of {format_size(size)}, one held and one being filled, widened from {format_size(scratch)}"
-        held = 2 * size + whole_pages(scratch)
+        prepared, staging = prepared_ahead(self.tokens.store)
+        if prepared:
+            why += f"; {prepared} more are prepared in advance while data is cold, where the budget has room"
+        held = (2 + prepared) * size + whole_pages(scratch) + staging
         plan = project(self.tokens.store, held, announced=2 * rows * window, why=(why,))
         return plan if self.runs is None else self.runs.adjusted(plan)

@@ -144,6 +144,12 @@ def _thread_of(store: Store) -> NativeThread | None:
     return None if made is None else NativeThread(*made)
 
 
+def prepared_ahead(store: Store) -> tuple[int, int]:
+    """Batches that may be under way beside those of the caller, and bytes of staging for them: what a plan counts."""
+    staging = store.staging
+    return (0, 0) if staging is None else (DEPTH, (1 + DEPTH) * staging)
+
+
 class Following:
     """The steps after one: ``following()`` gives the next one's numbers, ``at(k)`` those of the k-th after it."""
 

@@ -188,11 +188,14 @@ class NativeRead:
     def _without(self, why: str) -> None:
         self._missing = {**self._missing, **dict.fromkeys(QUEUED, why)}
 
-    def _staging(self, way: str) -> Holding | None:
-        if way not in QUEUED:
-            return None
+    @property
+    def staging(self) -> int:
+        """Bytes a queue of direct reads holds; 0 where none is used."""
         size = min(STAGING, self._budget.limit // 16) // PAGE * PAGE
-        return self._budget.reserve(size) if size >= LEAST_STAGING else None
+        return size if self.way in QUEUED and size >= LEAST_STAGING else 0
+
+    def _staging(self, way: str) -> Holding | None:
+        return self._budget.reserve(self.staging) if way in QUEUED and self.staging else None
 
     def _settings(self, holding: Holding | None) -> dict[str, int]:
         staging = STAGING if holding is None else holding.size

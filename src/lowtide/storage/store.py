@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -29,6 +29,7 @@ from lowtide.storage.mapped import Cured, Map
 from lowtide.storage.native_read import NativeRead
 from lowtide.storage.read import Read
 from lowtide.storage.spans import GAP, NETWORK_GAP, Ahead, Located, Offsets, Round, Spans, merge
+from lowtide.storage.strategy import Strategy
 from lowtide.units import KIB, MIB, format_size
 
 STRATEGIES = ("auto", "read", "direct", "remap", "advise", "map")
@@ -39,31 +40,6 @@ LARGEST_ALLOWANCE = 16 * MIB
 SMALLEST_ALLOWANCE = 256 * KIB
 
 DANGER = "a file truncated while it is mapped kills the process with SIGBUS: use strategy='read' where that may happen"
-
-
-class Strategy(Protocol):
-    """How bytes leave the file. All of them fill the same bytes or raise the same errors."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def rung(self) -> str: ...
-    @property
-    def merges(self) -> bool:
-        """Whether reading neighbours together pays."""
-        ...
-
-    @property
-    def widens(self) -> bool:
-        """Whether it has ``windows``: read and widened in one pass."""
-        ...
-
-    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None: ...
-    def fetch(self, spans: Spans) -> NDArray[np.uint8] | None:
-        """Equal runs as rows of a fresh array, where there is a way without a buffer between; else None."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Store:
@@ -173,6 +149,12 @@ class Store:
         """A native thread for somebody's next batch, where the budget has room for its staging."""
         strategy = self.strategy
         return strategy.prefetcher() if isinstance(strategy, NativeRead) else None
+
+    @property
+    def staging(self) -> int | None:
+        """Bytes that each native queue may hold for itself; None where there are no native threads."""
+        strategy = self.strategy
+        return strategy.staging if isinstance(strategy, NativeRead) else None
 
     def start_windows(
         self, thread: _native.Prefetching, numbers: Offsets, stride: int, pair: _native.Pair

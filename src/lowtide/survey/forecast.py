@@ -216,9 +216,6 @@ def _of_rows(array: Array, asked: RunAsked) -> _OpenedRun:
     epoch(0)  # what the budget cannot hold is refused here, also when nothing is measured
     ranks = f", rank=rank, world={world}" if world > 1 else ""
     seeds = ", seed=rank" if world > 1 else ""
-    calls = {
-        "sequential": f".chunks({{}}{ranks})",
-        "random": f".sample({{}}{seeds})",
-        "shuffled": f".shuffled({{}}{ranks})",
-    }
-    return _OpenedRun(work, each, array.plan(each), len(str(count)), epoch, calls[order].format(asked.batch))
+    calls = {"sequential": ("chunks", ranks), "random": ("sample", seeds), "shuffled": ("shuffled", ranks)}
+    name, more = calls[order]
+    return _OpenedRun(work, each, array.plan(each), len(str(count)), epoch, f".{name}({asked.batch}{more})")

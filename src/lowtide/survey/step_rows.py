@@ -7,7 +7,7 @@ format keeps document boundaries, its index up to the last of them. Prints nothi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,18 +48,23 @@ class StepRow:
         return asdict(self)
 
 
-def step_rows(feed: Feed, tokens: TokenRange, steps: Sequence[int], words: Words) -> list[StepRow]:
+Read = TokenRange | Mapping[str, TokenRange]  # what a feed reads: one corpus, or those of a mixture by name
+
+
+def step_rows(feed: Feed, tokens: Read, steps: Sequence[int], words: Words) -> list[StepRow]:
     """The rows of these steps, as this rank has them."""
     found = []
     for step in steps:
         x, y = feed[step][:2]
         places = feed.where(step)
         first = step * feed.batch + feed.rank * (feed.batch // feed.world)
-        numbers = [_token(tokens.layout, place) for place in places]
-        documents = _documents(tokens.layout, numbers)
+        owners = [tokens[place.corpus or ""] if isinstance(tokens, Mapping) else tokens for place in places]
+        numbers = [_token(owner.layout, place) for owner, place in zip(owners, places, strict=True)]
+        documents = _documents_of(owners, numbers)
         for index, place in enumerate(places):
             ids = (*x[index].tolist(), int(y[index, -1]))
-            ends = tuple(np.flatnonzero(x[index] == tokens.eot).tolist()) if tokens.eot is not None else ()
+            eot = owners[index].eot
+            ends = tuple(np.flatnonzero(x[index] == eot).tolist()) if eot is not None else ()
             text = None if isinstance(words, NumberWords) else words.text(ids)
             found.append(
                 StepRow(
@@ -85,6 +90,16 @@ def _token(layout: Layout, place: Place) -> int:
             return before + (place.offset - extent.offset) // layout.dtype.itemsize
         before += rows
     raise LookupError(place)  # a place always is one of the layout's own
+
+
+def _documents_of(owners: Sequence[TokenRange], tokens: Sequence[int]) -> list[DocumentAt | None]:
+    """The documents of tokens that may be of several corpora; one pass over the index of each."""
+    found: list[DocumentAt | None] = [None] * len(tokens)
+    for owner in {id(one): one for one in owners}.values():
+        mine = [index for index, one in enumerate(owners) if one is owner]
+        for index, document in zip(mine, _documents(owner.layout, [tokens[index] for index in mine]), strict=True):
+            found[index] = document
+    return found
 
 
 def _documents(layout: Layout, tokens: Sequence[int]) -> list[DocumentAt | None]:

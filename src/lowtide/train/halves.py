@@ -23,6 +23,7 @@ from lowtide.mixture import Mixture, mix
 from lowtide.tokens import Tokens, open_tokens
 from lowtide.train.mix_setting import mix_plan
 from lowtide.train.settings import Settings
+from lowtide.windows import Windows
 
 GPT2_VOCAB = 50_304  # GPT-2's 50,257 ids, rounded up to a multiple of 64 as nanoGPT does for faster matrix products
 UNIGRAM_TOKENS = 1 << 20
@@ -120,18 +121,36 @@ def _open_mix(settings: Settings) -> Halves:
     known: set[str] = set()
 
     def joining(weights: dict[str, float]) -> dict[str, Any]:
-        new = {name: (opened[name].train, weight) for name, weight in weights.items() if name not in known}
+        new = {
+            name: (_as_mixed(opened[name].train, settings), weight)
+            for name, weight in weights.items()
+            if name not in known
+        }
         known.update(new)
         return {**weights, **new}
 
     train = mix(joining(plan.first), then={row: joining(plan.then[row]) for row in plan.then}, budget=budget)
     taking = {name: weight for name, weight in plan.first.items() if weight}
-    val = mix({name: (opened[name].val, weight) for name, weight in taking.items()}, exhausted="stop", budget=budget)
+    val = mix(
+        {
+            name: (_as_mixed(opened[name].val, replace(settings, cut="stride")), weight)
+            for name, weight in taking.items()
+        },
+        exhausted="stop",
+        budget=budget,
+    )
     parts = {name: (one.train, one.val) for name, one in opened.items()}
     files = tuple(dict.fromkeys(file for one in opened.values() for file in one.files))
     name = ", ".join(f"{name} {path}" for name, path in plan.paths.items())
     notes = (*first.notes, *(note for one in others for note in one.notes if note not in first.notes))
     return replace(first, name=name, files=files, notes=notes, mixed=Mixed(train, val, parts, taking))
+
+
+def _as_mixed(tokens: Tokens, settings: Settings) -> Tokens | Windows:
+    """What is mixed: tokens, or windows where rows are packed or documents kept apart."""
+    if settings.cut == "stride" and not settings.documents:
+        return tokens
+    return tokens.windows(settings.block_size, cut=settings.cut, documents=True)
 
 
 def _open_one(path: Path, settings: Settings) -> Halves:

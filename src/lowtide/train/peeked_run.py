@@ -13,11 +13,12 @@ from pathlib import Path
 
 from lowtide.errors import StateError
 from lowtide.feed import Feed
-from lowtide.tokens import Tokens
+from lowtide.survey.step_rows import Read
 from lowtide.train import branches, checkpoint
 from lowtide.train.halves import open_data
+from lowtide.train.mix_setting import first_corpus, mix_plan
 from lowtide.train.run_feeds import train_feed
-from lowtide.train.settings import layered
+from lowtide.train.settings import Settings, layered
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class RunStep:
 
     feed: Feed
     steps: range
-    tokens: Tokens
+    tokens: Read
     data: str
     vocab_size: int
     checkpoint: Path
@@ -48,16 +49,12 @@ def run_step(place: Path, step: int) -> RunStep:
             f"--step: expected 1 to {settings.max_iters}, as metrics.jsonl counts the steps of this run, got {step}. "
             "Use a step of the run."
         )
+    _check_mixed(path, settings)
     if settings.data and not Path(settings.data).exists():
         raise StateError(
             f"{path}: expected the corpus it names, {settings.data}, got no such file. Put it back, or look at a copy: "
             f"lowtide peek COPY --step {step - 1} --batch {settings.rows_per_step} --length {settings.block_size} "
             f"--seed {settings.seed}."
-        )
-    if settings.mix:
-        raise ValueError(
-            f"{path}: expected a run on one corpus, got a mixture, whose rows peek does not show yet. "
-            "Use feed.where(step) of lowtide.mix."
         )
     rows = settings.rows_per_step
     first = known["rows"] + (step - 1 - known["step"]) * rows
@@ -73,4 +70,15 @@ def run_step(place: Path, step: int) -> RunStep:
     feed.load_state_dict(known["feed"])  # refuses another corpus than the one it was trained on
     note = f"rows per step changed during the run: counted from step {known['step']}, which had used {known['rows']:,}"
     steps = range(first // size, (first + rows) // size)
-    return RunStep(feed, steps, data.train, settings.data, data.vocab_size, path, (note,) if changed else ())
+    tokens: Read = data.train
+    if data.mixed is not None:
+        tokens = {name: train for name, (train, _) in data.mixed.parts.items()}
+    corpus = first_corpus(vars(settings))
+    return RunStep(feed, steps, tokens, corpus, data.vocab_size, path, (note,) if changed else ())
+
+
+def _check_mixed(path: Path, settings: Settings) -> None:
+    """StateError where a corpus of the run's mixture is gone."""
+    for name, corpus in mix_plan(settings.mix).paths.items() if settings.mix else ():
+        if not Path(corpus).exists():
+            raise StateError(f"{path}: expected the corpus of {name!r}, {corpus}, got no such file. Put it back.")

@@ -32,7 +32,8 @@ def train_feed(settings: Settings, data: Halves, rows: int, rank: int | None = N
     options: dict[str, Any] = {"seed": settings.seed, "locality": settings.locality or None}
     options |= {"rank": rank, "world": world}
     if data.mixed is not None:
-        return data.mixed.train.batches(rows, length=settings.block_size, **options)
+        cut_already = settings.documents or settings.cut == "packed"
+        return data.mixed.train.batches(rows, length=None if cut_already else settings.block_size, **options)
     with_docs = settings.documents or settings.cut == "packed"  # padding must not be learned
     windows = data.train.windows(settings.block_size, cut=settings.cut, documents=with_docs)
     return windows.batches(rows, **options)
@@ -41,7 +42,8 @@ def train_feed(settings: Settings, data: Halves, rows: int, rank: int | None = N
 def val_feed(settings: Settings, data: Halves) -> Feed:
     """Val windows at a stride, in order."""
     if data.mixed is not None:
-        return data.mixed.val.batches(settings.batch_size, length=settings.block_size, order="sequential")
+        length = None if settings.documents else settings.block_size
+        return data.mixed.val.batches(settings.batch_size, length=length, order="sequential")
     windows = data.val.windows(settings.block_size, documents=settings.documents)
     return windows.batches(settings.batch_size, order="sequential")
 

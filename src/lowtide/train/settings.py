@@ -127,9 +127,6 @@ class Settings:
         for flag, stated in (("--data", self.data), ("--val-data", self.val_data)):
             if stated:
                 raise ValueError(f"--mix: expected no {flag} beside it, got {stated}. Leave {flag} out.")
-        if self.documents or self.cut != "stride":
-            what = "--documents" if self.documents else f"--cut {self.cut}"
-            raise ValueError(f"--mix: expected windows at a stride without documents, got {what}. Leave it out.")
 
     @property
     def decay_until(self) -> int:
