@@ -1,7 +1,7 @@
 """What a strategy is: how bytes leave the file.
 
-One idea: a strategy says what it wants - neighbours merged, windows widened on the way - and the store asks nothing else
-about it. All strategies fill the same bytes or raise the same errors.
+One idea: a strategy says what it wants - neighbours merged, windows widened on the way - and the store asks nothing
+else about it. All strategies fill the same bytes or raise the same errors.
 """
 
 from __future__ import annotations
