@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -153,14 +154,22 @@ import os, subprocess, sys
 from pathlib import Path
 from lowtide.train.run_lock import only_run
 with only_run(Path({str(tmp_path)!r})):
-    if os.fork() == 0:
-        os.execvp("sleep", ["sleep", "60"])
-    print("locked", flush=True)
+    child = os.fork()
+    if child == 0:
+        os.execvp("sleep", ["sleep", "300"])
+    print(child, flush=True)
     os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=280, stdout=subprocess.DEVNULL)
-    with only_run(tmp_path):
-        pass
+    # Its output is a file: a pipe would stay open as long as the child.
+    with (tmp_path / "child").open("w+") as said:
+        subprocess.run([sys.executable, "-c", script], check=True, timeout=280, stdout=said)
+        said.seek(0)
+        child = int(said.read())
+    try:
+        with only_run(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_one_process_does_not_lock_twice_and_locks_again_after(tmp_path: Path) -> None:

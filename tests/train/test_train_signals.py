@@ -96,7 +96,7 @@ def test_a_second_signal_ends_at_once_with_one_line_whatever_the_main_thread_doe
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("wait", [PYTHON, ONE_CALL], ids=["python", "one long call"])
 def test_a_signal_while_starting_is_one_line(tiny: Make, wait: str, number: signal.Signals) -> None:
-    process = start_slow("run._Run._open_data", wait, *flags(tiny()))
+    process = start_slow("run._Run._with_corpus", wait, *flags(tiny()))
     read_until(process, "slow")
     process.send_signal(number)
     _, err = process.communicate(timeout=240)
