@@ -42,10 +42,13 @@ def processes() -> dict[int, str]:
     return found
 
 
+OTHERS = ("Dask-Offload", "Prefetcher")  # Ray Data names its threads so; ours have no Python thread
+
+
 def threads() -> dict[int, str]:
-    """Python's own; distributed keeps its `Dask-Offload` threads for the life of a process."""
+    """Python's own, but for those that distributed and Ray Data end in their own time, or with the process."""
     everyone = threading.enumerate()
-    return {thread.ident or 0: thread.name for thread in everyone if not thread.name.startswith("Dask-Offload")}
+    return {thread.ident or 0: thread.name for thread in everyone if not thread.name.startswith(OTHERS)}
 
 
 def big_files(directory: Path) -> dict[Path, int]:
