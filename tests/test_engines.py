@@ -211,6 +211,33 @@ def test_prepared_batches_are_the_right_ones_also_after_seeking(cold: Path, cach
 
 
 @needs_native
+def test_a_batch_whose_end_was_not_noted_because_of_an_interrupt_is_read_again(cold: Path) -> None:
+    with lowtide.open_tokens(cold, dtype="uint16", cache="drop", engine="native") as tokens:
+        feed = tokens.batches(16, length=64, seed=9)
+        for step in range(3):
+            same(next(feed), expected_of(step))
+        feed._prefetch._jobs[0].thread.fills.wait()  # as if an exception had come right behind it
+        for step in range(3, 7):
+            same(next(feed), expected_of(step))
+
+
+@needs_native
+def test_what_is_under_way_keeps_its_buffer_though_nobody_else_does(cold: Path) -> None:
+    with lowtide.open_tokens(cold, dtype="uint16", cache="drop", engine="native") as tokens:
+        feed = tokens.batches(16, length=64, seed=9)
+        for _ in range(3):
+            next(feed)
+        job = feed._prefetch._jobs.popleft()  # as if an exception had come before it was noted
+        out = tokens.store.pool.lent
+        del job.filling
+        assert tokens.store.pool.lent == out, "the thread may still write into it"
+        job.thread.fills.wait()
+        del job
+        assert tokens.store.pool.lent == out - 1
+        same(next(feed), expected_of(3))
+
+
+@needs_native
 def test_a_budget_of_two_batches_is_enough_and_what_was_prepared_gives_way(cold: Path) -> None:
     batch = 2 * 16 * 64 * 8
     scratch = -(-16 * 65 * 2 // 4096) * 4096

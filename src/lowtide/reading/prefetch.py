@@ -24,6 +24,7 @@ from lowtide.storage import Filling, Store
 from lowtide.storage.budget import Holding
 from lowtide.storage.forks import Turn, renew_in_children
 
+LOST = "lost"  # the answer of a job that nobody noted
 DEPTH = 2  # batches under way beside the one in the caller's hands
 
 
@@ -55,7 +56,10 @@ class Underway:
 
     def wait(self) -> Any:
         """None if the batch is there, else the problem. Interrupted, it can be asked again."""
-        found = self.thread.fills.wait()
+        try:
+            found: Any = self.thread.fills.wait()
+        except RuntimeError:
+            found = LOST  # an interrupt came between the end of the job and our note of it: it will be read again
         self.ended = True
         return found
 
@@ -94,7 +98,7 @@ class Prefetch:
                 if not np.array_equal(job.numbers, numbers):
                     self._drop_first()
                     continue
-                problem = None if job.ended else job.wait()
+                problem = LOST if job.ended else job.wait()
                 self._jobs.popleft()
                 self._idle.append(job.thread)
                 hits = job.thread.hits()

@@ -104,7 +104,9 @@ class WindowFiller:
         store, item, name = self.tokens.store, self.tokens.dtype.itemsize, self.tokens.dtype.name
 
         def begin(thread: NativeThread, filling: Filling) -> Any:
-            x, y = self.halves(filling.buffer.view, size // 2, len(numbers))
+            # Lent to the thread: as long as it may write, the buffer is not free, whatever happens to us meanwhile.
+            shape = (len(numbers), self.length)
+            x, y = filling.lend(shape, self.dtype), filling.lend(shape, self.dtype, size // 2)
             pair = _native.Pair(x, y, self.length, name, self.tokens.vocab)
             return store.start_windows(thread.fills, numbers, item, pair)
 

@@ -72,7 +72,7 @@ class Settings:
     n_embd: int = _setting(128, "width of the residual stream")
     dropout: float = _setting(0.0, "share of activations dropped while training")
     learning_rate: float = _setting(2e-3, "highest learning rate")
-    max_iters: int = _setting(600, "optimiser steps in all")
+    max_iters: int = _setting(400, "optimiser steps in all")
     warmup_iters: int = _setting(50, "steps of rising learning rate")
     lr_decay_iters: int = _setting(0, "step where the learning rate reaches --min-lr; 0: as --max-iters")
     min_lr: float = _setting(-1.0, "lowest learning rate; -1: a tenth of --learning-rate")
