@@ -103,7 +103,7 @@ def _thin(points: Sequence[TimedBytes]) -> Sequence[TimedBytes]:
 
 
 def _slope(points: Sequence[TimedBytes]) -> tuple[float, float]:
-    """Median slope over all pairs in bytes a second, and how many more pairs rise than fall, as a share."""
+    """Median slope over all pairs in bytes per second, and how many more pairs rise than fall, as a share."""
     slopes = [
         (later[1] - earlier[1]) / (later[0] - earlier[0])
         for place, earlier in enumerate(points)
