@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -109,6 +110,21 @@ def test_a_store_that_is_gone_keeps_no_descriptor(rows: Path) -> None:
     del array
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert KEPT.together >= 1
+
+
+def test_a_feed_that_is_dropped_lets_go_of_its_files_at_once(tmp_path: Path) -> None:
+    np.zeros(1 << 16, np.uint16).tofile(tmp_path / "t.bin")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    gc.disable()  # nothing may wait for the collector
+    try:
+        for strategy in ("read", "map"):
+            feed = lowtide.open_tokens(tmp_path / "t.bin", dtype="uint16", strategy=strategy).batches(8, length=16)
+            next(feed)
+            next(feed)
+            del feed
+            assert len(list(Path("/proc/self/fd").iterdir())) == before, strategy
+    finally:
+        gc.enable()
 
 
 # Fork

@@ -250,15 +250,8 @@ class Feed:
     def _look_ahead(self, anchor: int) -> tuple[int, Upcoming]:
         full = self._cut.rows
         stop = None if full is None else max(0, full - anchor) // self.batch * self._share
-        return anchor, Upcoming(partial(self._compute, anchor), stop)
-
-    def _compute(self, anchor: int, first: int, count: int) -> Numbers:
-        """Numbers of this rank's rows, counted from ``anchor``: a share of every step."""
-        mine = np.arange(first, first + count, dtype=np.int64)
-        if self.world > 1:
-            steps, inside = np.divmod(mine, self._share)
-            mine = steps * self.batch + (inside + self.rank * self._share)
-        return self._cut.numbers(mine + anchor)
+        # Not a method of ours: a feed that refers to itself would keep its files until the garbage collector comes.
+        return anchor, Upcoming(partial(_own_numbers, self._cut, self.batch, self.rank, self.world, anchor), stop)
 
     # Steps and rows
 
@@ -315,6 +308,16 @@ class Feed:
         self._steps, self._seconds = 0, 0.0
         self._before = self._counted()
         self._ahead = self._look_ahead(0)
+
+
+def _own_numbers(cut: Cut, batch: int, rank: int, world: int, anchor: int, first: int, count: int) -> Numbers:
+    """Numbers of a rank's rows, counted from ``anchor``: a share of every step."""
+    mine = np.arange(first, first + count, dtype=np.int64)
+    if world > 1:
+        share = batch // world
+        steps, inside = np.divmod(mine, share)
+        mine = steps * batch + (inside + rank * share)
+    return cut.numbers(mine + anchor)
 
 
 def _checked_skip(steps: Any) -> tuple[int, int]:
