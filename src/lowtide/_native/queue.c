@@ -149,7 +149,10 @@ static int read_together(lt_queue *queue, lt_call *call, int64_t missed) {
 int lt_queue_fill(lt_queue *queue, lt_call *call) {
     if (queue->scratch == NULL || queue->owner != getpid()) return LT_REFUSED;
     int64_t missed;
-    if (queue->way == LT_READ) {
+    /* Dropping behind a sequence through the page cache only holds in order: the read-ahead of a late read would bring
+     * back what was dropped after it. */
+    int in_order = call->drop == LT_DROP_SEQUENTIAL && call->runs.direct == NULL;
+    if (queue->way == LT_READ || in_order) {
         queue->runs += call->runs.count;
         for (int64_t run = 0; run < call->runs.count && run <= lt_worst(call); run++) {
             lt_read_plain(queue, call, run, 0);
