@@ -22,6 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+# As many tests run at once as there are cores: threads of torch's own, in each of them and in every process they start,
+# would spin against each other. A run of two seconds took thirty.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Machines under load miss deadlines without anything being wrong; a failure prints what reproduces it.
 settings.register_profile("lowtide", deadline=None, print_blob=True)
 settings.load_profile("lowtide")

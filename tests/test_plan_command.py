@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.commands import called
 
 import lowtide
 from lowtide.cli import main
@@ -22,7 +23,7 @@ MIB = 1 << 20
 
 
 def plan(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PLAN, *map(str, words)], capture_output=True, text=True)
+    return called("plan", *words)
 
 
 def document(*words: object) -> dict[str, Any]:
