@@ -52,6 +52,7 @@ def test_words_after_the_dashes_are_the_commands_even_when_they_look_like_option
     assert done.stdout == "['--json', '--', '--pid', '3']\n"
 
 
+@pytest.mark.slow
 def test_a_broken_budget_is_exit_1_and_a_kept_one_0() -> None:
     words = ("--", sys.executable, "-c", "import time; kept = bytearray(b'x' * 2**26); time.sleep(1)")
     broken = doctor("--budget", "32MiB", *words)
@@ -101,6 +102,7 @@ def test_at_a_terminal_a_status_line_shows_memory_by_kind_and_is_cleared() -> No
     assert b"Nothing grew" in shown
 
 
+@pytest.mark.slow
 def test_a_running_process_is_watched_for_the_seconds_asked_for() -> None:
     program = "import time\nkept = []\nwhile True:\n kept.append(bytearray(2**20)); time.sleep(0.02)"
     child = subprocess.Popen([sys.executable, "-c", program])
@@ -115,6 +117,7 @@ def test_a_running_process_is_watched_for_the_seconds_asked_for() -> None:
     assert found["ended"] is None  # it still ran when the time was up
 
 
+@pytest.mark.slow
 def test_a_saved_trace_gets_the_same_verdict_again(tmp_path: Path) -> None:
     trace, mprof = str(tmp_path / "t.jsonl"), str(tmp_path / "t.dat")
     first = document("--save", trace, "--mprof", mprof, "--", sys.executable, "-c", "import time; time.sleep(0.6)")

@@ -297,6 +297,7 @@ def test_it_works_under_xdist_with_and_without_fresh_processes(run: pytest.Pytes
     assert str(result.stdout).count("memory_budget: anon grew 5") >= 2
 
 
+@pytest.mark.slow
 def test_a_wrong_budget_under_xdist_is_named_too(run: pytest.Pytester) -> None:
     run.makepyfile("""
         import pytest

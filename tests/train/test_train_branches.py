@@ -132,6 +132,7 @@ def test_best_names_the_lowest_val_loss_and_stays(tiny: Make, tmp_path: Path) ->
 # One run per directory
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_directory_is_refused_and_a_dead_one_does_not_block(tiny: Make, tmp_path: Path) -> None:
     settings = tiny(max_iters=100_000, eval_interval=5)
     first = start(*flags(settings))
@@ -148,6 +149,7 @@ def test_a_second_run_in_the_directory_is_refused_and_a_dead_one_does_not_block(
     assert names(tmp_path / "out") == ["step-00000003.pt"]
 
 
+@pytest.mark.slow
 def test_a_lock_is_not_inherited_by_a_child_that_outlives_the_run(tmp_path: Path) -> None:
     script = f"""
 import os, subprocess, sys
