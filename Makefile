@@ -98,3 +98,4 @@ wheel: $(BIN)/python ## an abi3 manylinux wheel, tried by the quick tests of the
 clean: ## what the other targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	rm -f $(NATIVE)/*.so $(NATIVE)/not_built.txt
+	find src tests benchmarks examples docs -name __pycache__ -prune -exec rm -r {} +
