@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lowtide._native import bijection, later, twin
+from lowtide._native import bijection, documented, later, twin
+from lowtide._native.documented import Planes
 from lowtide._native.runs import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Pair, Problem, Runs
 
 try:
@@ -32,6 +33,7 @@ __all__ = [
     "WAYS",
     "Engine",
     "Pair",
+    "Planes",
     "Prefetching",
     "Problem",
     "ReadQueue",
@@ -102,6 +104,22 @@ class Engine:
     def permute(self, numbers: Any, n: int, constants: Any, tweaks: Any = None, *, inverted: bool = False) -> None:
         """Map numbers below n in place by the bijection of these constants, or back."""
         (_core if self.name == "native" else bijection).permute(numbers, n, constants, tweaks, inverted)
+
+    def documents_marked(self, planes: Planes, x: Any, y: Any, id: int, *, begins: bool) -> int:
+        """Documents that end (or begin) with an id in x, written into the planes; tokens of the longest run."""
+        native = self.name == "native" and x.dtype.name in ("int32", "int64")
+        found: int = (_core if native else documented).documents_marked(planes, x, y, id, begins)
+        return found
+
+    def documents_given(self, planes: Planes, begins: Any, closing: Any, padding: Any = None) -> int:
+        """The same from where runs begin, last tokens of documents, and which runs are padding."""
+        found: int = (_core if self.name == "native" else documented).documents_given(planes, begins, closing, padding)
+        return found
+
+    def find_ids(self, tokens: Any, id: int, found: Any, start: int = 0) -> tuple[int, int]:
+        """Where an id stands among tokens from ``start`` on, as many as ``found`` holds; how many, and where to go on."""
+        native = self.name == "native" and tokens.dtype.isnative and tokens.dtype.name in SOURCES
+        return (_core if native else documented).find_ids(tokens, id, found, start)
 
     def unavailable(self) -> dict[str, str]:
         """Each way of reading misses, and why it cannot be had here ('': it can). Asks the kernel each time."""

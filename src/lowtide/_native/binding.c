@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "binding_documents.h"
 #include "queue.h"
 
 #include <errno.h>
@@ -750,6 +751,9 @@ static PyMethodDef functions[] = {
     {"windows_mapped", (PyCFunction)(void (*)(void))windows_mapped, METH_FASTCALL, "windows_mapped(mapping, runs, pair)"},
     {"announce", announce, METH_O, "announce(runs): tell the kernel of reads to come."},
     {"permute", (PyCFunction)(void (*)(void))permute, METH_FASTCALL, "permute(numbers, n, constants, tweaks, inverted): in place."},
+    {"documents_marked", (PyCFunction)(void (*)(void))lt_py_documents_marked, METH_FASTCALL, "documents_marked(planes, x, y, id, begins): the longest run."},
+    {"documents_given", (PyCFunction)(void (*)(void))lt_py_documents_given, METH_FASTCALL, "documents_given(planes, begins, closing, padding): the longest run."},
+    {"find_ids", (PyCFunction)(void (*)(void))lt_py_find_ids, METH_FASTCALL, "find_ids(tokens, id, found, start): how many, and where to go on."},
     {"unavailable", unavailable, METH_NOARGS, "Each way, and why it cannot be had ('': it can)."},
     {NULL, NULL, 0, NULL},
 };

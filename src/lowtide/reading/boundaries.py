@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lowtide._native.documented import few_true
 from lowtide.errors import FormatError
 from lowtide.formats import document_ends
 from lowtide.reading.token_range import TokenRange
@@ -113,12 +112,3 @@ def _by_id(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[
             # Whether a document ends behind the chunk's last token is not known before the next one, where bos tells.
             reached = start + count - 1 + after if start + count < last else last
             yield Scanned(reached, found[found > first])
-
-
-def few_true(hits: NDArray[np.bool_]) -> Numbers:
-    """Like np.flatnonzero, four times faster where hits are few: eight at a time are looked at first."""
-    whole = len(hits) // 8 * 8
-    words = hits[:whole].view(np.uint64).nonzero()[0]
-    rows, columns = hits[:whole].reshape(-1, 8)[words].nonzero()
-    found: Any = words[rows] * 8 + columns
-    return found if whole == len(hits) else np.concatenate((found, np.flatnonzero(hits[whole:]) + whole))

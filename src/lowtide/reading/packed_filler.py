@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide import _native
+from lowtide._native.documented import spread
 from lowtide.errors import FormatError
 from lowtide.reading.boundaries import padding_id, required_marks
-from lowtide.reading.docs import DocsFiller, RunsOfBatch, checked_size, spread
+from lowtide.reading.docs import DocsFiller, RunsOfBatch, checked_size
 from lowtide.reading.packed_rows import PackedRows, RowPieces
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
@@ -74,7 +75,9 @@ class PackedFiller:
             x, y = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
             y.reshape(-1)[runs.closing] = self.padding
             self._same_data(x, pieces, runs.closing)
-            return (x, y, self.docs.fill(runs, len(numbers), out, size)) if self.documents else (x, y)
+            if not self.documents:
+                return x, y
+            return x, y, self.docs.fill(lambda to: store.engine.documents_given(to, *runs), len(numbers), out, size)
 
     def _runs(self, pieces: RowPieces) -> tuple[RunsOfBatch, Numbers | None]:
         """Where runs begin and documents end in the flattened batch, and the tokens of each row; None: all full."""

@@ -1,0 +1,164 @@
+/* Python's door to documents.c: buffers held and checked, numbers copied, the GIL released once per call. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "binding_documents.h"
+#include "documents.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    Py_buffer views[7]; /* four planes and three more */
+    int held;
+} holding;
+
+static void let_go(holding *all) {
+    while (all->held) PyBuffer_Release(&all->views[--all->held]);
+}
+
+static Py_buffer *hold(holding *all, PyObject *object, const char *name, const char *letters, Py_ssize_t item, int flags) {
+    Py_buffer *view = &all->views[all->held];
+    if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags) != 0) return NULL;
+    all->held++;
+    const char *format = view->format ? view->format : "B";
+    if (*format == '<' || *format == '=' || *format == '@') format++;
+    if ((item == 0 || view->itemsize == item) && format[0] && !format[1] && strchr(letters, format[0])) return view;
+    PyErr_Format(PyExc_TypeError, "%s: expected an array of other integers, got format '%s' of %zd bytes. Convert it first.", name,
+                 view->format ? view->format : "B", view->itemsize);
+    return NULL;
+}
+
+static int bad_number(const char *name, const char *expected, long long got) {
+    PyErr_Format(PyExc_ValueError, "%s: expected %s, got %lld. Check the numbers of this call.", name, expected, got);
+    return 0;
+}
+
+/* Planes(positions, ids, bounds, mask, length) */
+static int parse_planes(PyObject *planes, holding *all, lt_docs *to) {
+    if (!PyTuple_Check(planes) || PyTuple_Size(planes) != 5) {
+        PyErr_SetString(PyExc_TypeError, "planes: expected Planes(positions, ids, bounds, mask, length), got something else. Pass Planes.");
+        return 0;
+    }
+    Py_buffer *of[4];
+    for (int i = 0; i < 4; i++) {
+        of[i] = hold(all, PyTuple_GetItem(planes, i), "planes", i < 3 ? "il" : "?", i < 3 ? 4 : 1, PyBUF_WRITABLE);
+        if (of[i] == NULL) return 0;
+    }
+    long long length = PyLong_AsLongLong(PyTuple_GetItem(planes, 4)), size = of[3]->len;
+    if (length == -1 && PyErr_Occurred()) return 0;
+    if (length < 1 || size % length || size > INT32_MAX) return bad_number("length", "whole rows of at most 2**31 - 1 tokens", length);
+    if (of[0]->len != 4 * size || of[1]->len != 4 * size || of[2]->len < 4) return bad_number("planes", "planes of one size", of[1]->len);
+    *to = (lt_docs){.positions = of[0]->buf, .ids = of[1]->buf, .bounds = of[2]->buf, .mask = of[3]->buf, .rows = size / length, .length = length, .room = of[2]->len / 4 - 1};
+    return 1;
+}
+
+static PyObject *longest_of(int64_t found, const lt_docs *docs) {
+    if (found >= 0) return PyLong_FromLongLong(found);
+    return bad_number("bounds", "room for every run", docs->room), NULL;
+}
+
+PyObject *lt_py_documents_marked(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "documents_marked: expected 5 arguments, got %zd. Pass all of them.", count);
+    holding all = {.held = 0};
+    lt_docs docs;
+    PyObject *result = NULL;
+    long long id = PyLong_AsLongLong(args[3]);
+    int begins = PyObject_IsTrue(args[4]);
+    if ((id == -1 && PyErr_Occurred()) || begins < 0 || !parse_planes(args[0], &all, &docs)) goto end;
+    Py_buffer *x = hold(&all, args[1], "x", "ilq", 0, 0), *y = x ? hold(&all, args[2], "y", "ilq", 0, 0) : NULL;
+    if (y == NULL) goto end;
+    int64_t size = docs.rows * docs.length;
+    if ((x->itemsize != 4 && x->itemsize != 8) || x->itemsize != y->itemsize || x->len != size * x->itemsize || y->len != x->len) {
+        bad_number("x", "x and y of int32 or int64 and of the planes' size", (long long)x->len);
+        goto end;
+    }
+    int64_t found;
+    Py_BEGIN_ALLOW_THREADS
+    found = lt_docs_marked(&docs, x->buf, y->buf, (int)x->itemsize, id, begins);
+    Py_END_ALLOW_THREADS
+    result = longest_of(found, &docs);
+end:
+    let_go(&all);
+    return result;
+}
+
+/* Where runs begin and documents end, in a copy that nobody else can change, all of them inside the planes. */
+static int64_t *copied(const Py_buffer *begins, const Py_buffer *closing, const Py_buffer *padding, int64_t size) {
+    int64_t runs = begins->len / 8, count = closing->len / 8;
+    int64_t *copy = malloc((size_t)begins->len + (size_t)closing->len + (size_t)runs + 1);
+    if (copy == NULL) return PyErr_NoMemory(), NULL;
+    memcpy(copy, begins->buf, (size_t)begins->len);
+    memcpy(copy + runs, closing->buf, (size_t)closing->len);
+    if (padding) memcpy(copy + runs + count, padding->buf, (size_t)runs);
+    int fine = runs ? copy[0] == 0 && copy[runs - 1] < size : size == 0;
+    for (int64_t i = 1; i < runs; i++) fine &= copy[i] > copy[i - 1];
+    for (int64_t i = 0; i < count; i++) fine &= copy[runs + i] >= 0 && copy[runs + i] < size;
+    if (fine) return copy;
+    bad_number("begins", "runs inside the planes, ascending from 0", runs);
+    return free(copy), NULL;
+}
+
+PyObject *lt_py_documents_given(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "documents_given: expected 4 arguments, got %zd. Pass all of them.", count);
+    holding all = {.held = 0};
+    lt_docs docs;
+    PyObject *result = NULL;
+    if (!parse_planes(args[0], &all, &docs)) goto end;
+    Py_buffer *begins = hold(&all, args[1], "begins", "lq", 8, 0), *closing = begins ? hold(&all, args[2], "closing", "lq", 8, 0) : NULL;
+    if (closing == NULL) goto end;
+    Py_buffer *padding = args[3] == Py_None ? NULL : hold(&all, args[3], "padding", "?", 1, 0);
+    if (padding == NULL && args[3] != Py_None) goto end;
+    int64_t runs = begins->len / 8, many = closing->len / 8;
+    if (padding && padding->len != runs) {
+        bad_number("padding", "as many as runs", (long long)padding->len);
+        goto end;
+    }
+    int64_t *copy = copied(begins, closing, padding, docs.rows * docs.length), found;
+    if (copy == NULL) goto end;
+    Py_BEGIN_ALLOW_THREADS
+    found = lt_docs_given(&docs, copy, padding ? (const uint8_t *)(copy + runs + many) : NULL, runs, copy + runs, many);
+    Py_END_ALLOW_THREADS
+    free(copy);
+    result = longest_of(found, &docs);
+end:
+    let_go(&all);
+    return result;
+}
+
+static int source_of(const Py_buffer *tokens) {
+    const char *format = tokens->format ? tokens->format : "B";
+    if (*format == '<' || *format == '=' || *format == '@') format++;
+    int is_signed = strchr("ilq", *format) != NULL;
+    if (tokens->itemsize == 1) return is_signed ? -1 : LT_UINT8;
+    if (tokens->itemsize == 2) return is_signed ? -1 : LT_UINT16;
+    if (tokens->itemsize == 4) return is_signed ? LT_INT32 : LT_UINT32;
+    return is_signed ? LT_INT64 : -1;
+}
+
+/* find_ids(tokens, id, found, start): how many were found, and where to go on. */
+PyObject *lt_py_find_ids(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "find_ids: expected 4 arguments, got %zd. Pass all of them.", count);
+    holding all = {.held = 0};
+    PyObject *result = NULL;
+    long long id = PyLong_AsLongLong(args[1]), start = id == -1 && PyErr_Occurred() ? -1 : PyLong_AsLongLong(args[3]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer *tokens = hold(&all, args[0], "tokens", "BHIilq", 0, 0), *found = tokens ? hold(&all, args[2], "found", "lq", 8, PyBUF_WRITABLE) : NULL;
+    if (found == NULL) goto end;
+    int source = source_of(tokens);
+    int64_t size = tokens->len / tokens->itemsize, from = start, many;
+    if (source < 0 || start < 0 || start > size) {
+        bad_number("start", "a place among tokens of uint8, uint16, uint32, int32 or int64", start);
+        goto end;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    many = lt_find_ids(source, tokens->buf, &from, size, id, found->buf, found->len / 8);
+    Py_END_ALLOW_THREADS
+    result = Py_BuildValue("(LL)", (long long)many, (long long)from);
+end:
+    let_go(&all);
+    return result;
+}

@@ -1,0 +1,11 @@
+/* The functions of documents.c as Python calls them; binding.c lists them. */
+#ifndef LOWTIDE_BINDING_DOCUMENTS_H
+#define LOWTIDE_BINDING_DOCUMENTS_H
+
+#include <Python.h>
+
+PyObject *lt_py_documents_marked(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_documents_given(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_find_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+#endif

@@ -1,0 +1,120 @@
+/* Documents of a batch: which run every token belongs to, written in one pass beside x and y; and ids found in tokens.
+ *
+ * One idea: a run is written when its end is known, so every plane is touched once and in order, while the row it
+ * belongs to is still in the cache. Ids are looked for a block at a time: most blocks have none, and that is one
+ * comparison for many tokens. */
+#include "documents.h"
+
+#include <string.h>
+
+#define BLOCK 64 /* tokens looked at together */
+
+static int add_bound(lt_docs *to, int64_t first, int64_t last) {
+    if (to->runs >= to->room) return 0;
+    to->bounds[to->runs++] = (int32_t)first;
+    if (last - first > to->longest) to->longest = last - first;
+    return 1;
+}
+
+static int write_run(lt_docs *to, int64_t first, int64_t last, int closes) {
+    if (!add_bound(to, first, last)) return 0;
+    int32_t *restrict positions = to->positions + first, *restrict ids = to->ids + first;
+    int32_t id = to->documents++, size = (int32_t)(last - first);
+    for (int32_t i = 0; i < size; i++) positions[i] = i;
+    for (int32_t i = 0; i < size; i++) ids[i] = id;
+    memset(to->mask + first, 1, (size_t)size);
+    if (closes) to->mask[last - 1] = 0;
+    return 1;
+}
+
+static int write_padding(lt_docs *to, int64_t first, int64_t last) {
+    if (!add_bound(to, first, last)) return 0;
+    memset(to->positions + first, 0, (size_t)(last - first) * sizeof *to->positions);
+    memset(to->ids + first, 0xff, (size_t)(last - first) * sizeof *to->ids); /* -1 */
+    memset(to->mask + first, 0, (size_t)(last - first));
+    return 1;
+}
+
+static int64_t finish(lt_docs *to) {
+    int32_t size = (int32_t)(to->rows * to->length);
+    for (int64_t i = to->runs; i <= to->room; i++) to->bounds[i] = size;
+    return to->longest;
+}
+
+/* The low half of a wide id is compared first: twice as many fit a register, and SSE2 cannot compare 64 bits. */
+#define SCAN(NAME, TOKEN, LOW)                                                                                         \
+    typedef TOKEN any_##NAME __attribute__((aligned(1), may_alias));                                                              \
+    static int64_t next_##NAME(const void *tokens, int64_t from, int64_t count, int64_t wanted) {                      \
+        const any_##NAME *all = tokens;                                                                                \
+        TOKEN id = (TOKEN)wanted;                                                                                      \
+        int64_t i = from;                                                                                              \
+        for (; i + BLOCK <= count; i += BLOCK) {                                                                       \
+            LOW any = 0;                                                                                               \
+            for (int j = 0; j < BLOCK; j++) any |= (LOW) - ((LOW)all[i + j] == (LOW)id);                               \
+            if (!any) continue;                                                                                        \
+            for (int j = 0; j < BLOCK; j++) {                                                                          \
+                if (all[i + j] == id) return i + j;                                                                    \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (; i < count; i++) {                                                                                       \
+            if (all[i] == id) return i;                                                                                \
+        }                                                                                                              \
+        return count;                                                                                                  \
+    }
+
+SCAN(u8, uint8_t, uint8_t)
+SCAN(u16, uint16_t, uint16_t)
+SCAN(u32, uint32_t, uint32_t)
+SCAN(i32, int32_t, uint32_t)
+SCAN(i64, int64_t, uint32_t)
+
+typedef int64_t (*scanner)(const void *, int64_t, int64_t, int64_t);
+static const scanner scanners[LT_SOURCES] = {next_u8, next_u16, next_u32, next_i32, next_i64};
+
+static int can_be(int source, int64_t id) {
+    static const int64_t least[LT_SOURCES] = {0, 0, 0, INT32_MIN, INT64_MIN};
+    static const int64_t most[LT_SOURCES] = {UINT8_MAX, UINT16_MAX, UINT32_MAX, INT32_MAX, INT64_MAX};
+    return least[source] <= id && id <= most[source];
+}
+
+int64_t lt_find_ids(int source, const void *tokens, int64_t *from, int64_t count, int64_t id, int64_t *found, int64_t room) {
+    int64_t many = 0, at = can_be(source, id) ? *from : count;
+    while (at < count && many < room) {
+        at = scanners[source](tokens, at, count, id);
+        if (at < count) found[many++] = at++;
+    }
+    *from = at;
+    return many;
+}
+
+int64_t lt_docs_marked(lt_docs *to, const void *x, const void *y, int wide, int64_t id, int begins) {
+    int source = wide == 8 ? LT_INT64 : LT_INT32, possible = can_be(source, id);
+    scanner next = scanners[source];
+    int64_t length = to->length;
+    for (int64_t row = 0; row < to->rows; row++) {
+        const unsigned char *tokens = (const unsigned char *)x + row * length * wide;
+        int64_t base = row * length, first = 0;
+        /* A mark at a row's beginning ends nothing in this row. */
+        for (int64_t at = possible ? next(tokens, begins, length, id) : length; at < length; at = next(tokens, at + 1, length, id)) {
+            int64_t last = begins ? at : at + 1;
+            if (!write_run(to, base + first, base + last, 1)) return -1;
+            first = last;
+        }
+        if (first == length) continue;
+        int closes = begins && possible && next((const unsigned char *)y + (base + length - 1) * wide, 0, 1, id) == 0;
+        if (!write_run(to, base + first, base + length, closes)) return -1;
+    }
+    return finish(to);
+}
+
+int64_t lt_docs_given(lt_docs *to, const int64_t *begins, const uint8_t *padding, int64_t runs, const int64_t *closing,
+                      int64_t count) {
+    int64_t size = to->rows * to->length;
+    for (int64_t run = 0; run < runs; run++) {
+        int64_t last = run + 1 < runs ? begins[run + 1] : size;
+        int fits = padding && padding[run] ? write_padding(to, begins[run], last) : write_run(to, begins[run], last, 0);
+        if (!fits) return -1;
+    }
+    for (int64_t i = 0; i < count; i++) to->mask[closing[i]] = 0;
+    return finish(to);
+}
