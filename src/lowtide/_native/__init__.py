@@ -107,7 +107,7 @@ class Engine:
 
     def documents_marked(self, planes: Planes, x: Any, y: Any, id: int, *, begins: bool) -> int:
         """Documents that end (or begin) with an id in x, written into the planes; tokens of the longest run."""
-        native = self.name == "native" and x.dtype.name in ("int32", "int64")
+        native = self.name == "native" and x.dtype.char in "ilq"
         found: int = (_core if native else documented).documents_marked(planes, x, y, id, begins)
         return found
 

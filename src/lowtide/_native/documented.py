@@ -76,7 +76,9 @@ def find_ids(tokens: NDArray[Any], id: int, found: Numbers, start: int) -> tuple
     marked = few_true(tokens[start:] == tokens.dtype.type(id)) + start
     many = min(len(marked), len(found))
     found[:many] = marked[:many]
-    return many, len(tokens) if many < len(found) or many == 0 else int(marked[many - 1]) + 1
+    if many < len(found):
+        return many, len(tokens)
+    return many, int(marked[many - 1]) + 1 if many else start
 
 
 def run_begins(closing: Numbers, size: int, length: int) -> Numbers:

@@ -1,13 +1,10 @@
 /* Documents of a batch: which run every token belongs to, written in one pass beside x and y; and ids found in tokens.
  *
  * One idea: a run is written when its end is known, so every plane is touched once and in order, while the row it
- * belongs to is still in the cache. Ids are looked for a block at a time: most blocks have none, and that is one
- * comparison for many tokens. */
+ * belongs to is still in the cache. Ids are looked for in whole cache lines at a time: most have none. */
 #include "documents.h"
 
 #include <string.h>
-
-#define BLOCK 64 /* tokens looked at together */
 
 static int add_bound(lt_docs *to, int64_t first, int64_t last) {
     if (to->runs >= to->room) return 0;
@@ -41,32 +38,63 @@ static int64_t finish(lt_docs *to) {
     return to->longest;
 }
 
-/* The low half of a wide id is compared first: twice as many fit a register, and SSE2 cannot compare 64 bits. */
-#define SCAN(NAME, TOKEN, LOW)                                                                                         \
-    typedef TOKEN any_##NAME __attribute__((aligned(1), may_alias));                                                              \
+/* Where the id stands first among tokens [from, count), or count. */
+#ifdef __SSE2__
+#include <emmintrin.h>
+#define VECTORS 8 /* looked at together */
+
+static inline __m128i equal(__m128i a, __m128i b, int item) {
+    return item == 1 ? _mm_cmpeq_epi8(a, b) : item == 2 ? _mm_cmpeq_epi16(a, b) : _mm_cmpeq_epi32(a, b);
+}
+
+static inline __m128i pattern(int64_t id, int item) {
+    if (item == 8) return _mm_set1_epi64x(id); /* compared in halves */
+    return item == 1 ? _mm_set1_epi8((char)id) : item == 2 ? _mm_set1_epi16((short)id) : _mm_set1_epi32((int)id);
+}
+
+/* From *at on while there is no id in whole groups of vectors; where there is one, the place. Halves of 64 bits that
+ * are equal by themselves (0 above every small id) are sorted out last. */
+static inline int64_t skim(const unsigned char *tokens, int64_t *at, int64_t bytes, int64_t id, int item) {
+    const __m128i wanted = pattern(id, item), low = _mm_set1_epi64x(item == 8 ? (int64_t)UINT32_MAX : -(int64_t)1);
+    for (; *at + 16 * VECTORS <= bytes; *at += 16 * VECTORS) {
+        const __m128i *here = (const __m128i *)(tokens + *at);
+        __m128i any = _mm_setzero_si128();
+        for (int k = 0; k < VECTORS; k++) any = _mm_or_si128(any, equal(_mm_loadu_si128(here + k), wanted, item));
+        if (!_mm_movemask_epi8(_mm_and_si128(any, low))) continue;
+        for (int k = 0; k < VECTORS; k++) {
+            unsigned hits = (unsigned)_mm_movemask_epi8(equal(_mm_loadu_si128(here + k), wanted, item));
+            if (item == 8) hits &= hits >> 4;
+            if (item == 8) hits &= 0x0101;
+            if (hits) return *at + 16 * k + __builtin_ctz(hits);
+        }
+    }
+    return -1;
+}
+#else
+static inline int64_t skim(const unsigned char *tokens, int64_t *at, int64_t bytes, int64_t id, int item) {
+    (void)tokens, (void)at, (void)bytes, (void)id, (void)item;
+    return -1;
+}
+#endif
+
+#define SCAN(NAME, TOKEN)                                                                                              \
+    typedef TOKEN any_##NAME __attribute__((aligned(1), may_alias));                                                   \
     static int64_t next_##NAME(const void *tokens, int64_t from, int64_t count, int64_t wanted) {                      \
         const any_##NAME *all = tokens;                                                                                \
-        TOKEN id = (TOKEN)wanted;                                                                                      \
-        int64_t i = from;                                                                                              \
-        for (; i + BLOCK <= count; i += BLOCK) {                                                                       \
-            LOW any = 0;                                                                                               \
-            for (int j = 0; j < BLOCK; j++) any |= (LOW) - ((LOW)all[i + j] == (LOW)id);                               \
-            if (!any) continue;                                                                                        \
-            for (int j = 0; j < BLOCK; j++) {                                                                          \
-                if (all[i + j] == id) return i + j;                                                                    \
-            }                                                                                                          \
-        }                                                                                                              \
-        for (; i < count; i++) {                                                                                       \
-            if (all[i] == id) return i;                                                                                \
+        const int64_t item = sizeof(TOKEN);                                                                            \
+        int64_t at = from * item, hit = skim(tokens, &at, count * item, wanted, sizeof(TOKEN));                        \
+        if (hit >= 0) return hit / item;                                                                               \
+        for (int64_t i = at / item; i < count; i++) {                                                                  \
+            if (all[i] == (TOKEN)wanted) return i;                                                                     \
         }                                                                                                              \
         return count;                                                                                                  \
     }
 
-SCAN(u8, uint8_t, uint8_t)
-SCAN(u16, uint16_t, uint16_t)
-SCAN(u32, uint32_t, uint32_t)
-SCAN(i32, int32_t, uint32_t)
-SCAN(i64, int64_t, uint32_t)
+SCAN(u8, uint8_t)
+SCAN(u16, uint16_t)
+SCAN(u32, uint32_t)
+SCAN(i32, int32_t)
+SCAN(i64, int64_t)
 
 typedef int64_t (*scanner)(const void *, int64_t, int64_t, int64_t);
 static const scanner scanners[LT_SOURCES] = {next_u8, next_u16, next_u32, next_i32, next_i64};
