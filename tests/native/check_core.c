@@ -1,6 +1,7 @@
 /* The C core without Python, for the sanitizers: every way against plain memory, faults, a stop in mid-call, threads.
  *
  * `make sanitize` builds this with the address, undefined and thread sanitizers and runs it. */
+#include "documents.h"
 #include "queue.h"
 
 #include <errno.h>
@@ -193,6 +194,64 @@ static void check_permute(void) {
     CHECK(lt_permute(numbers, 1, INT64_MAX, constants, 8, NULL, 0) == -1);
 }
 
+/* Documents by an id, in memory of exactly the size: against a token at a time. */
+static void check_documents(int wide, int begins, int64_t rows, int64_t length) {
+    int way = -1;
+    int64_t size = rows * length, runs = 0, longest = 0;
+    void *x = malloc((size_t)(size * wide)), *y = malloc((size_t)(size * wide));
+    for (int64_t i = 0; i < size; i++) {
+        int64_t tokens[2] = {(int64_t)(word() % 9), (int64_t)(word() % 9)};
+        for (int k = 0; k < 2; k++) {
+            void *to = (char *)(k ? y : x) + i * wide;
+            if (wide == 8) *(int64_t *)to = tokens[k] + (word() % 7 ? 0 : (int64_t)1 << 32);
+            else *(int32_t *)to = (int32_t)tokens[k];
+        }
+    }
+    int32_t *planes = malloc((size_t)(2 * size) * 4), *bounds = malloc((size_t)(size + 1) * 4);
+    lt_docs docs = {.positions = planes, .ids = planes + size, .bounds = bounds, .mask = malloc((size_t)size), .rows = rows, .length = length, .room = size};
+    int64_t found = lt_docs_marked(&docs, x, y, wide, 3, begins);
+    for (int64_t i = 0; i < size; i++) {
+        int64_t here = wide == 8 ? ((int64_t *)x)[i] : ((int32_t *)x)[i], next = wide == 8 ? ((int64_t *)y)[i] : ((int32_t *)y)[i];
+        int last = i % length == length - 1;
+        int64_t after = last ? next : wide == 8 ? ((int64_t *)x)[i + 1] : ((int32_t *)x)[i + 1];
+        int closes = begins ? after == 3 : here == 3;
+        int64_t begin = runs ? bounds[runs] : 0;
+        CHECK(docs.positions[i] == i - begin && docs.ids[i] == runs && docs.mask[i] == !closes);
+        if (closes || last) {
+            CHECK(bounds[++runs] == i + 1);
+            if (i + 1 - begin > longest) longest = i + 1 - begin;
+        }
+    }
+    CHECK(found == longest && docs.runs == runs);
+    lt_docs tight = docs;
+    tight.runs = tight.longest = 0, tight.documents = 0, tight.room = runs - 1;
+    CHECK(lt_docs_marked(&tight, x, y, wide, 3, begins) == -1);
+    free(x), free(y), free(planes), free(bounds), free(docs.mask);
+}
+
+/* One document of 25 tokens and one of 3 in rows of 10: two full rows, and a third with both ends and padding. */
+static void check_packed(void) {
+    int way = -1;
+    const uint32_t rows[] = {0, 1, 2, 4}, starts[] = {0, 10, 20, 25};
+    const uint16_t sizes[] = {11, 11, 5, 3};
+    const int64_t row_bounds[] = {0, 3}, piece_bounds[] = {0, 4}, first[] = {0}, wanted[] = {2, 0};
+    lt_packing from = {.rows = rows, .starts = starts, .sizes = sizes, .rows_count = 3, .pieces = 4, .row_bounds = row_bounds, .piece_bounds = piece_bounds, .first = first, .groups = 1, .length = 10, .item = 2, .there = 28};
+    int64_t *numbers = malloc(4 * 4 * sizeof *numbers), x[20], y[20], eot = 7;
+    uint8_t *padding = malloc(4);
+    lt_packed to = {.offsets = numbers, .lengths = numbers + 4, .begins = numbers + 8, .closing = numbers + 12, .padding = padding, .room = 4};
+    CHECK(lt_packed_plan(&to, &from, wanted, 2));
+    CHECK(to.reads == 4 && to.offsets[2] == 0 && to.lengths[1] == 6 && to.lengths[2] == 6 && to.lengths[3] == 22);
+    CHECK(to.runs == 4 && to.closed == 2 && to.begins[2] == 8 && padding[2] && to.closing[0] == 4 && to.closing[1] == 7);
+    for (int i = 0; i < 20; i++) x[i] = y[i] = 7;
+    CHECK(lt_packed_close(x, y, 8, 20, &to, 9, &eot) == -1);
+    CHECK(x[8] == 9 && x[9] == 9 && y[9] == 9 && y[4] == 9 && x[4] == 7 && x[10] == 7 && y[10] == 7);
+    x[7] = 1;
+    CHECK(lt_packed_close(x, y, 8, 20, &to, 9, &eot) == 1);
+    to.reads = to.runs = to.closed = 0, to.room = 3;
+    CHECK(!lt_packed_plan(&to, &from, wanted, 2));
+    free(numbers), free(padding);
+}
+
 int main(void) {
     int way = -1;
     char path[] = "check_core.XXXXXX";
@@ -205,6 +264,10 @@ int main(void) {
     if (direct_fd < 0) printf("NOT TESTED: O_DIRECT, which this file system refuses\n");
     unlink(path);
     check_permute();
+    for (int64_t length = 1; length < 300; length += 1 + length / 3) {
+        for (int kind = 0; kind < 4; kind++) check_documents(kind & 1 ? 8 : 4, kind >> 1, 3, length);
+    }
+    check_packed();
     for (way = 0; way < LT_WAYS; way++) {
         check_way(way, 16, 1 << 20);
         check_way(way, 4, lt_least_staging(way, 4, 4096));

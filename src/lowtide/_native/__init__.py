@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lowtide._native import bijection, documented, later, twin
-from lowtide._native.documented import Planes
+from lowtide._native.documented import PackedTables, Planes, RunsOfBatch
 from lowtide._native.runs import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Pair, Problem, Runs
 
 try:
@@ -32,6 +32,7 @@ __all__ = [
     "SOURCES",
     "WAYS",
     "Engine",
+    "PackedTables",
     "Pair",
     "Planes",
     "Prefetching",
@@ -116,10 +117,21 @@ class Engine:
         found: int = (_core if self.name == "native" else documented).documents_given(planes, begins, closing, padding)
         return found
 
+    def packed_plan(self, tables: PackedTables, rows: Any, into: Any, padding: Any) -> tuple[int, int, int, int] | None:
+        """Reads and runs of a batch of packed rows (reads, runs, documents closed, any padding?); None: use NumPy."""
+        return _core.packed_plan(tables, rows, into, padding) if self.name == "native" else None
+
+    def packed_close(self, x: Any, y: Any, runs: RunsOfBatch, pad: int, eot: int | None) -> int:
+        """Padding over what was read too much; the first document that does not end with eot, or -1."""
+        if self.name == "native" and x.dtype.char in "ilq":
+            return _core.packed_close(x, y, *runs, pad, eot)
+        return documented.packed_close(x, y, runs, pad, eot)
+
     def find_ids(self, tokens: Any, id: int, found: Any, start: int = 0) -> tuple[int, int]:
-        """Where an id stands among tokens from ``start`` on, as many as ``found`` holds; how many, and where to go on."""
+        """Where an id stands among tokens from ``start`` on: how many ``found`` now holds, and where to go on."""
         native = self.name == "native" and tokens.dtype.isnative and tokens.dtype.name in SOURCES
-        return (_core if native else documented).find_ids(tokens, id, found, start)
+        many, reached = (_core if native else documented).find_ids(tokens, id, found, start)
+        return many, reached
 
     def unavailable(self) -> dict[str, str]:
         """Each way of reading misses, and why it cannot be had here ('': it can). Asks the kernel each time."""

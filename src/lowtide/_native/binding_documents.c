@@ -9,7 +9,7 @@
 #include <string.h>
 
 typedef struct {
-    Py_buffer views[7]; /* four planes and three more */
+    Py_buffer views[9]; /* a packing has six tables, and three more */
     int held;
 } holding;
 
@@ -158,6 +158,89 @@ PyObject *lt_py_find_ids(PyObject *module, PyObject *const *args, Py_ssize_t cou
     many = lt_find_ids(source, tokens->buf, &from, size, id, found->buf, found->len / 8);
     Py_END_ALLOW_THREADS
     result = Py_BuildValue("(LL)", (long long)many, (long long)from);
+end:
+    let_go(&all);
+    return result;
+}
+
+/* PackedTables(rows, starts, sizes, row_bounds, piece_bounds, first, length, item, there) */
+static int parse_packing(PyObject *tables, holding *all, lt_packing *to) {
+    if (!PyTuple_Check(tables) || PyTuple_Size(tables) != 9) {
+        PyErr_SetString(PyExc_TypeError, "tables: expected PackedTables of nine, got something else. Pass PackedTables.");
+        return 0;
+    }
+    Py_buffer *of[6];
+    for (int i = 0; i < 6; i++) {
+        of[i] = hold(all, PyTuple_GetItem(tables, i), "tables", i == 2 ? "HIL" : i < 2 ? "IL" : "lq", i == 2 ? 0 : i < 2 ? 4 : 8, 0);
+        if (of[i] == NULL) return 0;
+    }
+    long long numbers[3];
+    for (int i = 0; i < 3; i++) {
+        numbers[i] = PyLong_AsLongLong(PyTuple_GetItem(tables, 6 + i));
+        if (numbers[i] == -1 && PyErr_Occurred()) return 0;
+        if (numbers[i] < 1 || numbers[i] > INT64_MAX / 64) return bad_number("tables", "a length, an item and tokens of 1 or more", numbers[i]);
+    }
+    int64_t groups = of[5]->len / 8, wide = of[2]->itemsize;
+    *to = (lt_packing){.rows = of[0]->buf, .starts = of[1]->buf, .sizes = of[2]->buf, .wide_sizes = wide == 4, .rows_count = of[0]->len / 4 - 1, .pieces = of[1]->len / 4, .row_bounds = of[3]->buf, .piece_bounds = of[4]->buf, .first = of[5]->buf, .groups = groups, .length = numbers[0], .item = numbers[1], .there = numbers[2]};
+    int fine = groups > 0 && (wide == 2 || wide == 4) && of[2]->len / wide == to->pieces && of[3]->len / 8 == groups + 1 && of[4]->len / 8 == groups + 1;
+    return fine && numbers[1] <= 8 ? 1 : bad_number("tables", "tables of one packing", groups);
+}
+
+/* packed_plan(tables, rows, into, padding): (reads, runs, closed, padded), or None where the twin must look at it. */
+PyObject *lt_py_packed_plan(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "packed_plan: expected 4 arguments, got %zd. Pass all of them.", count);
+    holding all = {.held = 0};
+    lt_packing from;
+    PyObject *result = NULL;
+    if (!parse_packing(args[0], &all, &from)) goto end;
+    Py_buffer *rows = hold(&all, args[1], "rows", "lq", 8, 0), *into = rows ? hold(&all, args[2], "into", "lq", 8, PyBUF_WRITABLE) : NULL;
+    Py_buffer *padding = into ? hold(&all, args[3], "padding", "?", 1, PyBUF_WRITABLE) : NULL;
+    if (padding == NULL) goto end;
+    int64_t room = into->len / 32;
+    if (padding->len < room || into->len % 32) {
+        bad_number("into", "four arrays as long as padding", (long long)into->len);
+        goto end;
+    }
+    int64_t *numbers = into->buf;
+    lt_packed to = {.offsets = numbers, .lengths = numbers + room, .begins = numbers + 2 * room, .closing = numbers + 3 * room, .padding = padding->buf, .room = room};
+    int planned;
+    Py_BEGIN_ALLOW_THREADS
+    planned = lt_packed_plan(&to, &from, rows->buf, rows->len / 8);
+    Py_END_ALLOW_THREADS
+    if (planned) result = Py_BuildValue("(LLLi)", (long long)to.reads, (long long)to.runs, (long long)to.closed, to.padded);
+    else result = Py_NewRef(Py_None);
+end:
+    let_go(&all);
+    return result;
+}
+
+/* packed_close(x, y, begins, closing, padding, pad, eot): which of `closing` does not end with eot; -1: none. */
+PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 7) return PyErr_Format(PyExc_TypeError, "packed_close: expected 7 arguments, got %zd. Pass all of them.", count);
+    holding all = {.held = 0};
+    PyObject *result = NULL;
+    int64_t pad = PyLong_AsLongLong(args[5]), eot = 0;
+    if (!PyErr_Occurred() && args[6] != Py_None) eot = PyLong_AsLongLong(args[6]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer *x = hold(&all, args[0], "x", "ilq", 0, PyBUF_WRITABLE), *y = x ? hold(&all, args[1], "y", "ilq", 0, PyBUF_WRITABLE) : NULL;
+    Py_buffer *begins = y ? hold(&all, args[2], "begins", "lq", 8, 0) : NULL, *closing = begins ? hold(&all, args[3], "closing", "lq", 8, 0) : NULL;
+    Py_buffer *padding = closing && args[4] != Py_None ? hold(&all, args[4], "padding", "?", 1, 0) : NULL;
+    if (closing == NULL || (padding == NULL && args[4] != Py_None)) goto end;
+    int64_t runs = begins->len / 8, many = closing->len / 8, wide = x->itemsize, size = x->len / wide, wrong;
+    if ((wide != 4 && wide != 8) || y->itemsize != wide || y->len != x->len || (padding && padding->len != runs)) {
+        bad_number("x", "x and y of one size, and padding of the runs'", (long long)y->len);
+        goto end;
+    }
+    int64_t *copy = copied(begins, closing, padding, size);
+    if (copy == NULL) goto end;
+    lt_packed given = {.begins = copy, .closing = copy + runs, .padding = (uint8_t *)(copy + runs + many), .runs = runs, .closed = many, .padded = padding != NULL};
+    Py_BEGIN_ALLOW_THREADS
+    wrong = lt_packed_close(x->buf, y->buf, (int)wide, size, &given, pad, args[6] == Py_None ? NULL : &eot);
+    Py_END_ALLOW_THREADS
+    free(copy);
+    result = PyLong_FromLongLong(wrong);
 end:
     let_go(&all);
     return result;

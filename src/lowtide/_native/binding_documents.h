@@ -1,4 +1,4 @@
-/* The functions of documents.c as Python calls them; binding.c lists them. */
+/* The functions of documents.c and packed.c as Python calls them; binding.c lists them. */
 #ifndef LOWTIDE_BINDING_DOCUMENTS_H
 #define LOWTIDE_BINDING_DOCUMENTS_H
 
@@ -7,5 +7,7 @@
 PyObject *lt_py_documents_marked(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_documents_given(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_find_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_packed_plan(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

@@ -1,4 +1,4 @@
-"""The twin of ``documents_marked``, ``documents_given`` and ``find_ids``: documents of a batch, and ids, in NumPy.
+"""The twin of the functions for documents: what runs a batch is made of, written beside x and y; and ids, in NumPy.
 
 One idea: a batch is a list of runs - stretches of one document inside one row, or of padding - and every plane follows
 from where runs begin. The native engine writes all planes in one pass; here each is a few calls of NumPy.
@@ -30,6 +30,23 @@ class Planes(NamedTuple):
     bounds: Any  # int32, one-dimensional: cu_seqlens
     mask: Any  # bool
     length: int
+
+
+class PackedTables(NamedTuple):
+    """A packing as ``packed_plan`` reads it; its twin is ``reading/packed_plan.py``."""
+
+    rows: Any  # uint32: pieces before each row, the low half
+    starts: Any  # uint32: of pieces, from the group's first token
+    sizes: Any  # uint16 or uint32: tokens of pieces, one more where the document goes on
+    row_bounds: Any  # int64: rows before each group
+    piece_bounds: Any  # int64: pieces before each group
+    first: Any  # int64: first token of each group
+    length: int
+    item: int  # bytes of a token
+    there: int  # tokens of the corpus
+
+
+RunsOfBatch = tuple[Numbers, Numbers, NDArray[np.bool_] | None]  # begins, closing, padding
 
 
 def documents_marked(planes: Planes, x: NDArray[Any], y: NDArray[Any], id: int, begins: bool) -> int:
@@ -66,6 +83,18 @@ def documents_given(planes: Planes, begins: Numbers, closing: Numbers, padding: 
         positions.reshape(-1)[padded] = 0
         mask.reshape(-1)[padded] = False
     return int(lengths.max(initial=0))
+
+
+def packed_close(x: NDArray[Any], y: NDArray[Any], runs: RunsOfBatch, pad: int, eot: int | None) -> int:
+    """Padding over what was read too much, and in y behind documents; the first that does not end with eot, or -1."""
+    begins, closing, padding = runs
+    flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+    flat_y[closing] = pad
+    if padding is not None:
+        padded = spread(begins[padding], np.append(begins[1:], x.size)[padding] - begins[padding])
+        flat_x[padded] = flat_y[padded] = pad
+    wrong = np.empty(0, np.intp) if eot is None else np.flatnonzero(flat_x[closing] != eot)
+    return int(wrong[0]) if len(wrong) else -1
 
 
 def find_ids(tokens: NDArray[Any], id: int, found: Numbers, start: int) -> tuple[int, int]:

@@ -23,4 +23,29 @@ int64_t lt_docs_given(lt_docs *to, const int64_t *begins, const uint8_t *padding
 /* Where the id stands among tokens [*from, count): as many as there is room for; *from is where to go on. */
 int64_t lt_find_ids(int source, const void *tokens, int64_t *from, int64_t count, int64_t id, int64_t *found, int64_t room);
 
+/* A packing: tables that are mapped, and groups (row_bounds and piece_bounds have groups + 1 entries). */
+typedef struct {
+    const uint32_t *rows, *starts;
+    const void *sizes;
+    int wide_sizes; /* 4 bytes each instead of 2 */
+    int64_t rows_count, pieces;
+    const int64_t *row_bounds, *piece_bounds, *first;
+    int64_t groups;
+    int64_t length, item, there; /* tokens of a row, bytes of a token, tokens of the corpus */
+} lt_packing;
+
+/* What a batch of packed rows is read from, and where its runs begin and documents end; `room` for each. */
+typedef struct {
+    int64_t *offsets, *lengths, *begins, *closing;
+    uint8_t *padding;
+    int64_t room, reads, runs, closed;
+    int padded;
+} lt_packed;
+
+/* packed.c: 0 where the tables make no sense or there is no room. */
+int lt_packed_plan(lt_packed *to, const lt_packing *from, const int64_t *rows, int64_t count);
+
+/* Padding over what was read too much, and in y behind documents. The first of `closing` that is not *eot, or -1. */
+int64_t lt_packed_close(void *x, void *y, int wide, int64_t size, const lt_packed *runs, int64_t pad, const int64_t *eot);
+
 #endif

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide._native import Planes
-from lowtide.reading.upcoming import Numbers
 from lowtide.storage.budget import whole_pages
 from lowtide.storage.buffers import Filling
 
@@ -31,14 +30,6 @@ class Docs(NamedTuple):
     cu_seqlens: NDArray[np.int32]  # 0, the end of every run of the flattened batch, then its size up to a fixed length
     max_seqlen: int  # of the longest run
     loss_mask: NDArray[np.bool_]  # shape of x: True where y is the next token of the same document
-
-
-class RunsOfBatch(NamedTuple):
-    """What a batch's documents are computed from; all positions count through the flattened batch."""
-
-    begins: Numbers  # of every run, ascending; every row begins one
-    closing: Numbers  # last tokens of documents
-    padding: NDArray[np.bool_] | None = None  # which runs are padding
 
 
 class DocsFiller:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide._native import PackedTables
 from lowtide.reading.boundaries import Marks
 from lowtide.reading.boundary_index import Progress, boundary_index, identity_of, key_of
 from lowtide.reading.kept_arrays import KeptArrays, KeptFile, damaged, kept
@@ -50,6 +51,11 @@ class PackedRows:
 
     def __len__(self) -> int:
         return len(self._rows) - 1
+
+    def tables(self, item: int, there: int) -> PackedTables:
+        """For the native engine: tokens of ``item`` bytes, of which the corpus has ``there``."""
+        bounds = self._row_bounds, self._piece_bounds, self._first
+        return PackedTables(self._rows, self._starts, self._sizes, *bounds, self.length, item, there)
 
     def pieces_of(self, rows: Numbers) -> RowPieces:
         """The pieces of these rows."""
