@@ -129,7 +129,7 @@ class Engine:
 
     def find_ids(self, tokens: Any, id: int, found: Any, start: int = 0) -> tuple[int, int]:
         """Where an id stands among tokens from ``start`` on: how many ``found`` now holds, and where to go on."""
-        native = self.name == "native" and tokens.dtype.isnative and tokens.dtype.name in SOURCES
+        native = self.name == "native" and tokens.dtype.isnative and tokens.dtype.char in "BHIilq"  # as SOURCES
         many, reached = (_core if native else documented).find_ids(tokens, id, found, start)
         return many, reached
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lowtide._native.documented import few_true
 from lowtide.errors import FormatError
 from lowtide.formats import document_ends
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
 from lowtide.units import MIB
 
-CHUNK = 4 * MIB  # bytes read at a time: long enough for the disk, short enough for the second-level cache's neighbour
+CHUNK = 2 * MIB  # bytes read at a time: long enough for the disk, short enough for the cache they are looked at in
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,14 @@ def _by_id(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[
         return
     store, item = tokens.store, tokens.dtype.itemsize
     step = max(1, min(CHUNK, store.budget.limit // 4) // item)
-    wanted = tokens.dtype.type(marks.id)
     after = int(marks.by == "eot")  # an eot is the last token of its document, a bos the first of the next
-    with store.filling(min(step, last - first) * item) as scratch:
+    into = np.empty(min(step, last - first), np.int64)  # memory only as far as ids are found
+    with store.filling(len(into) * item) as scratch:
         for start in range(first, last, step):
             count = min(step, last - start)
             store.run(start * item, count * item, scratch.buffer)
-            found = few_true(np.ndarray(count, tokens.dtype, scratch.buffer.view) == wanted) + (start + after)
+            narrow: NDArray[Any] = np.ndarray(count, tokens.dtype, scratch.buffer.view)
+            found = into[: store.engine.find_ids(narrow, marks.id, into)[0]] + (start + after)
             # Whether a document ends behind the chunk's last token is not known before the next one, where bos tells.
             reached = start + count - 1 + after if start + count < last else last
-            yield Scanned(reached, found[found > first])
+            yield Scanned(reached, found[found > first] if start == first else found)
