@@ -97,7 +97,7 @@ def cold(path: Path, batches: int, *, without: str = "", **how: str) -> float:
     with opened(path, **how) as tokens:
         strategy = tokens.store.strategy
         if without and isinstance(strategy, NativeRead):
-            strategy._missing = {**strategy._missing, without: "denied for this benchmark"}
+            strategy.do_without("denied for this benchmark", (without,))
         return feed_rate(tokens, batches)
 
 

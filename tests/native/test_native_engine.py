@@ -113,7 +113,16 @@ def test_both_engines_have_the_same_names() -> None:
 
     core = pytest.importorskip("lowtide._native._core", reason="NOT TESTED: the native engine - it was not built")
     mine = {name for name in dir(core) if not name.startswith("_")}
-    assert mine == {"Prefetcher", "Queue", "announce", "gather_mapped", "permute", "unavailable", "windows_mapped"}
+    assert mine == {
+        "Prefetcher",
+        "Queue",
+        "announce",
+        "gather_mapped",
+        "permute",
+        "unavailable",
+        "unchanged",
+        "windows_mapped",
+    }
     for name in mine:
         assert any(hasattr(module, name) for module in (twin, later, bijection)), name
     for kind, other in ((core.Queue, twin.Queue), (core.Prefetcher, later.Prefetcher)):

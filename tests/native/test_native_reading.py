@@ -175,6 +175,49 @@ def test_a_mapping_gives_the_same_windows_and_ends_where_the_file_does(
     assert results[0] == results[1]
 
 
+def test_numbers_with_a_stride_and_a_shift_are_offsets(content: bytes, fds: tuple[int, int]) -> None:
+    numbers = int64(5, 0, 17)
+    for engine in (native(), PYTHON):
+        into = bytearray(30)
+        runs = Runs(fds[0], numbers, 10, None, None, 100, 7)
+        assert engine.queue("announce").gather(runs, into, KEEP) is None
+        assert into == content[507:517] + content[7:17] + content[1707:1717]
+        back = Runs(fds[0], numbers + 1, 10, None, None, 100, -93)
+        again = bytearray(30)
+        assert engine.queue("announce").gather(back, again, KEEP) is None
+        assert again == into
+
+
+@pytest.mark.parametrize(
+    ("number", "stride", "shift"),
+    [(2**62, 4, 0), (-(2**62), 4, 0), (2, 2**62, 0), (0, 1, -1), (2**40, 2**40, -(2**40)), (0, -1, 5), (3, 2**70, 0)],
+)
+def test_numbers_whose_offsets_no_file_has_are_refused(
+    number: int, stride: int, shift: int, fds: tuple[int, int]
+) -> None:
+    for engine in (native(), PYTHON):
+        with pytest.raises(ValueError, match=r"(offsets|stride): expected .* inside a file"):
+            engine.queue("read").gather(Runs(fds[0], int64(number), 1, None, None, stride, shift), bytearray(1), KEEP)
+
+
+def test_a_file_is_unchanged_until_it_grows_is_written_or_loses_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "watched.bin"
+    path.write_bytes(b"0123456789")
+    with path.open("rb") as file:
+        fd, found = file.fileno(), os.fstat(file.fileno())
+        for engine in (native(), PYTHON):
+            assert engine.unchanged(fd, 10, found.st_mtime_ns)
+            assert not engine.unchanged(fd, 11, found.st_mtime_ns)
+            assert not engine.unchanged(fd, 10, found.st_mtime_ns - 1)
+            assert not engine.unchanged(-1, 10, found.st_mtime_ns)
+            with pytest.raises(TypeError):
+                engine.unchanged("fd", 10, 0)  # type: ignore[arg-type]
+        os.utime(path, ns=(0, 12345))
+        assert all(engine.unchanged(fd, 10, 12345) for engine in (native(), PYTHON))
+        path.unlink()
+        assert not any(engine.unchanged(fd, 10, 12345) for engine in (native(), PYTHON))
+
+
 def test_targets_put_runs_anywhere(content: bytes, fds: tuple[int, int]) -> None:
     runs = Runs(fds[0], int64(10, 20, 30), int64(5, 0, 7), int64(20, 30, 3))
     for engine in (native(), PYTHON):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,6 +106,12 @@ class Engine:
     def permute(self, numbers: Any, n: int, constants: Any, tweaks: Any = None, *, inverted: bool = False) -> None:
         """Map numbers below n in place by the bijection of these constants, or back."""
         (_core if self.name == "native" else bijection).permute(numbers, n, constants, tweaks, inverted)
+
+    @property
+    def unchanged(self) -> Callable[[int, int, int], bool]:
+        """``unchanged(fd, size, modified)``: whether the file still is that long and was not written since."""
+        found: Callable[[int, int, int], bool] = self.functions.unchanged
+        return found
 
     def documents_marked(self, planes: Planes, x: Any, y: Any, id: int, *, begins: bool) -> int:
         """Documents that end (or begin) with an id in x, written into the planes; tokens of the longest run."""

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -80,14 +81,24 @@ static int copy_fds(PyObject *object, const char *name, int64_t count, int32_t *
     return 0;
 }
 
-/* Runs(fds, offsets, lengths, targets, direct) into the job; `needs_fds` is false for mappings. */
+static int whole_number(PyObject *object, const char *name, int64_t least, int64_t *to) {
+    int overflow;
+    *to = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (*to == -1 && PyErr_Occurred()) return -1;
+    if (overflow || *to < least || *to > MOST_OFFSET) return bad_value(name, "a number of bytes inside a file", overflow ? -1 : *to);
+    return 0;
+}
+
+/* Runs(fds, offsets, lengths, targets, direct, stride, shift) into the job; `needs_fds` is false for mappings. */
 static int parse_runs(PyObject *runs, job *one, int needs_fds) {
-    if (!PyTuple_Check(runs) || PyTuple_Size(runs) != 5) {
-        PyErr_SetString(PyExc_TypeError, "runs: expected Runs(fds, offsets, lengths, targets, direct), got something else. Pass a Runs.");
+    if (!PyTuple_Check(runs) || PyTuple_Size(runs) != 7) {
+        PyErr_SetString(PyExc_TypeError, "runs: expected Runs(fds, offsets, lengths, targets, direct, stride, shift), got something else. Pass a Runs.");
         return -1;
     }
-    PyObject *part[5];
-    for (int i = 0; i < 5; i++) part[i] = PyTuple_GetItem(runs, i);
+    PyObject *part[7];
+    int64_t stride, shift;
+    for (int i = 0; i < 7; i++) part[i] = PyTuple_GetItem(runs, i);
+    if (whole_number(part[5], "stride", 0, &stride) != 0 || whole_number(part[6], "shift", -MOST_OFFSET, &shift) != 0) return -1;
     Py_buffer view;
     if (numbers_of(part[1], "offsets", "lq", 8, 0, &view) != 0) return -1;
     int64_t count = view.len / 8;
@@ -124,6 +135,10 @@ static int parse_runs(PyObject *runs, job *one, int needs_fds) {
     for (int64_t run = 0; run < count; run++) {
         int64_t length = lt_length(to, run);
         if (length < 0) return bad_value("lengths", "0 or more", length);
+        int64_t number = offsets[run];
+        if (__builtin_mul_overflow(number, stride, &offsets[run]) || __builtin_add_overflow(offsets[run], shift, &offsets[run])) {
+            return bad_value("offsets", "an offset inside a file", number);
+        }
         if (offsets[run] < 0 || offsets[run] > MOST_OFFSET - length) return bad_value("offsets", "an offset inside a file", offsets[run]);
     }
     one->call.sink.targets = targets;
@@ -735,6 +750,19 @@ end:
     return result;
 }
 
+/* unchanged(fd, size, modified): whether the file still is that long, was not written since, and has a name. */
+static PyObject *unchanged(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "unchanged: expected 3 arguments, got %zd. Pass all of them.", count);
+    long fd = PyLong_AsLong(args[0]);
+    long long size = PyLong_AsLongLong(args[1]), modified = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    struct stat found;
+    int fine = fd >= 0 && fd <= INT32_MAX && fstat((int)fd, &found) == 0; /* not worth giving the GIL away for */
+    fine = fine && found.st_size == size && found.st_nlink > 0;
+    return PyBool_FromLong(fine && found.st_mtim.tv_sec * 1000000000LL + found.st_mtim.tv_nsec == modified);
+}
+
 static PyObject *unavailable(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     PyObject *result = PyDict_New();
@@ -751,6 +779,7 @@ static PyMethodDef functions[] = {
     {"windows_mapped", (PyCFunction)(void (*)(void))windows_mapped, METH_FASTCALL, "windows_mapped(mapping, runs, pair)"},
     {"announce", announce, METH_O, "announce(runs): tell the kernel of reads to come."},
     {"permute", (PyCFunction)(void (*)(void))permute, METH_FASTCALL, "permute(numbers, n, constants, tweaks, inverted): in place."},
+    {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL, "unchanged(fd, size, modified): whether the file still is what it was."},
     {"documents_marked", (PyCFunction)(void (*)(void))lt_py_documents_marked, METH_FASTCALL, "documents_marked(planes, x, y, id, begins): the longest run."},
     {"documents_given", (PyCFunction)(void (*)(void))lt_py_documents_given, METH_FASTCALL, "documents_given(planes, begins, closing, padding): the longest run."},
     {"find_ids", (PyCFunction)(void (*)(void))lt_py_find_ids, METH_FASTCALL, "find_ids(tokens, id, found, start): how many, and where to go on."},

@@ -73,6 +73,7 @@ static inline int32_t lt_direct(const lt_runs *runs, int64_t run) { return runs-
 static inline int64_t lt_length(const lt_runs *runs, int64_t run) { return runs->lengths[runs->one_length ? 0 : run]; }
 
 /* deliver.c */
+int64_t lt_now(void); /* nanoseconds of the monotonic clock */
 void lt_call_begin(lt_call *call);
 void lt_call_end(lt_call *call);
 void lt_note(lt_call *call, int kind, int64_t run, int64_t at, int64_t value);

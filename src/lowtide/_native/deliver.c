@@ -8,7 +8,7 @@
 /* A Python signal handler runs at most this late. Asking takes the interpreter's lock, so not more often. */
 #define ASK_EVERY 50000000 /* nanoseconds */
 
-static int64_t now(void) {
+int64_t lt_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
@@ -19,7 +19,7 @@ void lt_call_begin(lt_call *call) {
     atomic_init(&call->noted, 0);
     pthread_mutex_init(&call->noting, NULL);
     memset(&call->problem, 0, sizeof call->problem);
-    call->asked = now();
+    call->asked = lt_now();
 }
 
 void lt_call_end(lt_call *call) { pthread_mutex_destroy(&call->noting); }
@@ -46,7 +46,7 @@ int64_t lt_worst(lt_call *call) {
 int lt_asks_to_stop(lt_call *call, int at_once) {
     if (atomic_load_explicit(&call->stop, memory_order_relaxed)) return 1;
     if (call->interrupted == NULL) return 0;
-    int64_t time = now();
+    int64_t time = lt_now();
     if (!at_once && time - call->asked < ASK_EVERY) return 0;
     call->asked = time;
     if (!call->interrupted(call->token)) return 0;

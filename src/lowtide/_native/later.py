@@ -58,7 +58,8 @@ class Prefetcher:
                 "prefetch: expected nothing under way, got a second start. Call wait() or cancel() first."
             )
         # Copies: the caller may use its arrays again before wait().
-        kept = Runs(*(np.array(part) if hasattr(part, "__len__") else part for part in runs))
+        copies: list[Any] = [np.array(part) if hasattr(part, "__len__") else part for part in runs]
+        kept = Runs(*copies)
         self._work = (fill, kept, target, drop)
         if placed.direct is None:
             announce_placed(placed, range(len(placed.offsets)))

@@ -65,6 +65,8 @@ typedef struct {
     int64_t room; /* of misses */
     int cold;     /* the last call found nothing in the page cache */
     int no_nowait, no_cachestat, no_dontcache;
+    int whole, whole_fd;  /* the file that was asked about last, and whether all of it was in the page cache */
+    int64_t whole_until;  /* clock until which that answer is taken */
     unsigned calls;
     int64_t runs, cached, moved; /* counters: runs asked for, runs found in the page cache, bytes read */
 } lt_queue;

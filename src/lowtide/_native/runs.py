@@ -25,10 +25,12 @@ class Runs(NamedTuple):
     """Runs of bytes in files. Descriptors and lengths are one for all runs, or one per run."""
 
     fds: Any  # int, or an array of int32
-    offsets: Any  # an array of int64
+    offsets: Any  # an array of int64: run i begins at byte offsets[i] * stride + shift
     lengths: Any  # int, or an array of int64: bytes
     targets: Any = None  # an array of int64: bytes into the buffer, or tokens of rows x (length + 1); None: packed
     direct: Any = None  # the same files opened with O_DIRECT, in the shape of fds: misses are read through these
+    stride: int = 1
+    shift: int = 0
 
 
 class Pair(NamedTuple):
@@ -89,10 +91,13 @@ def writable(name: str, thing: Any) -> memoryview:
 
 def place(runs: Runs, capacity: int, item: int, *, needs_fds: bool = True) -> Placed:
     """The runs, checked: every one inside ``capacity`` items of ``item`` bytes."""
-    if not isinstance(runs, tuple) or len(runs) != 5:
-        raise TypeError("runs: expected Runs(fds, offsets, lengths, targets, direct), got something else. Pass a Runs.")
-    fds, offsets, lengths, targets, direct = runs
-    starts = array_of("offsets", offsets, "lq", 8).copy()
+    if not isinstance(runs, tuple) or len(runs) != 7:
+        raise TypeError(
+            "runs: expected Runs(fds, offsets, lengths, targets, direct, stride, shift), got something else. "
+            "Pass a Runs."
+        )
+    fds, offsets, lengths, targets, direct, stride, shift = runs
+    starts = _strided(array_of("offsets", offsets, "lq", 8), stride, shift)
     count = len(starts)
     sizes = _one_or_many("lengths", lengths, "lq", 8, count)
     numbers, direct_numbers = [], None
@@ -120,6 +125,18 @@ def place(runs: Runs, capacity: int, item: int, *, needs_fds: bool = True) -> Pl
     if outside.any():
         raise bad_value("targets", "every run inside the target", int(places[outside][0]))
     return Placed(numbers, direct_numbers, starts, sizes, places)
+
+
+def _strided(numbers: Numbers, stride: int, shift: int) -> Numbers:
+    for name, value, least in (("stride", stride, 0), ("shift", shift, -MOST_OFFSET)):
+        if not isinstance(value, int):
+            raise TypeError(f"{name}: expected a whole number, got {type(value).__name__}. Pass an int.")
+        if not least <= value <= MOST_OFFSET:
+            raise bad_value(name, "a number of bytes inside a file", value if -(2**63) <= value < 2**63 else -1)
+    for number in numbers.tolist():  # Python's integers do not overflow, NumPy's would
+        if not all(-(2**63) <= found < 2**63 for found in (number * stride, number * stride + shift)):
+            raise bad_value("offsets", "an offset inside a file", number)
+    return numbers * stride + shift
 
 
 def _one_or_many(name: str, thing: Any, letters: str, item: int, count: int) -> Numbers:

@@ -148,6 +148,15 @@ def announce(runs: Runs) -> None:
     announce_placed(placed, range(len(placed.offsets)))
 
 
+def unchanged(fd: int, size: int, modified: int) -> bool:
+    """Whether the file still is that long, was not written since, and has a name."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return False
+    return found.st_size == size and found.st_nlink > 0 and found.st_mtime_ns == modified
+
+
 def unavailable() -> dict[str, str]:
     """Each way, and why it cannot be had ('': it can)."""
     why = "queues of the kernel need the native engine"

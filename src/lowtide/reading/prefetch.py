@@ -92,6 +92,8 @@ class Prefetch:
 
         What was prepared for another place is dropped.
         """
+        if not self._jobs:
+            return None
         with self._turn.lock:
             while self._jobs:
                 job = self._jobs[0]

@@ -20,7 +20,7 @@ from lowtide.errors import FormatError
 from lowtide.reading.prefetch import DEPTH, Following, NativeThread
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
-from lowtide.storage import Buffer, Filling
+from lowtide.storage import Filling
 from lowtide.storage.budget import whole_pages
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
@@ -44,13 +44,20 @@ class WindowFiller:
         # Ids that might not fit are looked at, batch by batch, instead of being wrapped.
         self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
         # What the native engine reads and widens in one pass.
-        known = tokens.dtype.isnative and tokens.dtype.name in _native.SOURCES
+        self._source = tokens.dtype.name  # asked once: NumPy works a name out anew every time
+        self._item = tokens.dtype.itemsize
+        known = tokens.dtype.isnative and self._source in _native.SOURCES
         self.widens = known and self.dtype.name in ("int32", "int64")
+        self._sizes = 0, (0, 0)  # rows, and their bytes, of the last batch
 
     def nbytes(self, rows: int) -> tuple[int, int]:
         """Bytes of the batch (x and y) and of the scratch buffer of ``rows`` windows."""
-        half = whole_pages(rows * self.length * self.dtype.itemsize)
-        return 2 * half, rows * (self.length + 1) * self.tokens.dtype.itemsize
+        known, sizes = self._sizes
+        if known != rows:
+            half = whole_pages(rows * self.length * self.dtype.itemsize)
+            sizes = 2 * half, rows * (self.length + 1) * self._item
+            self._sizes = rows, sizes
+        return sizes
 
     def admit(self, rows: int) -> None:
         """Two batches (one held, one being filled) and the scratch they are widened from must fit the budget."""
@@ -90,46 +97,42 @@ class WindowFiller:
         ready = None if following is None else following.prefetch.take(starts)
         # Before reading: a batch there is no room for is refused unread.
         with store.filling(size + more) if ready is None else ready[0] as out:
+            pair = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
             if ready is None:
-                self._fill(starts, out.buffer, half, scratch, ahead)
+                self._fill(starts, pair, scratch, ahead)
             else:
-                store.prefetched(starts, self.tokens.dtype.itemsize, self.length + 1, hits=ready[1])
+                store.prefetched(starts, self._item, self.length + 1, hits=ready[1])
             if following is not None and store.cold:
                 self._start(following, size, more)
-            pair = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
             return pair if then is None else then(pair, out, size)
 
     def _start(self, following: Following, size: int, more: int) -> None:
         """Let native threads fill the next batches, as far as the budget has room for them."""
-        store, item, name = self.tokens.store, self.tokens.dtype.itemsize, self.tokens.dtype.name
+        store = self.tokens.store
 
         def begin(thread: NativeThread, filling: Filling) -> Any:
             # Lent to the thread: as long as it may write, the buffer is not free, whatever happens to us meanwhile.
             shape = (len(numbers), self.length)
             x, y = filling.lend(shape, self.dtype), filling.lend(shape, self.dtype, size // 2)
-            pair = _native.Pair(x, y, self.length, name, self.tokens.vocab)
-            return store.start_windows(thread.fills, numbers, item, pair)
+            pair = _native.Pair(x, y, self.length, self._source, self.tokens.vocab)
+            return store.start_windows(thread.fills, numbers, self._item, pair)
 
         for step in range(1, DEPTH + 1):
             numbers = following.at(step)
             if not len(numbers) or not following.prefetch.start(store, numbers, size + more, begin):
                 break
 
-    def _fill(
-        self, starts: Numbers, buffer: Buffer, half: int, scratch_size: int, ahead: Callable[[], Numbers] | None
-    ) -> None:
-        store = self.tokens.store
-        item = self.tokens.dtype.itemsize
-        window = (self.length + 1) * item
+    def _fill(self, starts: Numbers, pair: Pair, scratch_size: int, ahead: Callable[[], Numbers] | None) -> None:
+        store, item = self.tokens.store, self._item
         if self.widens and not self.consecutive:
-            x, y = self.halves(buffer.view, half, len(starts))
-            pair = _native.Pair(x, y, self.length, self.tokens.dtype.name, self.tokens.vocab)
-            if store.windows(starts, item, pair, ahead=ahead):
+            target = _native.Pair(*pair, self.length, self._source, self.tokens.vocab)
+            if store.windows(starts, item, target, ahead=ahead):
                 return
+        window = (self.length + 1) * item
         if not self.consecutive and store.strategy.name == "map":  # the only one that needs no buffer between
             fetched = store.fetch(starts, item, window)
             if fetched is not None:
-                self._widen(fetched.view(self.tokens.dtype), starts, buffer, half)
+                self._widen(fetched.view(self.tokens.dtype), starts, pair)
                 return
         with store.filling(scratch_size) as scratch:
             shape = (len(starts), self.length + 1)
@@ -139,13 +142,12 @@ class WindowFiller:
                 narrow = as_strided(narrow, shape, (self.length * item, item), writeable=False)
             else:
                 store.gather(starts, item, window, scratch.buffer, ahead=ahead, sparse=True)
-            self._widen(narrow, starts, buffer, half)
+            self._widen(narrow, starts, pair)
 
-    def _widen(self, narrow: NDArray[Any], starts: Numbers, buffer: Buffer, half: int) -> None:
+    def _widen(self, narrow: NDArray[Any], starts: Numbers, pair: Pair) -> None:
         self.check(narrow, starts)
-        x, y = self.halves(buffer.view, half, len(starts))
-        np.copyto(x, narrow[:, :-1], casting="unsafe")
-        np.copyto(y, narrow[:, 1:], casting="unsafe")
+        np.copyto(pair[0], narrow[:, :-1], casting="unsafe")
+        np.copyto(pair[1], narrow[:, 1:], casting="unsafe")
 
     def halves(self, memory: Any, half: int, rows: int) -> Pair:
         """x and y on this memory, y from byte ``half`` on."""

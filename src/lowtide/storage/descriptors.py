@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from lowtide import _native
 from lowtide.errors import ReadError
 from lowtide.machine import file_kind
 from lowtide.storage.forks import Turn, renew_in_children
@@ -150,9 +151,10 @@ KEPT = KeptDescriptors()
 class Files:
     """The files of a store, opened at first use. A file that is no longer what was opened is a ``ReadError``."""
 
-    def __init__(self, extents: tuple[Extent, ...]) -> None:
+    def __init__(self, extents: tuple[Extent, ...], engine: _native.Engine) -> None:
         self.extents = extents
         self.closed = False
+        self._unchanged = engine.unchanged
         self.counters = ReadCounts()
         self._open: dict[Key, Descriptor] = {}
         self._identities: dict[int, FileIdentity] = {}
@@ -181,7 +183,8 @@ class Files:
             descriptor = self._open_file(key)
         else:
             KEPT.used(self, key)
-        self._check(index, os.fstat(descriptor.number), linked=descriptor.linked)
+        if not self._unchanged(descriptor.number, self.extents[index].size, self._identities[index].modified):
+            self._check(index, os.fstat(descriptor.number), linked=descriptor.linked)
         return descriptor
 
     def descriptors(self, files: list[int], *, scattered: bool, flags: int = 0) -> dict[int, Descriptor]:
@@ -195,10 +198,8 @@ class Files:
             if descriptor is None or self.closed or len(self._open) > FEW:
                 found[file] = self.descriptor(file, scattered=scattered, flags=flags)
                 continue
-            status = os.fstat(descriptor.number)
-            unchanged = status.st_size == self.extents[file].size and status.st_nlink
-            if not unchanged or status.st_mtime_ns != self._identities[file].modified:
-                self._check(file, status, linked=descriptor.linked)
+            if not self._unchanged(descriptor.number, self.extents[file].size, self._identities[file].modified):
+                self._check(file, os.fstat(descriptor.number), linked=descriptor.linked)
             found[file] = descriptor
         return found
 

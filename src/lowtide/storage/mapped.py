@@ -145,7 +145,7 @@ class Map:
         self.files.counters.read += spans.total
         if self.widens and len(spans.files) == 1:
             lengths: Any = spans.length if spans.lengths is None else np.array(spans.lengths, np.int64)
-            runs = _native.Runs(-1, np.ascontiguousarray(spans.offsets), lengths)
+            runs = _native.Runs(-1, np.ascontiguousarray(spans.numbers), lengths, None, None, spans.stride, spans.shift)
             self.engine.gather_mapped(self._mapping(spans.files[0]).bytes, runs, buffer.bytes)
             return
         for file, some, out in tables(spans, buffer):
@@ -162,7 +162,9 @@ class Map:
     def windows(self, spans: Spans, pair: _native.Pair, *, ahead: Ahead = None) -> bool:  # noqa: ARG002
         """Widen windows straight from the mapping; False where an id is not one of the vocabulary, or does not fit."""
         self.files.counters.read += spans.total
-        runs = _native.Runs(-1, np.ascontiguousarray(spans.offsets), spans.length)
+        runs = _native.Runs(
+            -1, np.ascontiguousarray(spans.numbers), spans.length, None, None, spans.stride, spans.shift
+        )
         return self.engine.windows_mapped(self._mapping(spans.files[0]).bytes, runs, pair) is None
 
     def _mapping(self, file: int) -> Mapping:

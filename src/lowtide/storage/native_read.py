@@ -55,6 +55,7 @@ class NativeRead:
         self._budget = budget
         self._announced = self._was_announced = False
         self._missing = engine.unavailable()
+        self._way = self._best_way()
         self._queued: _Channel | None = None  # the one with staging memory, shared by all threads
         self._of_thread = threading.local()  # plain ones, so that threads need not wait for each other
         renew_in_children(self)
@@ -62,6 +63,9 @@ class NativeRead:
     @property
     def way(self) -> str:
         """How scattered misses are read."""
+        return self._way
+
+    def _best_way(self) -> str:
         if self.alignment is not None and (self.drop or self.direct) and not self.files.in_memory:
             for way in QUEUED:
                 if not self._missing[way]:
@@ -123,14 +127,20 @@ class NativeRead:
 
     def runs(self, spans: Spans, *, scattered: bool) -> tuple[_native.Runs, Any]:
         """The spans as the engine wants them, and the descriptors that must stay open meanwhile."""
-        held = self.files.descriptors(spans.files, scattered=scattered)
-        direct = None
-        if scattered and self.way != "announce":
-            direct = self.files.descriptors(spans.files, scattered=False, flags=os.O_DIRECT)
-        offsets = np.ascontiguousarray(spans.offsets)
         lengths: Any = spans.length if spans.lengths is None else np.array(spans.lengths, np.int64)
-        numbers = _numbers(held, spans)
-        return _native.Runs(numbers, offsets, lengths, None, _numbers(direct, spans)), (held, direct)
+        queued = scattered and self._way != "announce"
+        if len(spans.files) == 1:  # the usual case, kept short: it is part of every batch
+            file = spans.files[0]
+            one = self.files.descriptor(file, scattered=scattered)
+            other = self.files.descriptor(file, flags=os.O_DIRECT) if queued else None
+            number = None if other is None else other.number
+            starts = np.ascontiguousarray(spans.numbers)
+            runs = _native.Runs(one.number, starts, lengths, None, number, spans.stride, spans.shift)
+            return runs, (one, other)
+        held = self.files.descriptors(spans.files, scattered=scattered)
+        direct = self.files.descriptors(spans.files, scattered=False, flags=os.O_DIRECT) if queued else None
+        offsets = np.ascontiguousarray(spans.offsets)
+        return _native.Runs(_numbers(held, spans), offsets, lengths, None, _numbers(direct, spans)), (held, direct)
 
     def dropping(self, scattered: bool) -> int:
         if not self.drop or self.files.in_memory:
@@ -152,7 +162,7 @@ class NativeRead:
         if queued is None:
             return False
         queued.queue.close()
-        self._without("the budget has no room for its staging")
+        self.do_without("the budget has no room for its staging")
         return True
 
     def prefetched(self, hits: int, spans: Spans) -> None:
@@ -170,12 +180,12 @@ class NativeRead:
         self._of_thread = threading.local()
 
     def _channel(self, scattered: bool) -> _Channel:
-        way = self.way if scattered else "read"
+        way = self._way if scattered else "read"
         if way in QUEUED:
             if self._queued is None:
                 holding = self._staging(way)
                 if holding is None:
-                    self._without("the budget has no room for its staging")
+                    self.do_without("the budget has no room for its staging")
                     return self._channel(scattered)
                 self._queued = _Channel(self.engine.queue(way, **self._settings(holding)), holding)
             return self._queued
@@ -185,8 +195,10 @@ class NativeRead:
             setattr(self._of_thread, way, known)
         return known
 
-    def _without(self, why: str) -> None:
-        self._missing = {**self._missing, **dict.fromkeys(QUEUED, why)}
+    def do_without(self, why: str, ways: tuple[str, ...] = QUEUED) -> None:
+        """From now on read scattered misses by none of these."""
+        self._missing = {**self._missing, **dict.fromkeys(ways, why)}
+        self._way = self._best_way()
 
     @property
     def staging(self) -> int:
@@ -245,6 +257,4 @@ NAMES = {"uring": "io_uring", "aio": "Linux AIO", "announce": "announced reads",
 def _numbers(held: dict[int, Descriptor] | None, spans: Spans) -> Any:
     if held is None:
         return None
-    if len(spans.files) == 1:
-        return held[spans.files[0]].number
     return np.array([held[file].number for file in spans.files], np.int32)

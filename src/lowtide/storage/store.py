@@ -62,7 +62,7 @@ class Store:
             self.where += f" and {len(extents) - 1} more"
         self.budget = budget if isinstance(budget, Budget) else Budget(budget)
         self.pool = Pool(self.budget, where=self.where)
-        self.files = Files(extents)
+        self.files = Files(extents, self.engine)
         self.located = Located(extents)
         self.total = self.located.total
         kind = file_kind(extents[0].path) if extents else None
@@ -132,7 +132,7 @@ class Store:
             return False
         length = (pair.length + 1) * stride
         spans = self.located.spans(numbers, stride, length)
-        if len(spans.files) > KEPT.together or (strategy.name == "map" and len(spans.files) > 1):
+        if len(spans.files) > 1 and (strategy.name == "map" or len(spans.files) > KEPT.together):
             return False
         later = None if ahead is None else lambda: self.located.spans(ahead(), stride, length)
         self.files.counters.asked += length * len(numbers)
