@@ -44,7 +44,7 @@ def test_both_engines_plan_and_give_the_same_rows(
     path = TokenFiles(tmp_path).raw(f"{seed}.bin", corpus(np.random.default_rng(seed), tokens, share=share))
     feeds = []
     for engine in ("native", "python"):
-        opened = lowtide.open_tokens(path, dtype="uint16", engine=engine, **{by: 0})
+        opened = lowtide.open_tokens(path, dtype="uint16", engine=engine, **{by: 0})  # type: ignore[arg-type]
         windows = opened.windows(length, cut="packed", documents=True, dtype=dtype)
         filler = filler_of(windows)
         for rows in (np.arange(len(windows)), np.random.default_rng(seed).integers(0, len(windows), 9)):
@@ -94,7 +94,7 @@ def test_damaged_tables_are_refused_and_never_followed(data: st.DataObject, pack
     )
     rows, room = np.arange(len(packing.rows)), 4096
     into, padding = np.full((4, room), -1, np.int64), np.empty(room, np.bool_)
-    found = native().packed_plan(tables._replace(**{name: wrong}), rows, into, padding)
+    found = native().packed_plan(tables._replace(**{name: wrong}), rows, into, padding)  # type: ignore[arg-type]
     if found is not None:
         reads, runs, closed, _ = found
         there = tables.there * tables.item
