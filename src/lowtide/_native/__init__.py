@@ -16,7 +16,17 @@ from typing import Any, Protocol
 
 from lowtide._native import bijection, documented, later, twin
 from lowtide._native.documented import PackedTables, Planes, RunsOfBatch
-from lowtide._native.runs import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Pair, Problem, Runs
+from lowtide._native.runs import (
+    DROP,
+    DROP_SEQUENTIAL,
+    KEEP,
+    SOURCES,
+    WAYS,
+    Pair,
+    Problem,
+    Runs,
+    WatchedFiles,
+)
 
 try:
     import lowtide._native._core as _core
@@ -40,6 +50,7 @@ __all__ = [
     "Problem",
     "ReadQueue",
     "Runs",
+    "WatchedFiles",
     "engine",
 ]
 
@@ -112,6 +123,10 @@ class Engine:
         """``unchanged(fd, size, modified)``: whether the file still is that long and was not written since."""
         found: Callable[[int, int, int], bool] = self.functions.unchanged
         return found
+
+    def locate(self, files: WatchedFiles, numbers: Any, stride: int, length: int, fds: Any, offsets: Any) -> bool:
+        """Descriptors and offsets of runs of many files, those files checked; False: look closer, in Python."""
+        return self.name == "native" and _core.locate(files, numbers, stride, length, fds, offsets)
 
     def documents_marked(self, planes: Planes, x: Any, y: Any, id: int, *, begins: bool) -> int:
         """Documents that end (or begin) with an id in x, written into the planes; tokens of the longest run."""

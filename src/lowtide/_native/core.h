@@ -91,6 +91,17 @@ int64_t lt_first_refused(int source, int wide, const void *from, int64_t count, 
 int64_t lt_permute(uint64_t *numbers, int64_t count, uint64_t n, const uint64_t *constants, int rounds,
                    const uint64_t *tweaks, int inverted);
 
+/* located.c: files laid end to end, file i up to logical byte ends[i], at offset logical + shift[i] of its own. */
+typedef struct {
+    int64_t count;
+    const int64_t *ends, *shift, *sizes, *modified;
+    const int32_t *fds; /* -1: not open */
+} lt_files;
+
+/* 0 where a run crosses into another file, or a file is not open or no longer what it was. */
+int lt_locate(const lt_files *files, const int64_t *numbers, int64_t count, int64_t stride, int64_t length, int32_t *fds,
+              int64_t *offsets);
+
 /* available.c: an empty string, or why not. */
 const char *lt_unavailable(int way);
 

@@ -33,6 +33,16 @@ class Runs(NamedTuple):
     shift: int = 0
 
 
+class WatchedFiles(NamedTuple):
+    """Files laid end to end, as ``locate`` wants them; one entry per file in every array."""
+
+    ends: Any  # int64: logical byte behind the file
+    shift: Any  # int64: offset in the file = logical offset + shift
+    sizes: Any  # int64: of the file when it was opened
+    modified: Any  # int64: nanoseconds
+    fds: Any  # int32; -1: not open
+
+
 class Pair(NamedTuple):
     """Where windows go: columns 0 .. length-1 of every row into x, columns 1 .. length into y."""
 

@@ -113,6 +113,18 @@ class NativeRead:
         self._count(channel.hits(), spans, scattered=True)
         return self.judge(found, spans)
 
+    def read_located(self, runs: _native.Runs, pair: _native.Pair) -> bool:
+        """Windows of runs that somebody has placed already (many_files.py); False: they must be read the usual way."""
+        channel = self._channel(True)
+        found = channel.queue.windows(runs, pair, _native.KEEP)
+        hits, count = min(channel.hits(), len(runs.offsets)), len(runs.offsets)
+        if found is None and count:
+            self._announce(None)
+            self.files.counters.read += count * runs.lengths
+            self.files.counters.cached += hits * runs.lengths
+            self.temperature.cold = hits < count
+        return found is None
+
     def judge(self, found: Any, spans: Spans) -> bool:
         """True: all is there; False: an id is wrong; a read that failed is raised."""
         if found is None:
