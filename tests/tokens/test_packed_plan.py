@@ -42,14 +42,17 @@ def test_both_engines_plan_and_give_the_same_rows(
 ) -> None:
     native()
     path = TokenFiles(tmp_path).raw(f"{seed}.bin", corpus(np.random.default_rng(seed), tokens, share=share))
-    feeds = []
+    feeds: list[Any] = []
+    plans: list[PackedPlan] = []
     for engine in ("native", "python"):
         opened = lowtide.open_tokens(path, dtype="uint16", engine=engine, **{by: 0})  # type: ignore[arg-type]
         windows = opened.windows(length, cut="packed", documents=True, dtype=dtype)
         filler = filler_of(windows)
-        for rows in (np.arange(len(windows)), np.random.default_rng(seed).integers(0, len(windows), 9)):
-            assert same(filler._planner.plan(rows), filler._planner.in_numpy(rows))
+        some = np.arange(len(windows)), np.random.default_rng(seed).integers(0, len(windows), 9)
+        plans += [filler._planner.plan(rows) for rows in some]
         feeds.append(windows.batches(3, order="random", seed=seed))
+    assert same(plans[0], plans[2])
+    assert same(plans[1], plans[3])
     for _ in range(3):
         (x, y, docs), (other_x, other_y, other_docs) = (next(feed) for feed in feeds)
         assert np.array_equal(x, other_x)
@@ -84,7 +87,7 @@ def test_both_engines_close_rows_alike(seed: int, rows: int, length: int, dtype:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_damaged_tables_are_refused_and_never_followed(data: st.DataObject, packing: PackedFiller) -> None:
-    tables = packing._planner._tables
+    tables = packing._planner.tables
     name = data.draw(st.sampled_from(["rows", "starts", "sizes", "row_bounds", "piece_bounds", "first"]))
     wrong = np.array(getattr(tables, name))
     at = data.draw(st.integers(0, len(wrong) - 1))
@@ -113,7 +116,7 @@ def packing(tmp_path_factory: pytest.TempPathFactory) -> PackedFiller:
 
 
 def test_a_plan_without_room_or_of_a_row_that_is_not_there_is_left_to_numpy(packing: PackedFiller) -> None:
-    tables, rows = packing._planner._tables, np.arange(len(packing.rows))
+    tables, rows = packing._planner.tables, np.arange(len(packing.rows))
     into, padding = np.empty((4, 3), np.int64), np.empty(3, np.bool_)
     assert native().packed_plan(tables, rows, into, padding) is None
     into, padding = np.empty((4, 999), np.int64), np.empty(999, np.bool_)
@@ -125,3 +128,20 @@ def test_a_plan_without_room_or_of_a_row_that_is_not_there_is_left_to_numpy(pack
         native().packed_plan(tables._replace(sizes=tables.sizes[:4]), rows, into, padding)
     with pytest.raises(TypeError, match="PackedTables"):
         native().packed_plan(None, rows, into, padding)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize(("name", "value"), [("rows", 40_000), ("starts", 2**31), ("sizes", 40_000), ("sizes", 0)])
+def test_rows_of_a_damaged_packing_are_refused_by_name(tmp_path: Path, engine: str, name: str, value: int) -> None:
+    path = TokenFiles(tmp_path).raw("tokens.bin", corpus(np.random.default_rng(2), 900, share=0.1))
+    whole = lowtide.open_tokens(path, dtype="uint16", eot=0).windows(16, cut="packed")
+    file = Path(filler_of(whole).rows.kept.path)
+    array = filler_of(whole).rows.kept.arrays[name]
+    content = bytearray(file.read_bytes())
+    at = content.index(array.tobytes()) + 3 * array.itemsize
+    content[at : at + array.itemsize] = value.to_bytes(array.itemsize, "little")
+    file.write_bytes(content)
+    windows = lowtide.open_tokens(path, dtype="uint16", eot=0, engine=engine).windows(16, cut="packed")
+    with pytest.raises(lowtide.FormatError, match=r"packed-16-.*expected rows of whole documents.*Delete it"):
+        for _ in range(len(windows)):
+            next(windows.batches(len(windows), order="sequential"))

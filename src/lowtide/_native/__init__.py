@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lowtide._native import bijection, documented, later, twin
-from lowtide._native.documented import PackedTables, Planes, RunsOfBatch
+from lowtide._native import bijection, documented, later, planned, twin
+from lowtide._native.documented import Planes, RunsOfBatch
+from lowtide._native.planned import PackedTables
 from lowtide._native.runs import (
     DROP,
     DROP_SEQUENTIAL,
@@ -126,7 +127,8 @@ class Engine:
 
     def locate(self, files: WatchedFiles, numbers: Any, stride: int, length: int, fds: Any, offsets: Any) -> bool:
         """Descriptors and offsets of runs of many files, those files checked; False: look closer, in Python."""
-        return self.name == "native" and _core.locate(files, numbers, stride, length, fds, offsets)
+        found: bool = self.functions.locate(files, numbers, stride, length, fds, offsets)
+        return found
 
     def documents_marked(self, planes: Planes, x: Any, y: Any, id: int, *, begins: bool) -> int:
         """Documents that end (or begin) with an id in x, written into the planes; tokens of the longest run."""
@@ -140,8 +142,14 @@ class Engine:
         return found
 
     def packed_plan(self, tables: PackedTables, rows: Any, into: Any, padding: Any) -> tuple[int, int, int, int] | None:
-        """Reads and runs of a batch of packed rows (reads, runs, documents closed, any padding?); None: use NumPy."""
-        return _core.packed_plan(tables, rows, into, padding) if self.name == "native" else None
+        """Reads and runs of a batch of packed rows (reads, runs, documents closed, any padding?); None: no room, or
+        tables that make no sense."""
+        native = self.name == "native"
+        return (
+            _core.packed_plan(tables, rows, into, padding)
+            if native
+            else planned.packed_plan(tables, rows, into, padding)
+        )
 
     def packed_close(self, x: Any, y: Any, runs: RunsOfBatch, pad: int, eot: int | None) -> int:
         """Padding over what was read too much; the first document that does not end with eot, or -1."""

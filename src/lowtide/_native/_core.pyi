@@ -1,6 +1,7 @@
 from typing import Any
 
-from lowtide._native.documented import PackedTables, Planes
+from lowtide._native.documented import Planes
+from lowtide._native.planned import PackedTables
 from lowtide._native.runs import Pair, Runs, WatchedFiles
 
 Found = tuple[str, int, int, int] | None

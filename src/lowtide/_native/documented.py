@@ -32,20 +32,6 @@ class Planes(NamedTuple):
     length: int
 
 
-class PackedTables(NamedTuple):
-    """A packing as ``packed_plan`` reads it; its twin is ``reading/packed_plan.py``."""
-
-    rows: Any  # uint32: pieces before each row, the low half
-    starts: Any  # uint32: of pieces, from the group's first token
-    sizes: Any  # uint16 or uint32: tokens of pieces, one more where the document goes on
-    row_bounds: Any  # int64: rows before each group
-    piece_bounds: Any  # int64: pieces before each group
-    first: Any  # int64: first token of each group
-    length: int
-    item: int  # bytes of a token
-    there: int  # tokens of the corpus
-
-
 RunsOfBatch = tuple[Numbers, Numbers, NDArray[np.bool_] | None]  # begins, closing, padding
 
 

@@ -28,6 +28,7 @@ from lowtide._native.runs import (
     Placed,
     Problem,
     Runs,
+    WatchedFiles,
     bad_value,
     place,
     place_windows,
@@ -174,6 +175,20 @@ def drop_run(placed: Placed, run: int, *, sequential: bool) -> None:
             )
         except OSError:
             return  # what cannot be dropped was reported when it was read
+
+
+def locate(files: WatchedFiles, numbers: Any, stride: int, length: int, fds: Any, offsets: Any) -> bool:
+    """Which file each run lies in, and where; False where one crosses files, or a file is not open or changed."""
+    places = numbers * stride
+    which = np.searchsorted(files.ends, places, side="right")
+    if (which == len(files.ends)).any() or (places + length > files.ends[which]).any():
+        return False
+    for file in set(which.tolist()):
+        number = int(files.fds[file])
+        if number < 0 or not unchanged(number, int(files.sizes[file]), int(files.modified[file])):
+            return False
+    fds[:], offsets[:] = files.fds[which], places + files.shift[which]
+    return True
 
 
 def check_settings(way: str, depth: int, staging: int, alignment: int) -> None:

@@ -18,11 +18,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from lowtide import _native
 from lowtide._native.documented import spread
+from lowtide._native.planned import RowPieces
 from lowtide.errors import FormatError
 from lowtide.reading.boundaries import padding_id, required_marks
 from lowtide.reading.docs import DocsFiller, checked_size
 from lowtide.reading.packed_plan import PackedPlan, PackedPlanner
-from lowtide.reading.packed_rows import PackedRows, RowPieces
+from lowtide.reading.packed_rows import PackedRows
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
 from lowtide.reading.window_filler import Pair, WindowFiller
