@@ -125,9 +125,9 @@ class Engine:
         found: Callable[[int, int, int], bool] = self.functions.unchanged
         return found
 
-    def locate(self, files: WatchedFiles, numbers: Any, stride: int, length: int, fds: Any, offsets: Any) -> bool:
+    def locate(self, files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: Any, offsets: Any) -> bool:
         """Descriptors and offsets of runs of many files, those files checked; False: look closer, in Python."""
-        found: bool = self.functions.locate(files, numbers, stride, length, fds, offsets)
+        found: bool = self.functions.locate(files, numbers, stride, lengths, fds, offsets)
         return found
 
     def documents_marked(self, planes: Planes, x: Any, y: Any, id: int, *, begins: bool) -> int:

@@ -246,7 +246,7 @@ end:
     return result;
 }
 
-/* locate(files, numbers, stride, length, fds, offsets): False where the caller must look closer.
+/* locate(files, numbers, stride, lengths, fds, offsets), lengths one for all or one each: False where the caller must look closer.
  * files: WatchedFiles(ends, shift, sizes, modified, fds) */
 PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
@@ -257,16 +257,19 @@ PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count
     }
     holding all = {.held = 0};
     PyObject *result = NULL;
-    Py_buffer *of[5], *numbers, *fds, *offsets;
-    long long stride = PyLong_AsLongLong(args[2]), length = PyErr_Occurred() ? -1 : PyLong_AsLongLong(args[3]);
+    Py_buffer *of[5], *numbers, *fds, *offsets, *lengths = NULL;
+    int one_length = PyLong_Check(args[3]);
+    long long stride = PyLong_AsLongLong(args[2]), length = one_length && !PyErr_Occurred() ? PyLong_AsLongLong(args[3]) : 0;
     if (PyErr_Occurred()) return NULL;
     for (int i = 0; i < 5; i++) {
         if ((of[i] = hold(&all, PyTuple_GetItem(args[0], i), "files", i < 4 ? "lq" : "il", i < 4 ? 8 : 4, 0)) == NULL) goto end;
     }
     if ((numbers = hold(&all, args[1], "numbers", "lq", 8, 0)) == NULL || (fds = hold(&all, args[4], "fds", "il", 4, PyBUF_WRITABLE)) == NULL) goto end;
     if ((offsets = hold(&all, args[5], "offsets", "lq", 8, PyBUF_WRITABLE)) == NULL) goto end;
+    if (!one_length && (lengths = hold(&all, args[3], "lengths", "lq", 8, 0)) == NULL) goto end;
     int64_t files = of[4]->len / 4, runs = numbers->len / 8;
-    int fine = stride > 0 && length >= 0 && fds->len / 4 == runs && offsets->len / 8 == runs;
+    int64_t same = length;
+    int fine = stride > 0 && length >= 0 && (lengths == NULL || lengths->len == numbers->len) && fds->len / 4 == runs && offsets->len / 8 == runs;
     for (int i = 0; i < 4; i++) fine &= of[i]->len / 8 == files;
     if (!fine) {
         bad_number("locate", "arrays of one length, and a stride and a length of bytes", files);
@@ -274,7 +277,7 @@ PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count
     }
     lt_files from = {.count = files, .ends = of[0]->buf, .shift = of[1]->buf, .sizes = of[2]->buf, .modified = of[3]->buf, .fds = of[4]->buf};
     /* The GIL is kept: this takes less time than giving it away and asking for it again. */
-    result = PyBool_FromLong(lt_locate(&from, numbers->buf, runs, stride, length, fds->buf, offsets->buf));
+    result = PyBool_FromLong(lt_locate(&from, numbers->buf, runs, stride, lengths ? lengths->buf : &same, one_length, fds->buf, offsets->buf));
 end:
     let_go(&all);
     return result;

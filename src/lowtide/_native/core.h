@@ -99,8 +99,8 @@ typedef struct {
 } lt_files;
 
 /* 0 where a run crosses into another file, or a file is not open or no longer what it was. */
-int lt_locate(const lt_files *files, const int64_t *numbers, int64_t count, int64_t stride, int64_t length, int32_t *fds,
-              int64_t *offsets);
+int lt_locate(const lt_files *files, const int64_t *numbers, int64_t count, int64_t stride, const int64_t *lengths,
+              int one_length, int32_t *fds, int64_t *offsets);
 
 /* available.c: an empty string, or why not. */
 const char *lt_unavailable(int way);

@@ -22,16 +22,16 @@ static int64_t file_of(const lt_files *files, int64_t offset) {
     return low;
 }
 
-int lt_locate(const lt_files *files, const int64_t *numbers, int64_t count, int64_t stride, int64_t length, int32_t *fds,
-              int64_t *offsets) {
+int lt_locate(const lt_files *files, const int64_t *numbers, int64_t count, int64_t stride, const int64_t *lengths,
+              int one_length, int32_t *fds, int64_t *offsets) {
     unsigned char *seen = calloc((size_t)files->count + 1, 1);
     int fine = seen != NULL;
     for (int64_t run = 0; fine && run < count; run++) {
-        int64_t offset, file;
+        int64_t offset, file, length = lengths[one_length ? 0 : run];
         fine = !__builtin_mul_overflow(numbers[run], stride, &offset) && offset >= 0;
         if (!fine) break;
         file = file_of(files, offset);
-        fine = file < files->count && length <= files->ends[file] - offset && (seen[file] || is_same(files, file));
+        fine = file < files->count && length >= 0 && length <= files->ends[file] - offset && (seen[file] || is_same(files, file));
         if (!fine) break;
         seen[file] = 1;
         fds[run] = files->fds[file], offsets[run] = offset + files->shift[file];

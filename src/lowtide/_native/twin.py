@@ -177,11 +177,11 @@ def drop_run(placed: Placed, run: int, *, sequential: bool) -> None:
             return  # what cannot be dropped was reported when it was read
 
 
-def locate(files: WatchedFiles, numbers: Any, stride: int, length: int, fds: Any, offsets: Any) -> bool:
+def locate(files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: Any, offsets: Any) -> bool:
     """Which file each run lies in, and where; False where one crosses files, or a file is not open or changed."""
     places = numbers * stride
     which = np.searchsorted(files.ends, places, side="right")
-    if (which == len(files.ends)).any() or (places + length > files.ends[which]).any():
+    if (which == len(files.ends)).any() or (places + lengths > files.ends[which]).any():
         return False
     for file in set(which.tolist()):
         number = int(files.fds[file])

@@ -1,8 +1,8 @@
-"""Windows that lie in many files - shards, or the corpora of a mixture - found, checked and read in two native calls.
+"""Windows of many files - shards, corpora of a mixture - or of many pieces: found, checked, read in two native calls.
 
-One idea: while everything is as it was opened and in the page cache, a batch of many files needs no Python per file.
-What is open is kept as arrays; one call finds each window's file and looks at every file once, the other reads. What is
-out of the ordinary - a window across two files, a file that changed or is not open - is left to the usual way, which
+One idea: while everything is as it was opened and in the page cache, a batch needs no Python per file or piece.
+What is open is kept as arrays; one call finds each run's file and looks at every file once, the other reads. What is
+out of the ordinary - a run across two files, a file that changed or is not open - is left to the usual way, which
 knows what to do and what to say.
 
 Costs about 5 microseconds per batch and 0.2 per file. Holds the descriptors it knows, until one of them is let go.
@@ -10,7 +10,7 @@ Costs about 5 microseconds per batch and 0.2 per file. Holds the descriptors it 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from lowtide.storage.strategy import Strategy
 MOST_FILES = 256  # descriptors this process keeps, up to which nobody needs to know which were used last
 
 
+Wanted = tuple[Offsets, int, Any]  # numbers, stride: run i begins at logical byte numbers[i] * stride; lengths in bytes
+
+
 class OpenTable(NamedTuple):
     """What is open of a store's files, as arrays, and the descriptors themselves: they stay open while this lives."""
 
@@ -30,18 +33,21 @@ class OpenTable(NamedTuple):
     held: tuple[Descriptor, ...]
 
 
-def windows_of_many(strategy: Strategy, located: Located, numbers: Offsets, stride: int, pair: _native.Pair) -> bool:
-    """Read and widen these windows; False: nothing is said about why, the usual way finds out."""
+def windows_located(strategy: Strategy, located: Located, runs: Wanted, pair: _native.Pair, total: int) -> bool:
+    """Read and widen these runs; False: nothing is said about why, the usual way finds out.
+
+    ``total``: their bytes.
+    """
     if not isinstance(strategy, NativeRead) or strategy.temperature.cold or strategy.way != "announce":
         return False
     if strategy.drop or KEPT.count > MOST_FILES:
         return False
+    numbers, stride, lengths = runs
     table = strategy.files.table or _made(strategy.files, located)
     fds, offsets = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
-    length = (pair.length + 1) * stride
-    if strategy.files.closed or not strategy.engine.locate(table.files, numbers, stride, length, fds, offsets):
+    if strategy.files.closed or not strategy.engine.locate(table.files, numbers, stride, lengths, fds, offsets):
         return False
-    return strategy.read_located(_native.Runs(fds, offsets, length), pair)
+    return strategy.read_located(_native.Runs(fds, offsets, lengths), pair, total)
 
 
 def _made(files: Files, located: Located) -> OpenTable:

@@ -113,15 +113,16 @@ class NativeRead:
         self._count(channel.hits(), spans, scattered=True)
         return self.judge(found, spans)
 
-    def read_located(self, runs: _native.Runs, pair: _native.Pair) -> bool:
-        """Windows of runs that somebody has placed already (many_files.py); False: they must be read the usual way."""
+    def read_located(self, runs: _native.Runs, pair: _native.Pair, total: int) -> bool:
+        """Runs of ``total`` bytes that have their places already (many_files.py); False: read them the usual way."""
         channel = self._channel(True)
         found = channel.queue.windows(runs, pair, _native.KEEP)
         hits, count = min(channel.hits(), len(runs.offsets)), len(runs.offsets)
         if found is None and count:
             self._announce(None)
-            self.files.counters.read += count * runs.lengths
-            self.files.counters.cached += hits * runs.lengths
+            self.files.counters.asked += total
+            self.files.counters.read += total
+            self.files.counters.cached += total if hits == count else total * hits // count
             self.temperature.cold = hits < count
         return found is None
 
