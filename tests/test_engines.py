@@ -211,6 +211,52 @@ def test_prepared_batches_are_the_right_ones_also_after_seeking(cold: Path, cach
 
 
 @needs_native
+@pytest.mark.parametrize("cache", ["keep", "drop"])
+@pytest.mark.parametrize("dtype", ["uint16", "datetime64[s]"])
+def test_prepared_rows_are_the_right_ones_over_epochs_and_after_moving(cold: Path, cache: str, dtype: str) -> None:
+    with lowtide.open(cold, dtype=dtype, shape=(-1, 64), cache=cache, engine="native") as array:
+        table = np.fromfile(cold, dtype).reshape(-1, 64)
+        drop_page_cache(cold)  # opening looked at the first bytes
+        order = [int(row) for epoch in range(2) for row in order_of(array, epoch)]
+        batch, total = 16, len(table)
+        rows = array.shuffled(batch, seed=5, epochs=2)
+        for step in range(6):
+            np.testing.assert_array_equal(next(rows), table[order[step * batch : (step + 1) * batch]])
+        assert rows._prefetch._jobs, "reads missed, so the next batches are under way"
+        for position in (100 * batch, 101 * batch, 3 * batch, total - batch, total, total + batch):
+            rows.position = position
+            np.testing.assert_array_equal(next(rows), table[order[position : position + batch]])
+        rows.position = 2 * total - batch - 3
+        assert [len(one) for one in rows] == [batch, 3]
+        if cache == "drop":
+            array.close()
+            assert page_cache(cold).cached == 0
+
+
+@needs_native
+def test_prepared_rows_of_a_part_and_of_arrays_read_together_are_the_right_ones(cold: Path) -> None:
+    with lowtide.open(cold, dtype="uint16", shape=(-1, 64), cache="drop", engine="native") as array:
+        part, _ = array.split(val=0.25, seed=3)
+        rows = part.shuffled(16, seed=5)
+        wanted = next(iter(part.shuffled(len(part), seed=5)))
+        drop_page_cache(cold)
+        for step in range(8):
+            np.testing.assert_array_equal(next(rows), wanted[step * 16 : (step + 1) * 16])
+        assert rows._prefetch._jobs
+        table, order = np.fromfile(cold, "uint16").reshape(-1, 64), order_of(array, 0)
+        drop_page_cache(cold)
+        both = lowtide.together(array, array.subset(slice(None))).shuffled(16, seed=5)
+        for step in range(8):
+            for member in next(both):
+                np.testing.assert_array_equal(member, table[order[step * 16 : (step + 1) * 16]])
+
+
+def order_of(array: lowtide.Array, epoch: int) -> Any:
+    numbers = np.arange(len(array))
+    return next(iter(lowtide.together(numbers).shuffled(len(array), seed=5, epoch=epoch)))[0]
+
+
+@needs_native
 def test_a_batch_whose_end_was_not_noted_because_of_an_interrupt_is_read_again(cold: Path) -> None:
     with lowtide.open_tokens(cold, dtype="uint16", cache="drop", engine="native") as tokens:
         feed = tokens.batches(16, length=64, seed=9)

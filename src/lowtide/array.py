@@ -23,6 +23,7 @@ from lowtide.reading.html_table import html_table
 from lowtide.reading.indexing import select, whole
 from lowtide.reading.parts import Parent, Part, chained, index_bytes, subset_of
 from lowtide.reading.plan import Plan, project
+from lowtide.reading.prefetch import prepared_ahead
 from lowtide.reading.row_filler import RowFiller
 from lowtide.reading.row_iteration import RowIteration, counted_batch
 from lowtide.reading.stratified import split_parts
@@ -178,7 +179,8 @@ class Array(RowIteration):
         """
         rows = self._rows
         size = (self._comfortable() if batch is None else counted_batch("plan", batch)) * rows.nbytes
-        held = self.budget.limit if batch is None else rows.copies * whole_pages(size)
+        prepared, staging = (0, 0) if rows.fortran else prepared_ahead(self._store)
+        held = self.budget.limit if batch is None else (rows.copies + prepared) * whole_pages(size) + staging
         why: tuple[str, ...] = ()
         if rows.fortran:
             why = ("the file is in Fortran order: a row is one item of every column, so reads are many and small",)

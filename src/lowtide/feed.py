@@ -217,16 +217,14 @@ class Feed:
         if ahead and self._runs is not None:
             self._runs.approach(cursor)
         numbers, tail = self._numbers(cursor)
-        following = Following(partial(self._following, cursor), self._prefetch) if ahead else None
+        following = Following(cursor, self._prefetch, self._following, self._full_step) if ahead else None
         return self._cut.read(numbers, rows=self._share, ahead=following, tail=tail)
 
-    def _following(self, cursor: int, steps: int) -> Numbers:
-        """The numbers of the step that many steps after this one; none where there is no such full step."""
-        for _ in range(steps):
-            cursor = self._after_skips(self._after(cursor))
+    def _following(self, cursor: int) -> int | None:
+        """Where the step after this one begins; None where there is no such full step."""
+        cursor = self._after_skips(self._after(cursor))
         full = self._cut.rows
-        there = full is None or cursor + self.batch <= full
-        return self._full_step(cursor) if there else np.empty(0, np.int64)
+        return cursor if full is None or cursor + self.batch <= full else None
 
     def _numbers(self, cursor: int) -> tuple[Numbers, bool]:
         """This rank's numbers of the step at ``cursor``, and whether it is the shorter row at the end."""

@@ -27,6 +27,7 @@ from lowtide.reading.kept_rows import GivenArray, KeptRows, RowMemory
 from lowtide.reading.parts import Listed, Parent, Part, lists_of, subset_of
 from lowtide.reading.passes import Pass
 from lowtide.reading.plan import Plan, project
+from lowtide.reading.prefetch import Following
 from lowtide.reading.row_filler import RowFiller
 from lowtide.reading.row_iteration import RowIteration, counted_batch
 from lowtide.reading.stratified import split_parts
@@ -193,7 +194,15 @@ class _MemberRows:
     def pools(self) -> tuple[Pool, ...]:
         return tuple(pool for one in self.members for pool in one.pools)
 
-    def read(self, order: Pass, upcoming: Upcoming, first: int, count: int, room: int) -> Any:
+    def read(
+        self,
+        order: Pass,
+        upcoming: Upcoming,
+        first: int,
+        count: int,
+        room: int,
+        following: Following | None = None,  # noqa: ARG002
+    ) -> Any:
         if count <= REMEMBERED and not order.consecutive:
             upcoming = _Remembered(upcoming)
         with suppress(BudgetError):

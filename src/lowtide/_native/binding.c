@@ -503,6 +503,13 @@ static int is_working(prefetcher *self) {
     return working;
 }
 
+static int is_finished(prefetcher *self) {
+    pthread_mutex_lock(&self->lock);
+    int finished = self->state == FINISHED;
+    pthread_mutex_unlock(&self->lock);
+    return finished;
+}
+
 static void stop_work(prefetcher *self) {
     if (self->work) atomic_store(&self->work->call.stop, 1);
     PyThreadState *state = PyEval_SaveThread();
@@ -556,7 +563,7 @@ static PyObject *prefetch_wait(PyObject *object, PyObject *unused) {
         PyErr_SetString(PyExc_RuntimeError, "prefetch: expected a batch started in this process, got one of the process it was forked from. Start it again.");
         return NULL;
     }
-    for (int over = 0; !over;) {
+    for (int over = is_finished(self); !over;) { /* the usual case is over before it is asked for */
         Py_BEGIN_ALLOW_THREADS
         over = wait_a_while(self);
         Py_END_ALLOW_THREADS
@@ -588,10 +595,7 @@ static PyObject *prefetch_ready(PyObject *object, PyObject *unused) {
     (void)unused;
     prefetcher *self = (prefetcher *)object;
     left_behind(self);
-    pthread_mutex_lock(&self->lock);
-    int finished = self->state == FINISHED;
-    pthread_mutex_unlock(&self->lock);
-    return PyBool_FromLong(finished);
+    return PyBool_FromLong(is_finished(self));
 }
 
 static void end_prefetcher(prefetcher *self) {

@@ -2,9 +2,10 @@
 
 One idea: a pass says which row is the k-th, so an iterator is a position and nothing else: it can be saved, moved, and
 asked again. The next batch's rows are known before this one is read, so each step tells the kernel of the following
-one. The position moves last: a step that fails or is interrupted delivers nothing and can be asked for again.
+one, or has native threads fill it. The position moves last: a step that fails or is interrupted delivers nothing and
+can be asked for again.
 
-Costs about 10 microseconds per batch beyond the reads. No threads.
+Costs about 10 microseconds per batch beyond the reads.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any, Protocol
 from lowtide.arguments import whole_number
 from lowtide.reading.html_table import html_table
 from lowtide.reading.passes import Pass
+from lowtide.reading.prefetch import Following, Prefetch
 from lowtide.reading.state import VERSION, check_state
-from lowtide.reading.upcoming import Upcoming
+from lowtide.reading.upcoming import Numbers, Upcoming
 from lowtide.storage import Pool
 from lowtide.storage.forks import Turn
 
@@ -30,7 +32,15 @@ class Filler(Protocol):
         """Where the buffers of batches come from."""
         ...
 
-    def read(self, order: Pass, upcoming: Upcoming, first: int, count: int, room: int) -> Any: ...
+    def read(
+        self,
+        order: Pass,
+        upcoming: Upcoming,
+        first: int,
+        count: int,
+        room: int,
+        following: Following | None = None,
+    ) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,7 @@ class BatchIterator:
             self._stop = 0  # also of endless epochs of nothing
         self._upcoming = Upcoming(order.block, self._stop)
         self._turn = Turn()
+        self._prefetch = Prefetch()
         self.position = 0
 
     def __iter__(self) -> BatchIterator:
@@ -86,7 +97,10 @@ class BatchIterator:
                 first = self.position
                 count = self._count(first)
                 if count:
-                    batch = self._filler.read(self._order, self._upcoming, first, count, self._batch)
+                    following = None
+                    if self._order.scattered:
+                        following = Following(first, self._prefetch, self._following, self._numbers)
+                    batch = self._filler.read(self._order, self._upcoming, first, count, self._batch, following)
                     last = first + count
                     self.position = last
                     return batch
@@ -176,6 +190,14 @@ class BatchIterator:
 
     def _progress(self) -> str:
         return f"{self.position:,}" + (" (endless)" if self._stop is None else f" of {self._stop:,}")
+
+    def _following(self, first: int) -> int | None:
+        """Where the batch after the one at ``first`` begins; None where there is no such full batch."""
+        later = first + self._count(first)
+        return later if self._count(later) == self._batch else None
+
+    def _numbers(self, first: int) -> Numbers:
+        return self._upcoming.at(first, self._batch)
 
     def _count(self, first: int) -> int:
         if self._stop is not None and first >= self._stop:

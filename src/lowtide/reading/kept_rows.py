@@ -18,6 +18,7 @@ from lowtide.reading.fingerprint import BLOCK_BYTES, BLOCKS, digest
 from lowtide.reading.indexing import Selection
 from lowtide.reading.parts import Part, Stretch, chained
 from lowtide.reading.passes import Pass
+from lowtide.reading.prefetch import Following
 from lowtide.reading.row_filler import RowFiller
 from lowtide.reading.upcoming import BLOCK, Upcoming
 from lowtide.storage import Budget, Pool, Store
@@ -79,7 +80,15 @@ class KeptRows:
     def fingerprint(self) -> dict[str, Any]:
         return self.filler.fingerprint()
 
-    def read(self, order: Pass, upcoming: Upcoming, first: int, count: int, room: int) -> NDArray[Any]:
+    def read(
+        self,
+        order: Pass,
+        upcoming: Upcoming,
+        first: int,
+        count: int,
+        room: int,
+        following: Following | None = None,  # noqa: ARG002
+    ) -> NDArray[Any]:
         return _taken(self.kept.rows(), self.part, order, upcoming, (first, count, room), self.pools[0])
 
     def select(self, selection: Selection) -> Any:
@@ -117,7 +126,15 @@ class GivenArray:
         part = None if self.part is None else self.part.settings()
         return {"dtype": self.dtype.str, "shape": list(self.rows.shape), "blocks": blocks, "part": part}
 
-    def read(self, order: Pass, upcoming: Upcoming, first: int, count: int, room: int) -> NDArray[Any]:
+    def read(
+        self,
+        order: Pass,
+        upcoming: Upcoming,
+        first: int,
+        count: int,
+        room: int,
+        following: Following | None = None,  # noqa: ARG002
+    ) -> NDArray[Any]:
         return _taken(self.rows, self.part, order, upcoming, (first, count, room), self.pools[0])
 
     def select(self, selection: Selection) -> Any:

@@ -25,14 +25,16 @@ from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
 from lowtide.reading.indexing import Selection
 from lowtide.reading.parts import Part, Stretch, chained, lists_of
 from lowtide.reading.passes import Pass
+from lowtide.reading.prefetch import Arrays, Following, NativeThread
 from lowtide.reading.upcoming import BLOCK, Numbers, Upcoming
-from lowtide.storage import Budget, Buffer, Pool, Store
+from lowtide.storage import Budget, Buffer, Filling, Pool, Store
 from lowtide.storage.buffers import wrap
 from lowtide.units import MIB, format_size
 
 ALIGN_FROM = 256 * 1024  # smaller results are not worth the page that aligning them costs
 COLUMNS_AT_ONCE = 1 << 16  # offsets computed at a time for scattered Fortran rows: half a MiB of them
 SPARSE_FROM = 64  # an array this many times longer than a batch holds few neighbours of it
+_BYTE = np.dtype(np.uint8)
 SCRATCH = 8 * MIB  # most bytes of whole rows read at a time where only a part of each row is wanted
 
 
@@ -108,19 +110,49 @@ class RowFiller:
 
     # Batches, lent
 
-    def read(self, order: Pass, upcoming: Upcoming, first: int, count: int, room: int) -> NDArray[Any]:
+    def read(
+        self,
+        order: Pass,
+        upcoming: Upcoming,
+        first: int,
+        count: int,
+        room: int,
+        following: Following | None = None,
+    ) -> NDArray[Any]:
         """Rows at positions ``[first, first + count)``, lent; ``room``: the usual number of rows of a batch.
 
-        A short batch uses a buffer of the usual size, which is there already.
+        A short batch uses a buffer of the usual size, which is there already. ``following``: the batches after this
+        one, which may be prepared meanwhile.
         """
-        with self.store.filling(room * self.nbytes) as out:
-            if order.consecutive and (self.part is None or isinstance(self.part, Stretch)):
-                self.block(int(upcoming.at(first, 1)[0]), count, out.buffer)
+        store = self.store
+        # Of rows drawn from all over a much longer array hardly two are neighbours.
+        sparse = order.scattered and min(room, BLOCK) * SPARSE_FROM < self.count
+        prefetch = None if following is None or not sparse or self.fortran or room > BLOCK else following.prefetch
+        ready = None if prefetch is None else prefetch.take(store, first)
+        with store.filling(room * self.nbytes) if ready is None else ready.filling as out:
+            if ready is not None:
+                rows = ready.arrays[0]
+                store.prefetched(count, self.nbytes, ready.hits)
             else:
-                # Of rows drawn from all over a much longer array hardly two are neighbours.
-                sparse = order.scattered and min(room, BLOCK) * SPARSE_FROM < self.count
-                self._fill(upcoming, first, count, room, out.buffer, sparse)
-            return out.lend((count, *self.shape), self.dtype)
+                rows = out.lend((count, *self.shape), self.dtype)
+                if order.consecutive and (self.part is None or isinstance(self.part, Stretch)):
+                    self.block(int(upcoming.at(first, 1)[0]), count, out.buffer)
+                else:
+                    self._fill(upcoming, first, count, room, out.buffer, sparse)
+            if prefetch is not None and following is not None and store.cold:
+                prefetch.keep_ahead(store, following, room * self.nbytes, self._begin)
+            return rows
+
+    def _begin(self, thread: NativeThread, filling: Filling, numbers: Numbers) -> tuple[Arrays, Any] | None:
+        """Let a native thread fill a batch. As long as it may write, the buffer is lent, whatever happens to us."""
+        spans = self.store.startable(
+            numbers if self.part is None else self.part.rows(numbers), self.nbytes, self.nbytes
+        )
+        if spans is None or self.nbytes == 0:
+            return None
+        rows = filling.lend((len(numbers), *self.shape), self.dtype)
+        into = filling.lend((spans.total,), _BYTE)
+        return (rows,), self.store.start_gather(thread.fills, spans, into)
 
     def _fill(self, upcoming: Upcoming, first: int, count: int, room: int, buffer: Buffer, sparse: bool) -> None:
         """In steps of at most ``BLOCK`` rows, so that what a huge batch needs beside its buffer stays small."""

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lowtide import _native
 from lowtide.errors import FormatError
-from lowtide.reading.prefetch import DEPTH, Following, NativeThread
+from lowtide.reading.prefetch import Following, NativeThread
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
 from lowtide.storage import Filling
@@ -94,33 +94,29 @@ class WindowFiller:
         size, scratch = self.nbytes(max(len(starts), rows or 0, 1))
         half, shape = size // 2, (len(starts), self.length)
         following = ahead if isinstance(ahead, Following) and self.widens and not self.consecutive else None
-        ready = None if following is None else following.prefetch.take(starts)
+        ready = None if following is None else following.prefetch.take(store, following.place)
         # Before reading: a batch there is no room for is refused unread.
-        with store.filling(size + more) if ready is None else ready[0] as out:
-            pair = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
+        with store.filling(size + more) if ready is None else ready.filling as out:
             if ready is None:
+                pair: Any = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
                 self._fill(starts, pair, scratch, ahead)
             else:
-                store.prefetched(starts, self._item, self.length + 1, hits=ready[1])
+                pair = ready.arrays
+                store.prefetched(len(starts), self._item * (self.length + 1), ready.hits)
             if following is not None and store.cold:
-                self._start(following, size, more)
+                following.prefetch.keep_ahead(store, following, size + more, self._begin)
             return pair if then is None else then(pair, out, size)
 
-    def _start(self, following: Following, size: int, more: int) -> None:
-        """Let native threads fill the next batches, as far as the budget has room for them."""
+    def _begin(self, thread: NativeThread, filling: Filling, numbers: Numbers) -> tuple[Pair, Any] | None:
+        """Let a native thread fill a batch. As long as it may write, the buffer is lent, whatever happens to us."""
         store = self.tokens.store
-
-        def begin(thread: NativeThread, filling: Filling) -> Any:
-            # Lent to the thread: as long as it may write, the buffer is not free, whatever happens to us meanwhile.
-            shape = (len(numbers), self.length)
-            x, y = filling.lend(shape, self.dtype), filling.lend(shape, self.dtype, size // 2)
-            pair = _native.Pair(x, y, self.length, self._source, self.tokens.vocab)
-            return store.start_windows(thread.fills, numbers, self._item, pair)
-
-        for step in range(1, DEPTH + 1):
-            numbers = following.at(step)
-            if not len(numbers) or not following.prefetch.start(store, numbers, size + more, begin):
-                break
+        spans = store.startable(numbers, self._item, self._item * (self.length + 1))
+        if spans is None:
+            return None
+        shape, half = (len(numbers), self.length), self.nbytes(len(numbers))[0] // 2
+        pair = filling.lend(shape, self.dtype), filling.lend(shape, self.dtype, half)
+        target = _native.Pair(*pair, self.length, self._source, self.tokens.vocab)
+        return pair, store.start_windows(thread.fills, spans, target)
 
     def _fill(self, starts: Numbers, pair: Pair, scratch_size: int, ahead: Callable[[], Numbers] | None) -> None:
         store, item = self.tokens.store, self._item

@@ -96,7 +96,7 @@ class NativeRead:
         channel = self._channel(scattered)
         found = channel.queue.gather(runs, buffer.bytes, self.dropping(scattered))
         del held  # descriptors stay open until the reads are done
-        self._count(channel.hits(), spans, scattered=scattered)
+        self._count(channel.hits(), len(spans.numbers), spans.total, scattered=scattered)
         self.judge(found, spans)
 
     def fetch(self, spans: Spans) -> NDArray[np.uint8] | None:  # noqa: ARG002
@@ -110,7 +110,7 @@ class NativeRead:
         channel = self._channel(True)
         found = channel.queue.windows(runs, pair, self.dropping(True))
         del held
-        self._count(channel.hits(), spans, scattered=True)
+        self._count(channel.hits(), len(spans.numbers), spans.total, scattered=True)
         return self.judge(found, spans)
 
     def read_located(self, runs: _native.Runs, pair: _native.Pair, total: int) -> bool:
@@ -178,10 +178,10 @@ class NativeRead:
         self.do_without("the budget has no room for its staging")
         return True
 
-    def prefetched(self, hits: int, spans: Spans) -> None:
-        """Somebody's thread has read these spans and found ``hits`` of them cached."""
+    def prefetched(self, hits: int, count: int, total: int) -> None:
+        """Somebody's thread has read ``count`` spans of ``total`` bytes and found ``hits`` of them cached."""
         self._was_announced = False
-        self._count(hits, spans, scattered=True)
+        self._count(hits, count, total, scattered=True)
 
     def close(self) -> None:
         if self._queued is not None:
@@ -239,10 +239,10 @@ class NativeRead:
             self.engine.announce(runs)
             del held
 
-    def _count(self, hits: int, spans: Spans, *, scattered: bool) -> None:
-        counters, count = self.files.counters, len(spans.numbers)
-        counters.read += spans.total
-        counters.cached += spans.total * min(hits, count) // max(1, count)
+    def _count(self, hits: int, count: int, total: int, *, scattered: bool) -> None:
+        counters = self.files.counters
+        counters.read += total
+        counters.cached += total if hits >= count else total * hits // count
         # What was announced is there by now: that does not make the disk warm.
         if scattered and not (hits == count and self._was_announced):
             self.temperature.cold = hits < count

@@ -161,23 +161,34 @@ class Store:
         strategy = self.strategy
         return strategy.staging if isinstance(strategy, NativeRead) else None
 
-    def start_windows(
-        self, thread: _native.Prefetching, numbers: Offsets, stride: int, pair: _native.Pair
-    ) -> tuple[Any, ...]:
+    def startable(self, numbers: Offsets, stride: int, length: int) -> Spans | None:
+        """The runs of ``length`` bytes at ``number * stride``, for a native thread; None where one call cannot read
+        them all."""
+        spans = self.located.spans(numbers, stride, length)
+        return spans if len(spans.files) == 1 or len(spans.files) <= KEPT.together else None
+
+    def start_windows(self, thread: _native.Prefetching, spans: Spans, pair: _native.Pair) -> tuple[Any, ...]:
         """Let ``thread`` read and widen these windows; what is returned must live until it has."""
         strategy = self.strategy
         assert isinstance(strategy, NativeRead)  # it made the thread
-        spans = self.located.spans(numbers, stride, (pair.length + 1) * stride)
         runs, held = strategy.runs(spans, scattered=True)
         thread.start_windows(runs, pair, strategy.dropping(True))
         return runs, held, pair
 
-    def prefetched(self, numbers: Offsets, stride: int, length: int, *, hits: int) -> None:
-        """Count these runs of ``length`` strides, which a native thread has read, ``hits`` of them from the cache."""
+    def start_gather(self, thread: _native.Prefetching, spans: Spans, into: NDArray[Any]) -> tuple[Any, ...]:
+        """Let ``thread`` read these runs into an array, one after the other."""
+        strategy = self.strategy
+        assert isinstance(strategy, NativeRead)
+        runs, held = strategy.runs(spans, scattered=True)
+        thread.start_gather(runs, into, strategy.dropping(True))
+        return runs, held, into
+
+    def prefetched(self, count: int, length: int, hits: int) -> None:
+        """Count that many runs of ``length`` bytes, which a native thread has read, ``hits`` of them from the cache."""
         strategy = self.strategy
         if isinstance(strategy, NativeRead):
-            strategy.prefetched(hits, self.located.spans(numbers, stride, length * stride))
-        self.files.counters.asked += len(numbers) * length * stride
+            strategy.prefetched(hits, count, count * length)
+        self.files.counters.asked += count * length
 
     def filling(self, size: int) -> Filling:
         """A buffer from the budget, to fill and lend: ``with store.filling(size) as out: ...``."""
