@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.native.asked import PYTHON, native
 
-from lowtide._native import SOURCES, Engine, Planes
+from lowtide._native import SOURCES, Engine, Pair, Planes, Runs
 from lowtide._native.documented import run_begins
 
 MARK = 7
@@ -77,6 +78,74 @@ def test_both_engines_write_given_runs(seed: int, rows: int, length: int, share:
         found.append((engine.documents_given(planes, begins, closing, padding), planes))
     assert found[0][0] == found[1][0]
     assert same(found[0][1], found[1][1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(0, 6),
+    length=st.one_of(st.integers(1, 40), st.integers(41, 700)),
+    share=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    begins=st.booleans(),
+)
+def test_noted_marks_give_the_documents_that_x_gives(
+    seed: int, rows: int, length: int, share: float, begins: bool
+) -> None:
+    tokens = tokens_of(seed, rows, length, "int32", share)
+    x, y = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
+    places = np.flatnonzero(tokens.reshape(-1) == MARK)
+    random = np.random.default_rng(seed)
+    marks = np.concatenate(([0], random.permutation(np.concatenate((places, places[::3]))), np.full(3, -5)))
+    marks[0] = len(marks) - 4
+    wanted = planes_of(rows, length, rows * length)
+    longest = PYTHON.documents_marked(wanted, x, y, MARK, begins=begins)
+    for engine in (native(), PYTHON):
+        planes = planes_of(rows, length, rows * length, fill=3 if engine is PYTHON else 4)
+        assert engine.documents_noted(planes, marks, begins=begins) == longest
+        assert same(planes, wanted)
+
+
+@pytest.mark.parametrize("name", ["native", "python"])
+def test_marks_that_were_not_all_noted_or_make_no_sense_are_not_used(name: str) -> None:
+    engine: Engine = native() if name == "native" else PYTHON
+    for marks in ([-1, 0, 0], [3, 1, 2], [1, 18, 0], [1, -1, 0]):
+        assert engine.documents_noted(planes_of(2, 8, 16), np.array(marks), begins=False) is None
+    assert engine.documents_noted(planes_of(2, 8, 16), np.array([1, 17, 0]), begins=False) == 8
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**32),
+    source=st.sampled_from(SOURCES),
+    wide=st.sampled_from(["int32", "int64"]),
+    pieces=st.booleans(),
+    room=st.sampled_from([0, 5, 10_000]),
+)
+def test_reading_notes_where_a_mark_stands(
+    tmp_path: Path, seed: int, source: str, wide: str, pieces: bool, room: int
+) -> None:
+    rows, length = 5, 60
+    tokens = np.random.default_rng(seed).integers(5, 9, 2000).astype(source)
+    path = tmp_path / f"{seed % 7}.bin"
+    tokens.tofile(path)
+    starts = np.random.default_rng(seed).integers(0, 1900, rows)
+    lengths = np.full(rows, length + 1)
+    if pieces:  # each row of two runs
+        starts = np.stack((starts, starts + 20), axis=1).reshape(-1)
+        lengths = np.tile([20, length - 19], rows)
+    expected = np.concatenate([tokens[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)])
+    with path.open("rb") as file:
+        for engine in (native(), PYTHON):
+            x, y = np.empty((rows, length), wide), np.empty((rows, length), wide)
+            marks = np.full(room + 1, -9)
+            runs = Runs(file.fileno(), starts * tokens.itemsize, lengths * tokens.itemsize)
+            assert engine.queue("read").windows(runs, Pair(x, y, length, source, None, marks, MARK), 0) is None
+            places = np.flatnonzero(expected == MARK)
+            assert marks[0] == len(places)
+            assert marks[1:][: len(places)].tolist() == places[:room].tolist()
+            assert (marks[1 + len(places) :] == -9).all()
+            with pytest.raises((TypeError, BufferError)):
+                engine.queue("read").windows(runs, Pair(x, y, length, source, None, np.zeros(4, np.int32), MARK), 0)
 
 
 @settings(max_examples=150, deadline=None)

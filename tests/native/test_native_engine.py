@@ -119,6 +119,7 @@ def test_both_engines_have_the_same_names() -> None:
         "announce",
         "documents_given",
         "documents_marked",
+        "documents_noted",
         "find_ids",
         "gather_mapped",
         "locate",

@@ -136,6 +136,11 @@ class Engine:
         found: int = (_core if native else documented).documents_marked(planes, x, y, id, begins)
         return found
 
+    def documents_noted(self, planes: Planes, marks: Any, *, begins: bool) -> int | None:
+        """The same from what reading with ``Pair.marks`` noted, without a look at x; None: too many, or none noted."""
+        found: int | None = (_core if self.name == "native" else documented).documents_noted(planes, marks, begins)
+        return found
+
     def documents_given(self, planes: Planes, begins: Any, closing: Any, padding: Any = None) -> int:
         """The same from where runs begin, last tokens of documents, and which runs are padding."""
         found: int = (_core if self.name == "native" else documented).documents_given(planes, begins, closing, padding)

@@ -84,6 +84,53 @@ end:
     return result;
 }
 
+static int ascending(const void *one, const void *other) {
+    int64_t a = *(const int64_t *)one, b = *(const int64_t *)other;
+    return (a > b) - (a < b);
+}
+
+/* Marks in a copy, ascending and each once: they lie where the planes will be. How many, or -1. */
+static int64_t sorted_marks(const Py_buffer *marks, int64_t end, int64_t **copy) {
+    int64_t room = marks->len / 8 - 1, count = room < 0 ? -1 : *(const int64_t *)marks->buf, kept = 0;
+    if (count < 0 || count > room) return -1;
+    if ((*copy = malloc((size_t)(count ? count : 1) * 8)) == NULL) return -1;
+    memcpy(*copy, (const int64_t *)marks->buf + 1, (size_t)count * 8);
+    int sorted = 1;
+    for (int64_t i = 1; i < count; i++) sorted &= (*copy)[i] >= (*copy)[i - 1];
+    if (!sorted) qsort(*copy, (size_t)count, 8, ascending);
+    for (int64_t i = 0; i < count; i++) {
+        if (kept == 0 || (*copy)[i] != (*copy)[kept - 1]) (*copy)[kept++] = (*copy)[i];
+    }
+    return kept == 0 || ((*copy)[0] >= 0 && (*copy)[kept - 1] < end) ? kept : -1;
+}
+
+/* documents_noted(planes, marks, begins): None where marks holds more than it has room for, or nothing. */
+PyObject *lt_py_documents_noted(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "documents_noted: expected 3 arguments, got %zd. Pass all of them.", count);
+    holding all = {.held = 0};
+    lt_docs docs;
+    PyObject *result = NULL;
+    int64_t *copy = NULL, found;
+    int begins = PyObject_IsTrue(args[2]);
+    if (begins < 0 || !parse_planes(args[0], &all, &docs)) goto end;
+    Py_buffer *marks = hold(&all, args[1], "marks", "lq", 8, 0);
+    if (marks == NULL) goto end;
+    int64_t many = sorted_marks(marks, docs.rows * (docs.length + 1), &copy);
+    if (many < 0) {
+        result = Py_NewRef(Py_None);
+        goto end;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    found = lt_docs_noted(&docs, copy, many, begins);
+    Py_END_ALLOW_THREADS
+    result = longest_of(found, &docs);
+end:
+    free(copy);
+    let_go(&all);
+    return result;
+}
+
 /* Where runs begin and documents end, in a copy that nobody else can change, all of them inside the planes. */
 static int64_t *copied(const Py_buffer *begins, const Py_buffer *closing, const Py_buffer *padding, int64_t size) {
     int64_t runs = begins->len / 8, count = closing->len / 8;

@@ -46,6 +46,8 @@ typedef struct {
     int source;     /* LT_UINT8 ... */
     int wide;       /* bytes of an element of x and y: 4 or 8 */
     uint64_t limit; /* ids must be below it; 0: every id that the wide type can hold */
+    _Atomic int64_t *marks; /* NULL, or how often `mark` was seen, and behind it where, in no order and perhaps twice */
+    int64_t marks_room, mark;
 } lt_sink;
 
 /* The failure of lowest run number. kind READ_FAILED: `at` bytes of the run came, value is errno, 0 = end of file.
@@ -86,6 +88,9 @@ int64_t lt_item(int source);
 /* widen.c: count tokens to x and as many to y; either may be NULL. Returns nonzero if an id is refused. */
 int lt_widen(int source, int wide, const void *from, int64_t count, void *x, void *y, uint64_t limit);
 int64_t lt_first_refused(int source, int wide, const void *from, int64_t count, uint64_t limit, int64_t *id);
+
+/* documents.c: note where sink->mark stands among these tokens, the first of which is token `token` of the sink. */
+void lt_mark(const lt_sink *sink, int64_t token, const unsigned char *tokens, int64_t count);
 
 /* permute.c: numbers mapped in place; returns the index of the first one that is not below n, or -1. */
 int64_t lt_permute(uint64_t *numbers, int64_t count, uint64_t n, const uint64_t *constants, int rounds,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide._native.runs import bad_value
+from lowtide._native.runs import Pair, Placed, array_of, bad_value, writable
 
 Numbers = NDArray[np.int64]
 
@@ -46,6 +46,38 @@ def documents_marked(planes: Planes, x: NDArray[Any], y: NDArray[Any], id: int, 
     else:
         closing = marked
     return documents_given(planes, run_begins(closing, x.size, length), closing, None)
+
+
+def note_marks(placed: Placed, narrow: NDArray[Any], pair: Pair) -> None:
+    """Where ``pair.mark`` stands among the tokens of these runs: the count first, then as many places as fit."""
+    if pair.marks is None:
+        return
+    marks = array_of("marks", writable("marks", pair.marks), "lq", 8)
+    if len(marks) < 1:
+        raise bad_value("marks", "room for a count", marks.nbytes)
+    ends = placed.targets + placed.lengths // narrow.itemsize
+    hits = few_true(narrow == pair.mark)
+    inside = placed.targets.searchsorted(hits, side="right") - 1 if (np.diff(placed.targets) >= 0).all() else None
+    if inside is None:  # runs in another order: a token at a time
+        kept = [hit for hit in hits.tolist() if ((placed.targets <= hit) & (hit < ends)).any()]
+    else:
+        kept = hits[(inside >= 0) & (hits < ends[inside])].tolist()
+    marks[0] = len(kept)
+    marks[1 : len(kept) + 1] = kept[: len(marks) - 1]
+
+
+def documents_noted(planes: Planes, marks: Numbers, begins: bool) -> int | None:
+    """The same from where the id stands among rows of ``length + 1`` tokens: a count, and places in any order, perhaps
+    twice. None: there were more than places, or none were noted at all."""
+    length, many = planes.length, int(marks[0])
+    size = np.asarray(planes.mask).size
+    places = np.array(sorted(set(marks[1 : many + 1].tolist())), np.int64)  # a copy: they may lie where the planes are
+    if not 0 <= many < len(marks) or (len(places) and not 0 <= places[0] <= places[-1] < size // length * (length + 1)):
+        return None
+    rows, columns = np.divmod(places, length + 1)
+    closing = rows * length + columns - begins
+    closing = closing[columns > 0] if begins else closing[columns < length]
+    return documents_given(planes, run_begins(closing, size, length), closing, None)
 
 
 def documents_given(planes: Planes, begins: Numbers, closing: Numbers, padding: NDArray[np.bool_] | None) -> int:

@@ -135,6 +135,32 @@ int64_t lt_docs_marked(lt_docs *to, const void *x, const void *y, int wide, int6
     return finish(to);
 }
 
+void lt_mark(const lt_sink *sink, int64_t token, const unsigned char *tokens, int64_t count) {
+    if (!can_be(sink->source, sink->mark)) return;
+    scanner next = scanners[sink->source];
+    for (int64_t at = next(tokens, 0, count, sink->mark); at < count; at = next(tokens, at + 1, count, sink->mark)) {
+        int64_t slot = atomic_fetch_add_explicit(sink->marks, 1, memory_order_relaxed);
+        if (slot < sink->marks_room) atomic_store_explicit(sink->marks + 1 + slot, token + at, memory_order_relaxed);
+    }
+}
+
+int64_t lt_docs_noted(lt_docs *to, const int64_t *marks, int64_t count, int begins) {
+    int64_t length = to->length, columns = length + 1, next = 0;
+    for (int64_t row = 0; row < to->rows; row++) {
+        int64_t base = row * length, first = 0;
+        int closes = 0;
+        for (; next < count && marks[next] < (row + 1) * columns; next++) {
+            int64_t column = marks[next] - row * columns, last = begins ? column : column + 1;
+            if (column == length) closes = begins; /* only in y: the next document begins behind this row */
+            if (column == length || last == first) continue;
+            if (!write_run(to, base + first, base + last, 1)) return -1;
+            first = last;
+        }
+        if (first < length && !write_run(to, base + first, base + length, closes)) return -1;
+    }
+    return finish(to);
+}
+
 int64_t lt_docs_given(lt_docs *to, const int64_t *begins, const uint8_t *padding, int64_t runs, const int64_t *closing,
                       int64_t count) {
     int64_t size = to->rows * to->length;

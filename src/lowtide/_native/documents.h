@@ -16,6 +16,9 @@ typedef struct {
 /* Runs by an id in x: the last token of a document or, with `begins`, the first. The longest run; -1: no room. */
 int64_t lt_docs_marked(lt_docs *to, const void *x, const void *y, int wide, int64_t id, int begins);
 
+/* The same from where the id stands among rows of length + 1 tokens, ascending, as lt_mark noted it. */
+int64_t lt_docs_noted(lt_docs *to, const int64_t *marks, int64_t count, int begins);
+
 /* Runs by where they begin, ascending from 0; `closing`: last tokens of documents. The longest run; -1: no room. */
 int64_t lt_docs_given(lt_docs *to, const int64_t *begins, const uint8_t *padding, int64_t runs, const int64_t *closing,
                       int64_t count);

@@ -51,6 +51,8 @@ class Pair(NamedTuple):
     length: int
     source: str  # the type of the tokens on disk, one of SOURCES
     vocab: int | None = None  # ids must be below it; None: every id that x can hold
+    marks: Any = None  # an array of int64 for where an id stands: a count, and tokens of rows x (length + 1) behind it
+    mark: int = 0  # that id
 
 
 class Problem(NamedTuple):
@@ -169,8 +171,10 @@ def _descriptors(name: str, thing: Any, count: int) -> list[int]:
 
 def place_windows(runs: Runs, pair: Pair, *, needs_fds: bool = True) -> tuple[Placed, NDArray[Any], NDArray[Any]]:
     """The runs of windows, checked, and x and y as arrays of rows."""
-    if not isinstance(pair, tuple) or len(pair) != 5:
-        raise TypeError("pair: expected Pair(x, y, length, source, vocab), got something else. Pass a Pair.")
+    if not isinstance(pair, tuple) or len(pair) != 7:
+        raise TypeError(
+            "pair: expected Pair(x, y, length, source, vocab, marks, mark), got something else. Pass a Pair."
+        )
     if pair[3] not in SOURCES:
         raise ValueError(
             "source: expected uint8, uint16, uint32, int32 or int64, got another type. "

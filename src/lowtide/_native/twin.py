@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide._native.documented import note_marks
 from lowtide._native.runs import (
     DROP_SEQUENTIAL,
     KEEP,
@@ -65,6 +66,7 @@ class Queue:
         narrow = np.empty(len(x) * (pair.length + 1), pair.source)
         scratch = placed._replace(targets=placed.targets * item)
         problem = self._fill(scratch, narrow.view(np.uint8).data, drop)
+        note_marks(placed, narrow, pair)
         return _earliest(problem, _widen(placed, narrow, pair, x, y, problem))
 
     def counters(self) -> tuple[int, int, int]:
@@ -140,6 +142,7 @@ def windows_mapped(mapping: Any, runs: Runs, pair: Pair) -> Problem | None:
     narrow = np.empty(len(x) * (pair.length + 1), pair.source)
     scratch = placed._replace(targets=placed.targets * narrow.itemsize)
     problem = _copy_mapped(mapping, scratch, narrow.view(np.uint8).data)
+    note_marks(placed, narrow, pair)
     return _earliest(problem, _widen(placed, narrow, pair, x, y, problem))
 
 

@@ -38,6 +38,7 @@ class DocsFiller:
     def __init__(self, length: int, most_runs: int) -> None:
         self.length = length
         self.most_runs = most_runs
+        self._known = -1, (0, 0, 0, 0)  # rows of the last batch, and its places
 
     def nbytes(self, rows: int) -> int:
         """Bytes of the buffer that holds a batch's docs."""
@@ -58,10 +59,14 @@ class DocsFiller:
 
     def _places(self, rows: int) -> tuple[int, int, int, int]:
         """Where ids, cu_seqlens and loss_mask begin, and where it all ends."""
-        plane = whole_pages(rows * self.length * INT32.itemsize)
-        third = 2 * plane
-        fourth = third + whole_pages((rows * self.most_runs + 1) * INT32.itemsize)
-        return plane, third, fourth, fourth + rows * self.length
+        known, places = self._known
+        if known != rows:
+            plane = whole_pages(rows * self.length * INT32.itemsize)
+            third = 2 * plane
+            fourth = third + whole_pages((rows * self.most_runs + 1) * INT32.itemsize)
+            places = plane, third, fourth, fourth + rows * self.length
+            self._known = rows, places
+        return places
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DocsFiller, (self.length, self.most_runs)

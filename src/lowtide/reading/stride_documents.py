@@ -12,6 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lowtide._native import Planes
 from lowtide._native.documented import run_begins
 from lowtide.errors import FormatError
@@ -28,6 +31,8 @@ from lowtide.reading.window_filler import Pair, WindowFiller
 from lowtide.storage import Filling
 from lowtide.storage.budget import whole_pages
 from lowtide.units import format_size
+
+Noted = NDArray[np.int64] | None  # where the id stands, if reading noted it
 
 
 class StrideDocumentsCut(StrideCut):
@@ -57,10 +62,10 @@ class StrideDocumentsCut(StrideCut):
             windows, docs = self.shorter(), DocsFiller(self.tail, self._most_runs)
         more = docs.nbytes(max(len(numbers), rows, 1))
 
-        def then(pair: Pair, out: Filling, base: int) -> Any:
-            return *pair, docs.fill(partial(self._write, numbers, pair), len(numbers), out, base)
+        def then(pair: Pair, noted: Noted, out: Filling, base: int) -> Any:
+            return *pair, docs.fill(partial(self._write, numbers, pair, noted), len(numbers), out, base)
 
-        return windows.read(numbers, rows=rows, ahead=ahead, more=more, then=then)
+        return windows.read(numbers, rows=rows, ahead=ahead, more=more, then=then, mark=self._marks.id)
 
     def admit(self, rows: int) -> None:
         """Two batches with their docs, and the scratch, must fit the budget."""
@@ -78,9 +83,13 @@ class StrideDocumentsCut(StrideCut):
         pair, scratch = self._windows.nbytes(rows)
         return pair + self._docs.nbytes(rows), scratch
 
-    def _write(self, starts: Numbers, pair: Pair, planes: Planes) -> int:
+    def _write(self, starts: Numbers, pair: Pair, noted: Noted, planes: Planes) -> int:
         marks, engine, length = self._marks, self.tokens.store.engine, planes.length
         try:
+            if noted is not None:  # the usual case: seen while the tokens were widened
+                longest = engine.documents_noted(planes, noted, begins=marks.by == "bos")
+                if longest is not None:
+                    return longest
             if marks.id is not None:
                 return engine.documents_marked(planes, *pair, marks.id, begins=marks.by == "bos")
             rows, behind = self._index.inside(starts, length)
