@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,6 +67,9 @@ static void check_windows(lt_queue *queue, int way, int source, int wide, int di
     call.sink.y = malloc((size_t)(COUNT * LENGTH * wide));
     call.sink.length = LENGTH, call.sink.source = source, call.sink.wide = wide;
     call.sink.limit = source == LT_UINT16 ? 65536 : 0;
+    int64_t room = 2 * COUNT * (LENGTH + 1);
+    _Atomic int64_t *marks = calloc((size_t)room + 1, sizeof *marks);
+    call.sink.marks = marks, call.sink.marks_room = room, call.sink.mark = 65;
     int status = lt_queue_fill(queue, &call);
     CHECK(status == LT_FINE || (status == LT_BAD_TOKEN && wide == 4 && (source == LT_UINT32 || source == LT_INT64)));
     for (int i = 0; status == LT_FINE && i < COUNT * LENGTH; i++) {
@@ -75,6 +79,14 @@ static void check_windows(lt_queue *queue, int way, int source, int wide, int di
         int64_t got = wide == 8 ? ((int64_t *)call.sink.x)[i] : ((int32_t *)call.sink.x)[i];
         CHECK(got == id);
     }
+    if (status == LT_FINE && source == LT_UINT8) { /* every place is noted, in any order, perhaps more than once */
+        unsigned char *noted = calloc(COUNT * (LENGTH + 1), 1);
+        CHECK(marks[0] <= room);
+        for (int64_t i = 1; i <= marks[0]; i++) noted[marks[i]] = 1;
+        for (int i = 0; i < COUNT * (LENGTH + 1); i++) CHECK(noted[i] == (content[offsets[i / (LENGTH + 1)] + i % (LENGTH + 1)] == 65));
+        free(noted);
+    }
+    free((void *)marks);
     free(call.sink.x);
     free(call.sink.y);
     lt_call_end(&call);
@@ -223,6 +235,21 @@ static void check_documents(int wide, int begins, int64_t rows, int64_t length) 
         }
     }
     CHECK(found == longest && docs.runs == runs);
+    int64_t *marks = malloc((size_t)(size + rows) * sizeof *marks), many = 0;
+    for (int64_t i = 0; i < size; i++) {
+        int64_t here = wide == 8 ? ((int64_t *)x)[i] : ((int32_t *)x)[i], next = wide == 8 ? ((int64_t *)y)[i] : ((int32_t *)y)[i];
+        if (here == 3) marks[many++] = i + i / length;
+        if (i % length == length - 1 && next == 3) marks[many++] = i + i / length + 1;
+    }
+    lt_docs noted = docs;
+    noted.runs = noted.longest = 0, noted.documents = 0;
+    memset(planes, 0x55, (size_t)(2 * size) * 4);
+    CHECK(lt_docs_noted(&noted, marks, many, begins) == longest && noted.runs == runs);
+    for (int64_t i = 0, run = 0; i < size; i++) {
+        if (i == bounds[run + 1]) run++;
+        CHECK(docs.ids[i] == run && docs.positions[i] == i - bounds[run]);
+    }
+    free(marks);
     lt_docs tight = docs;
     tight.runs = tight.longest = 0, tight.documents = 0, tight.room = runs - 1;
     CHECK(lt_docs_marked(&tight, x, y, wide, 3, begins) == -1);
@@ -252,6 +279,28 @@ static void check_packed(void) {
     free(numbers), free(padding);
 }
 
+/* Two files of 100 and 50 bytes behind 10 others, with an empty one between. */
+static void check_locate(void) {
+    int way = -1;
+    struct stat found;
+    CHECK(fstat(fd, &found) == 0);
+    int64_t modified = found.st_mtim.tv_sec * INT64_C(1000000000) + found.st_mtim.tv_nsec;
+    const int64_t ends[] = {100, 100, 150}, shift[] = {10, 0, -90}, sizes[] = {SIZE, 0, SIZE}, times[] = {modified, 0, modified};
+    const int32_t fds[] = {fd, -1, fd}, gone[] = {fd, -1, -1};
+    const int64_t numbers[] = {0, 25, 12}, lengths[] = {100, 50, 4}, crossing[] = {100, 50, 60};
+    int32_t to[3];
+    int64_t at[3];
+    lt_files files = {.count = 3, .ends = ends, .shift = shift, .sizes = sizes, .modified = times, .fds = fds};
+    CHECK(lt_locate(&files, numbers, 3, 4, lengths, 0, to, at));
+    CHECK(to[0] == fd && to[1] == fd && at[0] == 10 && at[1] == 10 && at[2] == 58);
+    CHECK(!lt_locate(&files, numbers, 3, 4, crossing, 0, to, at));
+    CHECK(!lt_locate(&files, numbers, 3, 6, lengths + 2, 1, to, at)); /* behind the end of all */
+    files.fds = gone;
+    CHECK(!lt_locate(&files, numbers, 3, 4, lengths + 2, 1, to, at));
+    files.fds = fds, files.modified = ends; /* written since */
+    CHECK(!lt_locate(&files, numbers, 3, 4, lengths + 2, 1, to, at));
+}
+
 int main(void) {
     int way = -1;
     char path[] = "check_core.XXXXXX";
@@ -262,6 +311,7 @@ int main(void) {
     CHECK(write(fd, content, SIZE) == SIZE && fsync(fd) == 0);
     direct_fd = open(path, O_RDONLY | O_DIRECT);
     if (direct_fd < 0) printf("NOT TESTED: O_DIRECT, which this file system refuses\n");
+    check_locate(); /* a file without a name has changed */
     unlink(path);
     check_permute();
     for (int64_t length = 1; length < 300; length += 1 + length / 3) {
