@@ -86,11 +86,12 @@ def test_targets_that_do_not_count_change_nothing() -> None:
         {"cut": "packed", "documents": True},
         {"locality": "4KiB"},
         {"locality": "4KiB", "documents": True},
+        {"eot": -1, "bos": EOT, "documents": True},
     ],
     ids=str,
 )
 def test_a_run_goes_on_exactly(changed: dict[str, Any], documents: Path, tiny: Make, tmp_path: Path) -> None:
-    settings = tiny(data=str(documents), eot=EOT, **changed)
+    settings = tiny(**{"data": str(documents), "eot": EOT, **changed})
     whole = losses(train(replace(settings, out_dir=str(tmp_path / "whole"))))
     train(replace(settings, max_iters=6, lr_decay_iters=12))
     rest = losses(train(replace(settings, lr_decay_iters=12), tmp_path / "out" / "step-00000006.pt"))

@@ -21,7 +21,7 @@ from lowtide.tokens import open_tokens
 
 SHOWN_IDS = 12
 SHOWN_TEXT = 300  # characters of a row, unless all is asked for
-FEED_FLAGS = ("batch", "length", "seed", "order", "locality", "rank", "world", "dtype", "eot")
+FEED_FLAGS = ("batch", "length", "seed", "order", "locality", "rank", "world", "dtype", "eot", "bos")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     feed.add_argument("--world", type=whole, metavar="W", help="of so many ranks")
     feed.add_argument("--dtype", metavar="NAME", help="dtype of a file without a header, such as uint16")
     feed.add_argument("--eot", type=whole, metavar="ID", help="the id that ends a document")
+    feed.add_argument("--bos", type=whole, metavar="ID", help="the id that begins a document")
 
 
 class Peeked(NamedTuple):
@@ -95,7 +96,7 @@ def _of_run(place: Path, arguments: argparse.Namespace) -> Peeked:
 
 
 def _of_corpus(arguments: argparse.Namespace) -> Peeked:
-    tokens = open_tokens(arguments.place, dtype=arguments.dtype, eot=arguments.eot)
+    tokens = open_tokens(arguments.place, dtype=arguments.dtype, eot=arguments.eot, bos=arguments.bos)
     settings = {
         "batch": 64 if arguments.batch is None else arguments.batch,
         "length": 1024 if arguments.length is None else arguments.length,

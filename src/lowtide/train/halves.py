@@ -194,6 +194,7 @@ def _open(path: Path, settings: Settings) -> Tokens:
         path,
         dtype=settings.data_dtype or None,
         eot=None if settings.eot < 0 else settings.eot,
+        bos=None if settings.bos < 0 else settings.bos,
         vocab=settings.vocab_size or None,
         budget=settings.budget,
         strategy=settings.strategy,

@@ -43,6 +43,7 @@ class Settings:
     corpus_tokens: int = _setting(40_000_000, "about how many tokens of this machine's text to prepare without --data")
     data_dtype: str = _setting("", "the tokens' dtype where the file does not say it, such as uint16")
     eot: int = _setting(-1, "the id that ends a document where the data does not say it; -1: as the data says")
+    bos: int = _setting(-1, "the id that begins a document where the data does not say it; -1: as the data says")
     vocab_size: int = _setting(0, "number of token ids; 0: as the data says, 256 for bytes, else 50304")
     cut: str = _setting(
         "stride", "how rows are cut: stride, or packed (whole documents, padded; padding is not learned)"
