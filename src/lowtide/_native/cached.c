@@ -56,15 +56,18 @@ static int wholly_cached(lt_queue *queue, int fd, int64_t *clock) {
     if (queue->no_cachestat) return 0;
     if (*clock == 0) *clock = lt_now();
     int slot = fd & (LT_FILES - 1);
-    if (*clock < queue->files[slot].until) return fd == queue->files[slot].fd && queue->files[slot].whole;
-    if (*clock < queue->ask_after) return 0;
+    if (*clock < queue->files[slot].until || *clock < queue->ask_after) {
+        return fd == queue->files[slot].fd && queue->files[slot].whole; /* perhaps an old answer, soon asked for again */
+    }
     struct stat found;
     int64_t before = lt_now();
     int whole = fstat(fd, &found) == 0 && found.st_size > 0 && is_cached(queue, fd, 0, found.st_size) == 1;
-    int64_t after = lt_now();
-    queue->ask_after = after + (after - before) * 100;
+    int64_t after = lt_now(), rest = (after - before) * 100, valid = rest;
+    /* An answer lasts until all the others could be asked for again. */
+    for (int i = 0; i < LT_FILES; i++) valid += queue->files[i].until > after ? rest : 0;
+    queue->ask_after = after + rest;
     queue->files[slot].fd = fd, queue->files[slot].whole = whole;
-    queue->files[slot].until = after + WHOLE_AGAIN > queue->ask_after ? after + WHOLE_AGAIN : queue->ask_after;
+    queue->files[slot].until = after + (valid > WHOLE_AGAIN ? valid : WHOLE_AGAIN);
     *clock = after;
     return whole;
 }

@@ -113,10 +113,6 @@ class KeptDescriptors:
         """Files one call may read from at a time."""
         return max(1, min(MOST_TOGETHER, self.most // 4))
 
-    @property
-    def count(self) -> int:
-        return len(self._order)
-
     def add(self, keeper: Keeper, key: Any) -> None:
         """``keeper`` opened something; the oldest go where there are too many."""
         most = self.most
@@ -162,6 +158,7 @@ class Files:
         self.counters = ReadCounts()
         self._open: dict[Key, Descriptor] = {}
         self.table: Any = None  # what is open, for many_files.py; None after every change
+        self.uses = 0  # of it
         self._identities: dict[int, FileIdentity] = {}
         devices: dict[int, bool] = {}
         for index, extent in enumerate(extents):
@@ -211,6 +208,11 @@ class Files:
     def opened(self) -> dict[int, Descriptor]:
         """What is open for scattered reads, by file."""
         return {file: found for (file, scattered, flags), found in list(self._open.items()) if scattered and not flags}
+
+    def used(self) -> None:
+        """Mark what is open as used last."""
+        for key in list(self._open):
+            KEPT.used(self, key)
 
     def modified(self, index: int) -> int:
         """When the file was last written, as it was opened; -1, which no file has, where that proves nothing."""

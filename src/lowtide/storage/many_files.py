@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowtide import _native
-from lowtide.storage.descriptors import KEPT, Descriptor, Files
+from lowtide.storage.descriptors import Descriptor, Files
 from lowtide.storage.native_read import NativeRead
 from lowtide.storage.spans import Located, Offsets
 from lowtide.storage.strategy import Strategy
 
-MOST_FILES = 256  # descriptors this process keeps, up to which nobody needs to know which were used last
-
+MOST_FILES = 256  # of a store, up to which all of them are open before long, so that the arrays stay as they are
+TOLD_EVERY = 64  # batches after which descriptors are marked as used: those not used for longest are closed first
 
 Wanted = tuple[Offsets, int, Any]  # numbers, stride: run i begins at logical byte numbers[i] * stride; lengths in bytes
 
@@ -40,13 +40,17 @@ def windows_located(strategy: Strategy, located: Located, runs: Wanted, pair: _n
     """
     if not isinstance(strategy, NativeRead) or strategy.temperature.cold or strategy.way != "announce":
         return False
-    if strategy.drop or KEPT.count > MOST_FILES:
+    files = strategy.files
+    if strategy.drop or len(files.extents) > MOST_FILES:
         return False
     numbers, stride, lengths = runs
-    table = strategy.files.table or _made(strategy.files, located)
+    table = files.table or _made(files, located)  # held to the end: so are its descriptors
     fds, offsets = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
-    if strategy.files.closed or not strategy.engine.locate(table.files, numbers, stride, lengths, fds, offsets):
+    if files.closed or not strategy.engine.locate(table.files, numbers, stride, lengths, fds, offsets):
         return False
+    files.uses += 1
+    if files.uses % TOLD_EVERY == 0:
+        files.used()
     return strategy.read_located(_native.Runs(fds, offsets, lengths), pair, total)
 
 
