@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 BESIDE = -n logical --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
 # What depends on who makes the calls is tested with both engines; the first run uses the native one where it is built.
 BOTH_ENGINES = tests/test_array_contract.py tests/test_array_properties.py tests/test_feed_batches.py tests/test_feed_epochs.py tests/test_windows.py
+SERIAL = $(sort $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)) # the other files would be imported for nothing
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# The tests start some thousand Python processes: each would compile Lowtide anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help train test torture quick check format docs picture picture-writing bench browser sanitize wheel clean
@@ -32,7 +36,7 @@ train: $(VENV)/.run ## the whole story: this machine's text to a trained model, 
 
 test: $(VENV)/.dev browser ## every test
 	$(BIN)/python -m pytest $(BESIDE) -m "not serial"
-	$(BIN)/python -m pytest -m serial || [ $$? = 5 ] # 5: there are none
+	$(BIN)/python -m pytest -m serial $(SERIAL)
 	LOWTIDE_ENGINE=python $(BIN)/python -m pytest $(BESIDE) -q -m "not serial" $(BOTH_ENGINES)
 
 torture: $(VENV)/.dev ## seeded faults for TORTURE_MINUTES (10): kills, failing disks, changing files, interrupts
@@ -94,3 +98,4 @@ wheel: $(BIN)/python ## an abi3 manylinux wheel, tried by the quick tests of the
 clean: ## what the other targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	rm -f $(NATIVE)/*.so $(NATIVE)/not_built.txt
+	find src tests benchmarks examples docs -name __pycache__ -prune -exec rm -r {} +

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,11 +22,28 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+# As many tests run at once as there are cores: threads of torch's own, in each of them and in every process they start,
+# would spin against each other. A run of two seconds took thirty.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Machines under load miss deadlines without anything being wrong; a failure prints what reproduces it.
 settings.register_profile("lowtide", deadline=None, print_blob=True)
 settings.load_profile("lowtide")
 
 from tests import leftovers  # noqa: E402 - the path above leads to it
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps what collecting made - frameworks and thousands of tests, which stay to the end - out of every later
+    garbage collection: each would look through all of it, half a second here and again in every forked child."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -177,6 +177,7 @@ def test_threads_iterate_and_index_one_array_at_once(path: Path, strategy: str) 
         assert array._store.budget.peak <= 8 << 20
 
 
+@pytest.mark.slow
 def test_threads_that_read_runs_of_other_lengths_from_one_kept_mapping_get_their_own(path: Path) -> None:
     rows = np.load(path)
     problems: list[str] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -259,6 +260,7 @@ class Life(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
+@pytest.mark.slow
 def test_any_life_of_an_array_agrees_with_the_rows_in_memory() -> None:
     steps = settings(max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(Life, settings=steps)

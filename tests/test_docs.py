@@ -262,6 +262,7 @@ def test_the_generated_pages_are_up_to_date() -> None:
     assert not stale, f"run `make docs` to write {stale} anew"
 
 
+@pytest.mark.slow
 def test_the_examples_of_public_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("features.npy", np.zeros((20_000, 162), "f4"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import called
 
 DOCTOR = [sys.executable, "-m", "lowtide", "doctor"]
 
@@ -52,6 +53,7 @@ def test_words_after_the_dashes_are_the_commands_even_when_they_look_like_option
     assert done.stdout == "['--json', '--', '--pid', '3']\n"
 
 
+@pytest.mark.slow
 def test_a_broken_budget_is_exit_1_and_a_kept_one_0() -> None:
     words = ("--", sys.executable, "-c", "import time; kept = bytearray(b'x' * 2**26); time.sleep(1)")
     broken = doctor("--budget", "32MiB", *words)
@@ -101,6 +103,7 @@ def test_at_a_terminal_a_status_line_shows_memory_by_kind_and_is_cleared() -> No
     assert b"Nothing grew" in shown
 
 
+@pytest.mark.slow
 def test_a_running_process_is_watched_for_the_seconds_asked_for() -> None:
     program = "import time\nkept = []\nwhile True:\n kept.append(bytearray(2**20)); time.sleep(0.02)"
     child = subprocess.Popen([sys.executable, "-c", program])
@@ -118,12 +121,12 @@ def test_a_running_process_is_watched_for_the_seconds_asked_for() -> None:
 def test_a_saved_trace_gets_the_same_verdict_again(tmp_path: Path) -> None:
     trace, mprof = str(tmp_path / "t.jsonl"), str(tmp_path / "t.dat")
     first = document("--save", trace, "--mprof", mprof, "--", sys.executable, "-c", "import time; time.sleep(0.6)")
-    again = document("--trace", trace)
+    again = json.loads(called("doctor", "--json", "--trace", trace).stdout)
     assert again["verdict"] == first["verdict"]
     assert Path(mprof).read_text().startswith("CMDLINE ")
     whole = Path(trace).read_bytes()
     Path(trace).write_bytes(whole[: len(whole) - 200])
-    cut = document("--trace", trace)
+    cut = json.loads(called("doctor", "--json", "--trace", trace).stdout)
     assert cut["cut_short"] is True
     assert any("middle of a line" in line for line in cut["verdict"]["evidence"])
 
@@ -160,7 +163,7 @@ def test_the_report_is_written_as_a_page_and_as_a_picture(tmp_path: Path) -> Non
 def test_bad_input_is_one_line_that_says_what_to_do(words: list[str], says: str, code: int) -> None:
     if words == ["--pid", "2"] and not Path("/proc/2/status").exists():
         pytest.skip("NOT TESTED: this machine shows no kernel thread as pid 2")
-    done = doctor(*words)
+    done = called("doctor", *words)
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.returncode == code
@@ -174,14 +177,14 @@ def test_a_command_that_ends_at_once_still_gets_a_verdict() -> None:
 
 
 def test_a_wrong_interval_is_refused_before_the_command_starts(tmp_path: Path) -> None:
-    done = doctor("--interval", "0", "--", "touch", str(tmp_path / "ran"))
+    done = called("doctor", "--interval", "0", "--", "touch", str(tmp_path / "ran"))
     assert done.returncode == 2
     assert "interval: expected 0.01 to 3600 seconds, got 0" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_command_given_without_the_dashes_is_told_where_they_go() -> None:
-    done = doctor("python", "-c", "1")
+    done = called("doctor", "python", "-c", "1")
     assert done.returncode == 2
     assert "lowtide doctor -- python -c 1" in done.stderr
 
@@ -205,7 +208,7 @@ def test_bytes_that_are_no_text_in_an_argument_cost_no_report(tmp_path: Path) ->
 
 @pytest.mark.parametrize("option", ["--save", "--mprof", "--html", "--png"])
 def test_a_file_that_cannot_be_written_is_refused_before_the_command_runs(option: str, tmp_path: Path) -> None:
-    done = doctor(option, str(tmp_path / "no" / "file"), "--", "touch", str(tmp_path / "ran"))
+    done = called("doctor", option, str(tmp_path / "no" / "file"), "--", "touch", str(tmp_path / "ran"))
     assert done.returncode == 1
     assert option in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -215,8 +218,15 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_command_runs(option
 def test_a_picture_that_cannot_be_drawn_costs_neither_the_verdict_nor_the_other_files(tmp_path: Path) -> None:
     samples = tmp_path / "nothing.jsonl"
     samples.write_text('{"format":"lowtide trace 1","command":"x","started":0,"interval":0.25}\n{"samples":0}\n')
-    done = doctor(
-        "--json", "--png", str(tmp_path / "p.png"), "--html", str(tmp_path / "p.html"), "--trace", str(samples)
+    done = called(
+        "doctor",
+        "--json",
+        "--png",
+        str(tmp_path / "p.png"),
+        "--html",
+        str(tmp_path / "p.html"),
+        "--trace",
+        str(samples),
     )
     assert json.loads(done.stdout)["verdict"]["grew"] == "nothing"
     assert "p.png: not written" in done.stderr
@@ -226,6 +236,6 @@ def test_a_picture_that_cannot_be_drawn_costs_neither_the_verdict_nor_the_other_
 
 @pytest.mark.parametrize("words", [("--seconds", "3", "--", "true"), ("--seconds", "-1", "--pid", "1")])
 def test_seconds_that_would_mean_nothing_are_wrong_usage(words: tuple[str, ...]) -> None:
-    done = doctor(*words)
+    done = called("doctor", *words)
     assert done.returncode == 2
     assert "--seconds" in done.stderr

@@ -59,9 +59,9 @@ def test_batches_of_thousands_of_neighbouring_windows_are_merged_and_right(
     for name in ("nanogpt", "npy shards"):
         source = made[name]
         with lowtide.open_tokens(source.source, strategy=strategy, cache=cache, **source.keywords) as tokens:
-            feed = tokens.batches(5000, length=3, seed=SEED)
+            feed = tokens.batches(2000, length=3, seed=SEED)
             for step in range(2):
-                starts = starts_of(range(step * 5000, step * 5000 + 5000), COUNT, 3, seed=SEED)
+                starts = starts_of(range(step * 2000, step * 2000 + 2000), COUNT, 3, seed=SEED)
                 same(next(feed), rows_of(IDS, starts, 3))
 
 

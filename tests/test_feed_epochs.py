@@ -219,6 +219,7 @@ def test_ranks_outside_the_world_are_refused(
 # Everything at once
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_row_of_any_feed_is_the_oracles(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 40), "length")
@@ -243,6 +244,7 @@ def test_any_row_of_any_feed_is_the_oracles(tmp_path_factory: pytest.TempPathFac
         assert feed.cursor == cursor + 3 * batch
 
 
+@pytest.mark.slow
 @given(st.integers(2, 400), st.integers(1, 60), st.integers(1, 12), st.integers(1, 4), st.data())
 def test_a_sequential_feed_resumed_anywhere_with_any_batch_size_predicts_the_rest_once(
     tmp_path_factory: pytest.TempPathFactory, count: int, length: int, batch: int, world: int, data: st.DataObject

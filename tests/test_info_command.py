@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.commands import called
 from tests.formats.conftest import TokenFiles
 
 import lowtide
@@ -25,7 +26,7 @@ INFO = [sys.executable, "-m", "lowtide", "info"]
 
 
 def info(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*INFO, *map(str, words)], capture_output=True, text=True)
+    return called("info", *words)
 
 
 def document(*words: object) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def order_counts(rows: Rows) -> Rows:
     return np.concatenate([counts, np.zeros(math.factorial(k) - counts.size, dtype=np.int64)])
 
 
+@pytest.mark.slow
 def test_all_120_orders_of_5_and_720_of_6_are_equally_frequent_over_seeds() -> None:
     five = np.stack([whole(Permutation(5, seed=seed)) for seed in range(36_000)])
     six = np.stack([whole(Permutation(6, seed=seed)) for seed in range(72_000)])

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.commands import called
 from tests.formats.conftest import TokenFiles
 
 import lowtide
 
-PEEK = [sys.executable, "-m", "lowtide", "peek"]
 TEXT = "".join(f"Sentence number {n} of a small corpus.\n" for n in range(400))
 
 
 def peek(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PEEK, *map(str, words)], capture_output=True, text=True)
+    return called("peek", *words)
 
 
 def document(*words: object) -> dict[str, Any]:

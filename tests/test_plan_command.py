@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.commands import called
 
 import lowtide
 from lowtide.cli import main
@@ -22,7 +23,7 @@ MIB = 1 << 20
 
 
 def plan(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PLAN, *map(str, words)], capture_output=True, text=True)
+    return called("plan", *words)
 
 
 def document(*words: object) -> dict[str, Any]:
@@ -106,6 +107,7 @@ def test_dropping_is_planned_as_reading_every_epoch_from_the_disk(tokens: Path) 
     assert "left clean" in plan(tokens, "--dtype", "uint16", "--cache", "drop").stdout
 
 
+@pytest.mark.slow
 def test_measuring_gives_a_rate_and_the_share_of_it_a_target_needs(tokens: Path) -> None:
     found = document(tokens, "--dtype", "uint16", "--measure")
     assert found["rate_from"] == "measured"

@@ -193,6 +193,7 @@ def run(script: str, *more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_adapter_is_there_without_an_import_of_its_own() -> None:
     assert run("import lowtide; print(lowtide.torch.RowDataset.__name__)").strip() == "RowDataset"
 

@@ -201,6 +201,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_in_a_real_group_a_feed_without_ranks_is_refused_and_one_with_ranks_gives_each_its_rows(
     path: Path, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_program_that_dies_is_counted_with_its_signal() -> None:
     assert "SIGSEGV" in ran.tally.examples["died"][0]
 
 
+@pytest.mark.slow
 def test_what_a_killed_program_started_is_killed_with_it(tmp_path: Path) -> None:
     program = f"import subprocess, time; c = subprocess.Popen(['sleep', '3600']); open({str(tmp_path / 'pid')!r}, 'w')"
     planted(program + ".write(str(c.pid)); time.sleep(3600)", patience=3)

@@ -136,6 +136,7 @@ def test_a_measured_case_has_rates_and_a_cold_part_counts_the_device(tokens: Pat
     assert dropped["cold"]["left"] < MIB
 
 
+@pytest.mark.slow
 def test_memory_is_seen_from_outside_and_the_kept_map_shows(tmp_path: Path) -> None:
     path = tmp_path / "rows.bin"
     np.zeros(48 * MIB, np.uint8).tofile(path)
@@ -235,6 +236,7 @@ def test_quick_keeps_what_was_asked_but_time_and_rounds() -> None:
     assert made.total_seconds is not None
 
 
+@pytest.mark.slow
 def test_a_run_that_has_an_end_names_what_it_had_no_time_for(tokens: Path) -> None:
     ask = replace(quick(ASK), drop=False, total_seconds=3.0)  # however many cases fit, each is accounted for
     found = measure_all(layout_of(tokens), ask, lambda *_: None)

@@ -131,6 +131,7 @@ def test_a_block_that_was_killed_leaves_a_trace_that_can_be_judged(tmp_path: Pat
     assert "its writer was killed too" in verdict.headline
 
 
+@pytest.mark.slow
 def test_a_doctor_killed_with_its_command_leaves_a_trace_that_can_be_judged(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     program = "kept = bytearray(b'x' * 2**26); print('held', flush=True); input()"

@@ -183,6 +183,7 @@ print(trace.verdict.headline)
 """
 
 
+@pytest.mark.slow
 def test_an_error_inside_the_sampler_is_told_and_the_samples_go_on() -> None:
     """The fault is planted in the standard library's own function, below all of ours."""
     facts, headline = run(FAILS.replace("FAULT", "(lambda second: 0.2 < second < 0.3)")).splitlines()

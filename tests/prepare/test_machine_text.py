@@ -25,6 +25,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_it_is_made_once_used_again_and_reads_as_words(tmp_path: Path, root: Path) -> None:
     first = machine_corpus(tmp_path / "cache", [root], 1_000_000)
     before = snapshot(tmp_path)

@@ -187,6 +187,7 @@ def test_a_finished_corpus_is_left_alone_and_another_request_refused(tmp_path: P
     assert snapshot(tmp_path / "out") == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_clear_line_and_the_run_goes_on_after_space_is_made(tmp_path: Path, many: Path) -> None:
     def small_files() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -215,6 +216,7 @@ def test_a_full_table_of_seen_documents_stops_the_run_and_a_larger_one_goes_on(t
     assert (found.documents, found.tally["duplicates"]) == (1000, 1000)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, many: Path, tokenizer: Path) -> None:
     request = Request(tokenizer=str(tokenizer))
     prepare([str(many)], tmp_path / "whole", request, Resources(workers=2))
@@ -239,6 +241,7 @@ def _command(pid: str) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_workers_end_when_the_run_is_killed(tmp_path: Path, many: Path, tokenizer: Path) -> None:
     command = [*COMMAND, str(many), "-o", str(tmp_path / "out"), "--tokenizer", str(tokenizer), "--workers", "2"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:

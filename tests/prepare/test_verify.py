@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.prepare.conftest import make_documents, run_cli, write_jsonl
+from tests.commands import called
+from tests.prepare.conftest import make_documents, write_jsonl
 
 from lowtide.prepare import Request, convert, prepare, verify
 
 TEXTS = make_documents(60, longest=60)
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Path:
+    place = tmp_path_factory.mktemp("prepared")
+    path = write_jsonl(place / "a.jsonl", TEXTS)
+    prepare([str(path)], place / "out", Request(shard_tokens=6000, tokenizer=str(tokenizer)))
+    return place / "out"
+
+
 @pytest.fixture
-def corpus(tmp_path: Path, tokenizer: Path) -> Path:
-    path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
-    prepare([str(path)], tmp_path / "out", Request(shard_tokens=6000, tokenizer=str(tokenizer)))
-    return tmp_path / "out"
+def corpus(tmp_path: Path, prepared: Path) -> Path:
+    """A copy to spoil."""
+    return shutil.copytree(prepared, tmp_path / "out")
 
 
 def change(path: Path, offset: int, data: bytes) -> None:
@@ -115,13 +124,13 @@ def test_a_document_that_does_not_end_with_the_end_of_text_is_a_fault(corpus: Pa
 
 
 def test_the_command_names_faults_and_ends_with_1(corpus: Path) -> None:
-    assert run_cli("verify", corpus).returncode == 0
+    assert called("verify", corpus).returncode == 0
     change(corpus / "shard-00001.bin", 1001, b"\x01")
-    done = run_cli("verify", corpus, "--json")
+    done = called("verify", corpus, "--json")
     content = json.loads(done.stdout)
     assert (done.returncode, content["ok"]) == (1, False)
     assert content["faults"][0]["offset"] == 0
-    shown = run_cli("verify", corpus)
+    shown = called("verify", corpus)
     assert "shard-00001.bin, byte 0: checksum differs" in " ".join(shown.stdout.split())
 
 

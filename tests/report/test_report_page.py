@@ -185,6 +185,7 @@ def test_a_dark_reader_prints_on_white(browser: Browser, tmp_path: Path) -> None
     assert contrast(ink, "rgb(255, 255, 255)") >= 4.5
 
 
+@pytest.mark.slow
 def test_the_screenshot_shows_the_areas_in_their_colours(browser: Browser, tmp_path: Path) -> None:
     shown(browser, mapped_trace(), tmp_path / "report.html", width=1000, height=800)
     x, y = place_on_plot(browser, 0.97)

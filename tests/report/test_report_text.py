@@ -185,6 +185,7 @@ def test_the_page_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [page]
 
 
+@pytest.mark.slow
 def test_names_with_dollars_and_missing_letters_are_drawn_without_a_warning(tmp_path: Path) -> None:
     for name in (*HOSTILE, "$\\frac{1$", "$_$", "文字\U0001f600"):
         trace = mapped_trace(20, command=name)

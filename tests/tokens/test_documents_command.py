@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from tests.commands import called
 from tests.formats.conftest import TokenFiles
 
 IDS = [1, 2, 0, 3, 0, 4, 5, 6, 7, 0]
 
 
-def info(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lowtide", "info", "--documents", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True)
+def info(*words: object) -> CompletedProcess[str]:
+    return called("info", "--documents", *words)
 
 
 def test_documents_known_by_an_id_are_counted(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def check_row_rules(x: Any, y: Any, docs: Any, padding: int) -> None:
     assert len(numbers) == 0 or sorted(set(numbers.tolist())) == list(range(int(numbers.max()) + 1))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10**6),

@@ -137,6 +137,7 @@ def _save_with_little_room(directory: Path, answers: Any) -> None:
         answers.put((0, "saved"))
 
 
+@pytest.mark.slow
 def test_a_write_that_fails_keeps_the_last_good_checkpoint_and_leaves_nothing_behind(tmp_path: Path) -> None:
     good = Branch(tmp_path).save(contents(1), keep=1)
     fresh = multiprocessing.get_context("spawn")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.commands import called
 from tests.train.running import flags, losses, start, train, wait_for
 from tests.train.test_train_progress import LAST_LINE
 from tests.train.test_train_run import assert_same_weights
@@ -136,7 +137,9 @@ def test_a_signal_saves_and_says_how_to_go_on(tiny: Make, tmp_path: Path, number
 
 
 @pytest.mark.slow
-def test_without_data_it_prepares_this_machines_text_and_draws_the_control_beside_it(tmp_path: Path) -> None:
+def test_without_data_it_prepares_this_machines_text_and_draws_the_control_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["--corpus-tokens", "500000", "--max-iters", "2", "--n-embd", "16", "--n-layer", "1", "--eval-iters", "1"]
     environment = {**os.environ, "LOWTIDE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     found = subprocess.run(
@@ -158,23 +161,13 @@ def test_without_data_it_prepares_this_machines_text_and_draws_the_control_besid
     assert parse_size(settings["budget"]) <= size // 8
     control = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])["control_mapped"]
     assert control > 4 * parse_size(settings["budget"]), "the plain way breaks the budget"
-    again = subprocess.run(
-        [sys.executable, "-m", "lowtide", "train", *words, "--resume", "--max-iters", "3"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOWTIDE_CACHE", environment["LOWTIDE_CACHE"])
+    again = called("train", *words, "--resume", "--max-iters", "3", "--no-picture")
+    assert again.returncode == 0, again.stderr
     assert "prepared" not in again.stderr
-    sampled = subprocess.run(
-        [sys.executable, "-m", "lowtide", "sample", "out", "--prompt", "import os", "--tokens", "8"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    sampled = called("sample", "out", "--prompt", "import os", "--tokens", "8")
+    assert sampled.returncode == 0, sampled.stderr
     assert sampled.stdout.startswith("import os")
     assert not sampled.stderr
 

@@ -87,6 +87,7 @@ def _write_with_little_room(path: Path, answers: Any) -> None:
         answers.put((isinstance(problem, LowtideError), str(problem)))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_typed_error_and_leaves_only_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     fresh = multiprocessing.get_context("spawn")

@@ -112,6 +112,7 @@ print(verdict.word, round((verdict.peak.held - verdict.settled.held) / 2**20))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="NOT TESTED: no /proc here to measure memory with")
 @pytest.mark.parametrize(("grown", "word"), [(2, "ok"), (24, "broken")])
 def test_growth_after_settling_is_held_against_the_budget_even_when_given_back(grown: int, word: str) -> None:

@@ -21,7 +21,7 @@ Make = Callable[..., Settings]
 
 # One part of the run, made to last as long as the test likes.
 SLOW_STEP = """
-import hashlib, sys, time
+import hashlib, os, sys, time
 from lowtide.cli import main
 from lowtide.train.{module} import {owner}
 
@@ -29,7 +29,7 @@ real = {owner}.{method}
 def slow(*given):
     print("slow", flush=True)
     until = time.monotonic() + {seconds}
-    while time.monotonic() < until:
+    while {when} and time.monotonic() < until:
         {wait}
     return real(*given)
 {owner}.{method} = slow
@@ -41,9 +41,9 @@ PYTHON = "time.sleep(0.01)"  # where a handler can run
 ONE_CALL = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"  # minutes outside of Python, as a large product is
 
 
-def start_slow(place: str, wait: str, *words: str, seconds: float = 300.0) -> subprocess.Popen[str]:
+def start_slow(place: str, wait: str, *words: str, seconds: float = 300.0, when: str = "True") -> subprocess.Popen[str]:
     module, owner, method = place.split(".")
-    script = SLOW_STEP.format(module=module, owner=owner, method=method, wait=wait, seconds=seconds)
+    script = SLOW_STEP.format(module=module, owner=owner, method=method, wait=wait, seconds=seconds, when=when)
     return subprocess.Popen(
         [sys.executable, "-c", script, "train", *words],
         stdout=subprocess.PIPE,
@@ -61,12 +61,16 @@ def read_until(process: subprocess.Popen[str], word: str) -> None:
     pytest.fail(f"ended before it said {word!r}: {process.communicate()}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [1, 6])
 def test_a_signal_inside_a_step_leaves_it_and_the_resumed_run_is_exact(tiny: Make, tmp_path: Path, passes: int) -> None:
-    """The step is never finished: each pass sleeps, and there are enough of them for minutes."""
+    """From the third step on each pass sleeps, so that the signal comes inside a step long before the last one."""
     lines = tmp_path / "ledger"
     settings = tiny(max_iters=6, n_layer=2, gradient_accumulation_steps=passes, ledger=str(lines), eval_interval=2)
-    process = start_slow("model.Block.forward", PYTHON, "--json", *flags(settings), seconds=0.2)
+    begun = (
+        f"os.path.exists({str(lines)!r}) and open({str(lines)!r}).read().count('\\n') > 2"  # a first line, two steps
+    )
+    process = start_slow("model.Block.forward", PYTHON, "--json", *flags(settings), seconds=0.2, when=begun)
     wait_for(lambda: lines.exists() and len(ledger.chain(lines)) >= 3, process)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=240)
@@ -80,6 +84,7 @@ def test_a_signal_inside_a_step_leaves_it_and_the_resumed_run_is_exact(tiny: Mak
     assert len(ledger.chain(lines)) == 6
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once_with_one_line_whatever_the_main_thread_does(tiny: Make, tmp_path: Path) -> None:
     process = start_slow("trainer.Trainer._update", ONE_CALL, *flags(tiny()))
     read_until(process, "slow")
@@ -93,6 +98,7 @@ def test_a_second_signal_ends_at_once_with_one_line_whatever_the_main_thread_doe
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("wait", [PYTHON, ONE_CALL], ids=["python", "one long call"])
 def test_a_signal_while_starting_is_one_line(tiny: Make, wait: str, number: signal.Signals) -> None:
