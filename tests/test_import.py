@@ -22,15 +22,15 @@ ROOMS = {
     "lowtide.formats": "arrays containers datatrove decoded documents foreign guess hdf5 header held_out id_columns"
     " layout literal litgpt llmc manifest megatron members memmap neighbours npy npy_header npz raw recognise"
     " safetensors safetensors_header smell sources token_files",
-    "lowtide._native": "bijection later runs twin",
+    "lowtide._native": "bijection documented later planned runs twin",
     "lowtide.machine": "cgroups files limits pages",
     "lowtide.order": "feistel local orders words",
     "lowtide.reading": "accounts boundaries boundary_index column_stats cuts docs document_counts fingerprint"
-    " html_table indexing iterators kept_arrays kept_rows packed_cut packed_filler packed_rows packing parts passes"
-    " plan prefetch row_filler row_iteration run_ahead state stratified streams stride_documents token_range upcoming"
-    " window_filler",
-    "lowtide.storage": "behind budget buffers descriptors direct forks long_runs mapped native_read read release spans"
-    " store strategy unequal unfinished writing",
+    " html_table indexing iterators kept_arrays kept_rows packed_cut packed_filler packed_plan packed_rows packing"
+    " parts passes plan prefetch row_filler row_iteration run_ahead state stratified streams stride_documents"
+    " token_range upcoming window_filler",
+    "lowtide.storage": "behind budget buffers descriptors direct forks long_runs many_files mapped native_read read"
+    " release spans store strategy unequal unfinished writing",
 }
 OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in names.split())}
 

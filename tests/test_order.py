@@ -47,6 +47,15 @@ def test_every_size_up_to_4097_is_shuffled_exactly_once() -> None:
     assert [n for n in range(1, 4098) if not holds_every_row_once(Permutation(n, seed=n))] == []
 
 
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 2**16), seed=st.integers(0, 2**32), count=st.integers(1, 16))
+def test_a_first_look_at_a_few_rows_says_what_the_table_says(n: int, seed: int, count: int) -> None:
+    positions = np.random.default_rng(seed).integers(0, n, count)
+    first, known = Permutation(n, seed=seed), Permutation(n, seed=seed).block(0, n)
+    for _ in range(2):  # selected, and then from the table
+        assert np.array_equal(first.at(positions), known[positions])
+
+
 def test_the_feistel_bijection_is_one_to_one_at_every_size_up_to_4097() -> None:
     broken = []
     for n in range(2, 4098):

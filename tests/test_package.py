@@ -68,12 +68,12 @@ LAYERS: list[set[str]] = [
 # Inside the rooms of the reading path, files from the bottom up: each may import only files before it.
 INSIDE: dict[str, str] = {
     "order": "words feistel orders local mixing",
-    "storage": "forks budget buffers descriptors spans strategy read native_read direct mapped store unequal long_runs"
-    " release behind unfinished writing",
+    "storage": "forks budget buffers descriptors spans strategy read native_read many_files direct mapped store unequal"
+    " long_runs release behind unfinished writing",
     "reading": "upcoming prefetch fingerprint html_table passes indexing parts stratified state plan row_filler"
     " kept_rows column_stats token_range boundaries kept_arrays boundary_index document_counts accounts docs"
-    " window_filler packing packed_rows packed_filler streams run_ahead cuts stride_documents packed_cut mixture_state"
-    " mixed_cut mixed_windows iterators row_iteration",
+    " window_filler packing packed_rows packed_plan packed_filler streams run_ahead cuts stride_documents packed_cut"
+    " mixture_state mixed_cut mixed_windows iterators row_iteration",
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # The names a user has. Rooms above all of them may use them as a user does; below, that would be a circle.

@@ -109,7 +109,7 @@ def test_every_way_is_available_or_says_why_not() -> None:
 
 
 def test_both_engines_have_the_same_names() -> None:
-    from lowtide._native import bijection, later, twin
+    from lowtide._native import bijection, documented, later, planned, twin
 
     core = pytest.importorskip("lowtide._native._core", reason="NOT TESTED: the native engine - it was not built")
     mine = {name for name in dir(core) if not name.startswith("_")}
@@ -117,13 +117,20 @@ def test_both_engines_have_the_same_names() -> None:
         "Prefetcher",
         "Queue",
         "announce",
+        "documents_given",
+        "documents_marked",
+        "documents_noted",
+        "find_ids",
         "gather_mapped",
+        "locate",
+        "packed_close",
+        "packed_plan",
         "permute",
         "unavailable",
         "unchanged",
         "windows_mapped",
     }
     for name in mine:
-        assert any(hasattr(module, name) for module in (twin, later, bijection)), name
+        assert any(hasattr(module, name) for module in (twin, later, bijection, documented, planned)), name
     for kind, other in ((core.Queue, twin.Queue), (core.Prefetcher, later.Prefetcher)):
         assert {name for name in dir(kind) if not name.startswith("_")} <= set(dir(other))

@@ -14,8 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lowtide._native import bijection, later, twin
-from lowtide._native.runs import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Pair, Problem, Runs
+from lowtide._native import bijection, documented, later, planned, twin
+from lowtide._native.documented import Planes, RunsOfBatch
+from lowtide._native.planned import PackedTables
+from lowtide._native.runs import (
+    DROP,
+    DROP_SEQUENTIAL,
+    KEEP,
+    SOURCES,
+    WAYS,
+    Pair,
+    Problem,
+    Runs,
+    WatchedFiles,
+)
 
 try:
     import lowtide._native._core as _core
@@ -32,11 +44,14 @@ __all__ = [
     "SOURCES",
     "WAYS",
     "Engine",
+    "PackedTables",
     "Pair",
+    "Planes",
     "Prefetching",
     "Problem",
     "ReadQueue",
     "Runs",
+    "WatchedFiles",
     "engine",
 ]
 
@@ -109,6 +124,49 @@ class Engine:
         """``unchanged(fd, size, modified)``: whether the file still is that long and was not written since."""
         found: Callable[[int, int, int], bool] = self.functions.unchanged
         return found
+
+    def locate(self, files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: Any, offsets: Any) -> bool:
+        """Descriptors and offsets of runs of many files, those files checked; False: look closer, in Python."""
+        found: bool = self.functions.locate(files, numbers, stride, lengths, fds, offsets)
+        return found
+
+    def documents_marked(self, planes: Planes, x: Any, y: Any, id: int, *, begins: bool) -> int:
+        """Documents that end (or begin) with an id in x, written into the planes; tokens of the longest run."""
+        native = self.name == "native" and x.dtype.char in "ilq"
+        found: int = (_core if native else documented).documents_marked(planes, x, y, id, begins)
+        return found
+
+    def documents_noted(self, planes: Planes, marks: Any, *, begins: bool) -> int | None:
+        """The same from what reading with ``Pair.marks`` noted, without a look at x; None: too many, or none noted."""
+        found: int | None = (_core if self.name == "native" else documented).documents_noted(planes, marks, begins)
+        return found
+
+    def documents_given(self, planes: Planes, begins: Any, closing: Any, padding: Any = None) -> int:
+        """The same from where runs begin, last tokens of documents, and which runs are padding."""
+        found: int = (_core if self.name == "native" else documented).documents_given(planes, begins, closing, padding)
+        return found
+
+    def packed_plan(self, tables: PackedTables, rows: Any, into: Any, padding: Any) -> tuple[int, int, int, int] | None:
+        """Reads and runs of a batch of packed rows (reads, runs, documents closed, any padding?); None: no room, or
+        tables that make no sense."""
+        native = self.name == "native"
+        return (
+            _core.packed_plan(tables, rows, into, padding)
+            if native
+            else planned.packed_plan(tables, rows, into, padding)
+        )
+
+    def packed_close(self, x: Any, y: Any, runs: RunsOfBatch, pad: int, eot: int | None) -> int:
+        """Padding over what was read too much; the first document that does not end with eot, or -1."""
+        if self.name == "native" and x.dtype.char in "ilq":
+            return _core.packed_close(x, y, *runs, pad, eot)
+        return documented.packed_close(x, y, runs, pad, eot)
+
+    def find_ids(self, tokens: Any, id: int, found: Any, start: int = 0) -> tuple[int, int]:
+        """Where an id stands among tokens from ``start`` on: how many ``found`` now holds, and where to go on."""
+        native = self.name == "native" and tokens.dtype.isnative and tokens.dtype.char in "BHIilq"  # as SOURCES
+        many, reached = (_core if native else documented).find_ids(tokens, id, found, start)
+        return many, reached
 
     def unavailable(self) -> dict[str, str]:
         """Each way of reading misses, and why it cannot be had here ('': it can). Asks the kernel each time."""

@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "binding_arrays.h"
 #include "queue.h"
 
 #include <errno.h>
@@ -26,7 +27,7 @@ static const char *const SOURCES[LT_SOURCES] = {"uint8", "uint16", "uint32", "in
 typedef struct {
     lt_call call;
     void *memory;         /* copies of the numbers */
-    Py_buffer held[3];    /* targets, and a mapping */
+    Py_buffer held[4];    /* targets, and a mapping */
     int holding;
 } job;
 
@@ -179,11 +180,25 @@ static int parse_source(PyObject *name, lt_sink *sink) {
     return -1;
 }
 
-/* Pair(x, y, length, source, vocab) into the job. */
+/* Where the id `mark` is to be noted: its count, 0 to begin with, and the places behind it. */
+static int parse_marks(PyObject *marks, PyObject *mark, job *one) {
+    if (marks == Py_None) return 0;
+    Py_buffer *view = &one->held[one->holding];
+    long long id = PyLong_AsLongLong(mark);
+    if ((id == -1 && PyErr_Occurred()) || numbers_of(marks, "marks", "lq", 8, PyBUF_WRITABLE, view) != 0) return -1;
+    one->holding++;
+    if (view->len < 8 || (uintptr_t)view->buf % 8) return bad_value("marks", "room for a count", (long long)view->len);
+    lt_sink *sink = &one->call.sink;
+    sink->marks = view->buf, sink->marks_room = view->len / 8 - 1, sink->mark = id;
+    atomic_store(sink->marks, 0);
+    return 0;
+}
+
+/* Pair(x, y, length, source, vocab, marks, mark) into the job. */
 static int parse_windows(PyObject *runs, PyObject *pair, job *one, int needs_fds) {
     lt_sink *sink = &one->call.sink;
-    if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 5) {
-        PyErr_SetString(PyExc_TypeError, "pair: expected Pair(x, y, length, source, vocab), got something else. Pass a Pair.");
+    if (!PyTuple_Check(pair) || PyTuple_Size(pair) != 7) {
+        PyErr_SetString(PyExc_TypeError, "pair: expected Pair(x, y, length, source, vocab, marks, mark), got something else. Pass a Pair.");
         return -1;
     }
     if (parse_runs(runs, one, needs_fds) != 0 || parse_source(PyTuple_GetItem(pair, 3), sink) != 0) return -1;
@@ -218,7 +233,7 @@ static int parse_windows(PyObject *runs, PyObject *pair, job *one, int needs_fds
         int64_t tokens = lt_length(&one->call.runs, run) / item;
         if (tokens && sink->targets[run] % columns + tokens > columns) return bad_value("targets", "every run inside one row", sink->targets[run]);
     }
-    return 0;
+    return parse_marks(PyTuple_GetItem(pair, 5), PyTuple_GetItem(pair, 6), one);
 }
 
 static int parse_drop(PyObject *drop, job *one) {
@@ -783,6 +798,13 @@ static PyMethodDef functions[] = {
     {"announce", announce, METH_O, "announce(runs): tell the kernel of reads to come."},
     {"permute", (PyCFunction)(void (*)(void))permute, METH_FASTCALL, "permute(numbers, n, constants, tweaks, inverted): in place."},
     {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL, "unchanged(fd, size, modified): whether the file still is what it was."},
+    {"documents_marked", (PyCFunction)(void (*)(void))lt_py_documents_marked, METH_FASTCALL, "documents_marked(planes, x, y, id, begins): the longest run."},
+    {"documents_noted", (PyCFunction)(void (*)(void))lt_py_documents_noted, METH_FASTCALL, "documents_noted(planes, marks, begins): the longest run, or None."},
+    {"documents_given", (PyCFunction)(void (*)(void))lt_py_documents_given, METH_FASTCALL, "documents_given(planes, begins, closing, padding): the longest run."},
+    {"find_ids", (PyCFunction)(void (*)(void))lt_py_find_ids, METH_FASTCALL, "find_ids(tokens, id, found, start): how many, and where to go on."},
+    {"packed_plan", (PyCFunction)(void (*)(void))lt_py_packed_plan, METH_FASTCALL, "packed_plan(tables, rows, into, padding): counts, or None."},
+    {"packed_close", (PyCFunction)(void (*)(void))lt_py_packed_close, METH_FASTCALL, "packed_close(x, y, begins, closing, padding, pad, eot): the first wrong end."},
+    {"locate", (PyCFunction)(void (*)(void))lt_py_locate, METH_FASTCALL, "locate(files, numbers, stride, lengths, fds, offsets): False: look closer."},
     {"unavailable", unavailable, METH_NOARGS, "Each way, and why it cannot be had ('': it can)."},
     {NULL, NULL, 0, NULL},
 };

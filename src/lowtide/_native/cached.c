@@ -50,19 +50,26 @@ static int is_cached(lt_queue *queue, int fd, int64_t offset, int64_t length) {
 }
 
 /* Whether the whole file was in the page cache a moment ago. Then plain reads do, and RWF_NOWAIT, which costs a twelfth
- * of a warm read of 2 KiB, is not needed to keep a miss from blocking. Asked again after WHOLE_AGAIN, or later where
- * asking takes long: the kernel walks over every folio of the file. */
-static int wholly_cached(lt_queue *queue, const lt_call *call) {
-    if (!call->runs.one_fd || call->runs.direct || call->drop || queue->no_cachestat || call->runs.count == 0) return 0;
-    int fd = lt_fd(&call->runs, 0);
-    int64_t before = lt_now();
-    if (fd == queue->whole_fd && before < queue->whole_until) return queue->whole;
+ * of a warm read of 2 KiB, is not needed to keep a miss from blocking. Asked again after WHOLE_AGAIN. Asking takes the
+ * kernel a walk over every folio of the file: at most a hundredth of the time goes into it, over all files. */
+static int wholly_cached(lt_queue *queue, int fd, int64_t *clock) {
+    if (queue->no_cachestat) return 0;
+    if (*clock == 0) *clock = lt_now();
+    int slot = fd & (LT_FILES - 1);
+    if (*clock < queue->files[slot].until || *clock < queue->ask_after) {
+        return fd == queue->files[slot].fd && queue->files[slot].whole; /* perhaps an old answer, soon asked for again */
+    }
     struct stat found;
-    queue->whole_fd = fd;
-    queue->whole = fstat(fd, &found) == 0 && found.st_size > 0 && is_cached(queue, fd, 0, found.st_size) == 1;
-    int64_t after = lt_now(), rest = (after - before) * 100;
-    queue->whole_until = after + (rest > WHOLE_AGAIN ? rest : WHOLE_AGAIN);
-    return queue->whole;
+    int64_t before = lt_now();
+    int whole = fstat(fd, &found) == 0 && found.st_size > 0 && is_cached(queue, fd, 0, found.st_size) == 1;
+    int64_t after = lt_now(), rest = (after - before) * 100, valid = rest;
+    /* An answer lasts until all the others could be asked for again. */
+    for (int i = 0; i < LT_FILES; i++) valid += queue->files[i].until > after ? rest : 0;
+    queue->ask_after = after + rest;
+    queue->files[slot].fd = fd, queue->files[slot].whole = whole;
+    queue->files[slot].until = after + (valid > WHOLE_AGAIN ? valid : WHOLE_AGAIN);
+    *clock = after;
+    return whole;
 }
 
 void lt_drop_run(const lt_runs *runs, int64_t run, int drop) {
@@ -149,13 +156,15 @@ int64_t lt_read_cached(lt_queue *queue, lt_call *call) {
     int64_t missed = 0;
     if (!has_room(queue, runs->count)) return -1;
     queue->calls++;
-    int whole = wholly_cached(queue, call), looking = whole || worth_looking(queue, call);
+    int plain = runs->direct == NULL && !call->drop, looking = worth_looking(queue, call);
+    int64_t clock = 0;
     for (int64_t run = 0; run < runs->count; run++) {
         int64_t length = lt_length(runs, run), got = 0;
         int error = 0;
         if (length == 0) continue;
         int direct = runs->direct != NULL;
-        int look = looking && (whole || !queue->no_nowait);
+        int whole = plain && wholly_cached(queue, lt_fd(runs, run), &clock);
+        int look = whole || (looking && !queue->no_nowait);
         if (look && direct && (missed || call->drop)) look = is_cached(queue, lt_fd(runs, run), runs->offsets[run], length) == 1;
         if (look) {
             got = read_run(queue, call, run, 0, whole ? 0 : RWF_NOWAIT, &error);

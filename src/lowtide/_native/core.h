@@ -46,6 +46,8 @@ typedef struct {
     int source;     /* LT_UINT8 ... */
     int wide;       /* bytes of an element of x and y: 4 or 8 */
     uint64_t limit; /* ids must be below it; 0: every id that the wide type can hold */
+    _Atomic int64_t *marks; /* NULL, or how often `mark` was seen, and behind it where, in no order and perhaps twice */
+    int64_t marks_room, mark;
 } lt_sink;
 
 /* The failure of lowest run number. kind READ_FAILED: `at` bytes of the run came, value is errno, 0 = end of file.
@@ -87,9 +89,23 @@ int64_t lt_item(int source);
 int lt_widen(int source, int wide, const void *from, int64_t count, void *x, void *y, uint64_t limit);
 int64_t lt_first_refused(int source, int wide, const void *from, int64_t count, uint64_t limit, int64_t *id);
 
+/* documents.c: note where sink->mark stands among these tokens, the first of which is token `token` of the sink. */
+void lt_mark(const lt_sink *sink, int64_t token, const unsigned char *tokens, int64_t count);
+
 /* permute.c: numbers mapped in place; returns the index of the first one that is not below n, or -1. */
 int64_t lt_permute(uint64_t *numbers, int64_t count, uint64_t n, const uint64_t *constants, int rounds,
                    const uint64_t *tweaks, int inverted);
+
+/* located.c: files laid end to end, file i up to logical byte ends[i], at offset logical + shift[i] of its own. */
+typedef struct {
+    int64_t count;
+    const int64_t *ends, *shift, *sizes, *modified;
+    const int32_t *fds; /* -1: not open */
+} lt_files;
+
+/* 0 where a run crosses into another file, or a file is not open or no longer what it was. */
+int lt_locate(const lt_files *files, const int64_t *numbers, int64_t count, int64_t stride, const int64_t *lengths,
+              int one_length, int32_t *fds, int64_t *offsets);
 
 /* available.c: an empty string, or why not. */
 const char *lt_unavailable(int way);

@@ -86,6 +86,7 @@ void lt_deliver(lt_call *call, int64_t run, int64_t at, const unsigned char *byt
             refused |= lt_widen(sink->source, sink->wide, bytes + (both - 1) * item, 1, x + (inner - 1) * wide, NULL, sink->limit);
         }
     }
+    if (sink->marks) lt_mark(sink, token, bytes, count);
     if (refused) {
         int64_t id = 0, index = lt_first_refused(sink->source, sink->wide, bytes, count, sink->limit, &id);
         lt_note(call, LT_BAD_TOKEN, run, at + index * item, id);

@@ -5,6 +5,8 @@
 
 #include "core.h"
 
+#define LT_FILES 64
+
 /* Runs that are not cached, cut into pieces that fit a slot. */
 typedef struct {
     int64_t run, at; /* the run and its first byte that is still missing */
@@ -65,8 +67,11 @@ typedef struct {
     int64_t room; /* of misses */
     int cold;     /* the last call found nothing in the page cache */
     int no_nowait, no_cachestat, no_dontcache;
-    int whole, whole_fd;  /* the file that was asked about last, and whether all of it was in the page cache */
-    int64_t whole_until;  /* clock until which that answer is taken */
+    struct {
+        int fd, whole;
+        int64_t until; /* clock until which that answer is taken */
+    } files[LT_FILES]; /* by descriptor: whether all of the file was in the page cache when it was asked about */
+    int64_t ask_after; /* clock before which no file is asked about */
     unsigned calls;
     int64_t runs, cached, moved; /* counters: runs asked for, runs found in the page cache, bytes read */
 } lt_queue;

@@ -33,6 +33,16 @@ class Runs(NamedTuple):
     shift: int = 0
 
 
+class WatchedFiles(NamedTuple):
+    """Files laid end to end, as ``locate`` wants them; one entry per file in every array."""
+
+    ends: Any  # int64: logical byte behind the file
+    shift: Any  # int64: offset in the file = logical offset + shift
+    sizes: Any  # int64: of the file when it was opened
+    modified: Any  # int64: nanoseconds
+    fds: Any  # int32; -1: not open
+
+
 class Pair(NamedTuple):
     """Where windows go: columns 0 .. length-1 of every row into x, columns 1 .. length into y."""
 
@@ -41,6 +51,8 @@ class Pair(NamedTuple):
     length: int
     source: str  # the type of the tokens on disk, one of SOURCES
     vocab: int | None = None  # ids must be below it; None: every id that x can hold
+    marks: Any = None  # an array of int64 for where an id stands: a count, and tokens of rows x (length + 1) behind it
+    mark: int = 0  # that id
 
 
 class Problem(NamedTuple):
@@ -159,8 +171,10 @@ def _descriptors(name: str, thing: Any, count: int) -> list[int]:
 
 def place_windows(runs: Runs, pair: Pair, *, needs_fds: bool = True) -> tuple[Placed, NDArray[Any], NDArray[Any]]:
     """The runs of windows, checked, and x and y as arrays of rows."""
-    if not isinstance(pair, tuple) or len(pair) != 5:
-        raise TypeError("pair: expected Pair(x, y, length, source, vocab), got something else. Pass a Pair.")
+    if not isinstance(pair, tuple) or len(pair) != 7:
+        raise TypeError(
+            "pair: expected Pair(x, y, length, source, vocab, marks, mark), got something else. Pass a Pair."
+        )
     if pair[3] not in SOURCES:
         raise ValueError(
             "source: expected uint8, uint16, uint32, int32 or int64, got another type. "

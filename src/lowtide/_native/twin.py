@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide._native.documented import note_marks
 from lowtide._native.runs import (
     DROP_SEQUENTIAL,
     KEEP,
@@ -28,6 +29,7 @@ from lowtide._native.runs import (
     Placed,
     Problem,
     Runs,
+    WatchedFiles,
     bad_value,
     place,
     place_windows,
@@ -64,6 +66,7 @@ class Queue:
         narrow = np.empty(len(x) * (pair.length + 1), pair.source)
         scratch = placed._replace(targets=placed.targets * item)
         problem = self._fill(scratch, narrow.view(np.uint8).data, drop)
+        note_marks(placed, narrow, pair)
         return _earliest(problem, _widen(placed, narrow, pair, x, y, problem))
 
     def counters(self) -> tuple[int, int, int]:
@@ -139,6 +142,7 @@ def windows_mapped(mapping: Any, runs: Runs, pair: Pair) -> Problem | None:
     narrow = np.empty(len(x) * (pair.length + 1), pair.source)
     scratch = placed._replace(targets=placed.targets * narrow.itemsize)
     problem = _copy_mapped(mapping, scratch, narrow.view(np.uint8).data)
+    note_marks(placed, narrow, pair)
     return _earliest(problem, _widen(placed, narrow, pair, x, y, problem))
 
 
@@ -174,6 +178,20 @@ def drop_run(placed: Placed, run: int, *, sequential: bool) -> None:
             )
         except OSError:
             return  # what cannot be dropped was reported when it was read
+
+
+def locate(files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: Any, offsets: Any) -> bool:
+    """Which file each run lies in, and where; False where one crosses files, or a file is not open or changed."""
+    places = numbers * stride
+    which = np.searchsorted(files.ends, places, side="right")
+    if (which == len(files.ends)).any() or (places + lengths > files.ends[which]).any():
+        return False
+    for file in set(which.tolist()):
+        number = int(files.fds[file])
+        if number < 0 or not unchanged(number, int(files.sizes[file]), int(files.modified[file])):
+            return False
+    fds[:], offsets[:] = files.fds[which], places + files.shift[which]
+    return True
 
 
 def check_settings(way: str, depth: int, staging: int, alignment: int) -> None:

@@ -24,7 +24,9 @@ from lowtide.reading.upcoming import Numbers
 
 BITS = 16
 BLOCK_TOKENS = 1 << BITS
-WRITTEN = 512  # blocks of tokens found before they are written down: 64 MiB of uint16
+WRITTEN = 4096  # blocks of tokens looked at before their ends are written down: 512 MiB of uint16, under a second
+MOST_ENDS = 1 << 19  # ends found before they are written down: 4 MiB, and a few times that while they are written
+SHOWN = 512  # blocks between two reports of progress
 ENDS = 32_768  # ends given at a time
 
 Progress = Callable[[int, int], None] | None  # tokens done, tokens there are
@@ -139,14 +141,17 @@ class _Building:
             counts = counts[:0]
         done = min(len(counts) * BLOCK_TOKENS, total)
         pending: list[NDArray[np.int64]] = []
-        reached = done
+        waiting, shown = 0, done
         for piece in scan(self.corpus, self.marks, done, total) if done < total else ():
             pending.append(piece.ends)
-            reached = piece.reached
-            if reached - done >= WRITTEN * BLOCK_TOKENS:
-                done, pending = self._write(growing, pending, done, reached // BLOCK_TOKENS * BLOCK_TOKENS)
-                if self.progress is not None:
-                    self.progress(done, total)
+            waiting += len(piece.ends)
+            whole = piece.reached // BLOCK_TOKENS * BLOCK_TOKENS
+            if whole > done and (whole - done >= WRITTEN * BLOCK_TOKENS or waiting >= MOST_ENDS):
+                done, pending = self._write(growing, pending, done, whole)
+                waiting = len(pending[0])
+            if self.progress is not None and piece.reached - shown >= SHOWN * BLOCK_TOKENS:
+                shown = piece.reached
+                self.progress(shown, total)
         if done < total:
             self._write(growing, pending, done, total)
         if self.progress is not None:
@@ -159,8 +164,8 @@ class _Building:
     ) -> tuple[int, list[NDArray[np.int64]]]:
         """Whole blocks of tokens ``[done, upto)``; an end at ``upto`` is the last place of the block before."""
         ends = np.concatenate(pending) if pending else np.empty(0, np.int64)
-        ends = ends[ends > done]
-        mine, later = ends[ends <= upto], ends[ends > upto]
+        first, last = ends.searchsorted((done, upto), side="right").tolist()
+        mine, later = ends[first:last], ends[last:].copy()
         if upto == len(self.corpus) and (len(mine) == 0 or mine[-1] != upto):
             mine = np.append(mine, upto)  # the last document ends with the corpus
         places = mine - 1

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lowtide.order.mixing import Mixing
 from lowtide.reading.cuts import Cut, Place
-from lowtide.reading.docs import Docs, DocsFiller, RunsOfBatch
+from lowtide.reading.docs import Docs, DocsFiller
 from lowtide.reading.mixture_state import check_past, past_of
 from lowtide.reading.plan import Plan
 from lowtide.reading.upcoming import Numbers
@@ -108,8 +108,9 @@ class MixedWindowsCut:
         first = np.flatnonzero(begins)
         padding = ids.reshape(-1)[first] == -1
         closing = np.flatnonzero(~mask & (ids >= 0))
-        runs = RunsOfBatch(first, closing, padding if padding.any() else None)
-        return self._docs.fill(runs, len(ids), out, base)
+        engine = self.stores[0].engine
+        runs = first, closing, padding if padding.any() else None
+        return self._docs.fill(lambda planes: engine.documents_given(planes, *runs), len(ids), out, base)
 
     def _part_of(self, ahead: Callable[[], Numbers], index: int) -> Callable[[], Numbers]:
         def later() -> Numbers:

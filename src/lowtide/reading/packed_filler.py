@@ -4,7 +4,7 @@ One idea: a row's pieces are read one behind the other, and its last run goes on
 row is full; so a batch is one call of unequal runs into rows of ``length + 1`` tokens, and padding is written over
 them. y is x one column on, but for the last tokens of documents.
 
-Costs one read per piece and, beside the batch, scratch for its narrow tokens. No loop over documents in Python.
+Costs one read per piece; without the native engine also scratch for the narrow tokens. No Python per document.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide import _native
+from lowtide._native.documented import spread
+from lowtide._native.planned import RowPieces
 from lowtide.errors import FormatError
 from lowtide.reading.boundaries import padding_id, required_marks
-from lowtide.reading.docs import DocsFiller, RunsOfBatch, checked_size, spread
-from lowtide.reading.packed_rows import PackedRows, RowPieces
+from lowtide.reading.docs import DocsFiller, checked_size
+from lowtide.reading.packed_plan import PackedPlan, PackedPlanner
+from lowtide.reading.packed_rows import PackedRows
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
 from lowtide.reading.window_filler import Pair, WindowFiller
@@ -42,7 +45,10 @@ class PackedFiller:
         self.padding = padding_id(tokens)
         self.documents = documents
         self.docs = DocsFiller(rows.length, rows.most_runs)
+        self._planner = PackedPlanner(tokens, rows)
         self._marks = required_marks(tokens)
+        self._eot = self._marks.id if self._marks.by == "eot" else None
+        self._source = tokens.dtype.name
         self._narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
         if self.padding > np.iinfo(self.dtype).max:
             raise ValueError(
@@ -64,78 +70,34 @@ class PackedFiller:
         usual = max(len(numbers), rows, 1)
         size, scratch_size = self.windows.nbytes(usual)
         half, shape = size // 2, (len(numbers), self.length)
-        pieces = self.rows.pieces_of(numbers)
-        runs, totals = self._runs(pieces)
+        plan = self._planner.plan(numbers)
         with store.filling(self.nbytes(usual)[0]) as out:  # before reading: what there is no room for is refused unread
-            pair = self.windows.halves(out.buffer.view, half, len(numbers))
-            self._read(pair, pieces, scratch_size, ahead)
-            if totals is not None:
-                self._pad(pair, totals)
             x, y = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
-            y.reshape(-1)[runs.closing] = self.padding
-            self._same_data(x, pieces, runs.closing)
-            return (x, y, self.docs.fill(runs, len(numbers), out, size)) if self.documents else (x, y)
+            self._read((x, y), plan, numbers, scratch_size, ahead)
+            if store.engine.packed_close(x, y, plan[2:], self.padding, self._eot) >= 0:
+                self._same_data(x, self.rows.pieces_of(numbers), plan.closing)
+            if not self.documents:
+                return x, y
+            return x, y, self.docs.fill(lambda to: store.engine.documents_given(to, *plan[2:]), len(numbers), out, size)
 
-    def _runs(self, pieces: RowPieces) -> tuple[RunsOfBatch, Numbers | None]:
-        """Where runs begin and documents end in the flattened batch, and the tokens of each row; None: all full."""
-        count = len(pieces.counts)
-        upto = pieces.sizes.cumsum()
-        whole = ~pieces.goes_on
-        if count == 0 or int(upto[-1]) == count * self.length:
-            return RunsOfBatch(upto - pieces.sizes, (upto - 1)[whole]), None
-        after = upto[pieces.counts.cumsum() - 1]
-        totals = after.copy()
-        totals[1:] -= after[:-1]
-        # What was padded before a row moves its pieces on.
-        missing = self.length * np.arange(count) - (after - totals)
-        begins = upto - pieces.sizes + missing.repeat(pieces.counts)
-        closing = (begins + pieces.sizes - 1)[whole]
-        short = (totals < self.length).nonzero()[0]
-        both = np.concatenate((begins, short * self.length + totals[short]))
-        order = both.argsort(kind="stable")
-        return RunsOfBatch(both[order], closing, order >= len(begins)), totals
-
-    def _wanted(self, pieces: RowPieces) -> tuple[Numbers, Numbers]:
-        """The bytes to read: rows of ``length + 1`` tokens, each full."""
-        item, there = self.tokens.dtype.itemsize, self.tokens.layout.shape[0]
-        starts, sizes = pieces.starts, pieces.sizes.copy()
-        if len(starts) == 0:
-            return starts, sizes
-        last = pieces.counts.cumsum() - 1
-        # A full row takes one token more, be it the next one of its document or any: only the former will be seen.
-        sizes[last] += 1
-        if int(sizes.sum()) != len(last) * (self.length + 1):
-            sizes[last] += self.length + 1 - np.add.reduceat(sizes, last - pieces.counts + 1)
-        beyond = starts[last] + sizes[last] - there
-        if (beyond > 0).any():  # at the corpus's very end there is nothing behind: its first tokens do as well
-            missing = np.maximum(beyond, 0)
-            sizes[last] -= missing
-            starts, sizes = _filled_up(starts, sizes, last, missing, there)
-        return starts * item, sizes * item
-
-    def _read(self, pair: Pair, pieces: RowPieces, scratch_size: int, ahead: Callable[[], Numbers] | None) -> None:
+    def _read(
+        self, pair: Pair, plan: PackedPlan, numbers: Numbers, scratch_size: int, ahead: Callable[[], Numbers] | None
+    ) -> None:
         """The tokens of rows, padding not yet written: in one native pass, or through scratch."""
         tokens, store = self.tokens, self.tokens.store
-        later = None if ahead is None else lambda: self._wanted(self.rows.pieces_of(ahead()))
-        offsets, sizes = self._wanted(pieces)
-        if self.windows.widens and len(offsets):
-            native = _native.Pair(*pair, self.length, tokens.dtype.name, tokens.vocab)
-            if widen_unequal(store, (offsets, sizes), native, ahead=later):
+        later = None if ahead is None else lambda: self._planner.plan(ahead())[:2]
+        if self.windows.widens and len(plan.offsets):
+            native = _native.Pair(*pair, self.length, self._source, tokens.vocab)
+            if widen_unequal(store, plan[:2], native, ahead=later):
                 return
         with store.filling(scratch_size) as scratch:
-            read_unequal(store, (offsets, sizes), scratch.buffer, ahead=later)
-            shape = (len(pieces.counts), self.length + 1)
+            read_unequal(store, plan[:2], scratch.buffer, ahead=later)
+            shape = (len(numbers), self.length + 1)
             narrow: NDArray[Any] = np.ndarray(shape, tokens.dtype, scratch.buffer.view)
             if tokens.vocab is not None or self._narrows:
-                self._check(narrow, pieces)
+                self._check(narrow, self.rows.pieces_of(numbers))
             np.copyto(pair[0], narrow[:, :-1], casting="unsafe")
             np.copyto(pair[1], narrow[:, 1:], casting="unsafe")
-
-    def _pad(self, pair: Pair, totals: Numbers) -> None:
-        short = (totals < self.length).nonzero()[0]
-        padded = spread(short * self.length + totals[short], self.length - totals[short])
-        for half in pair:
-            half.reshape(-1)[padded] = self.padding
 
     def _check(self, narrow: NDArray[Any], pieces: RowPieces) -> None:
         rows = np.repeat(np.arange(len(pieces.counts)), pieces.counts)
@@ -154,11 +116,7 @@ class PackedFiller:
 
     def _same_data(self, x: NDArray[Any], pieces: RowPieces, closing: Numbers) -> None:
         """Documents must end with their eot, or the packing is of a file as it was before somebody wrote into it."""
-        if self._marks.by != "eot":
-            return
-        wrong = np.flatnonzero(x.reshape(-1)[closing] != self._marks.id)
-        if len(wrong) == 0:
-            return
+        wrong = np.flatnonzero(x.reshape(-1)[closing] != self._eot)
         whole = np.flatnonzero(~pieces.goes_on)
         ends = pieces.starts[whole[wrong]] + pieces.sizes[whole[wrong]]
         wrong = wrong[(ends != self.tokens.last) & (ends != self.tokens.layout.shape[0])]
@@ -189,15 +147,3 @@ def admit_batches(tokens: TokenRange, length: int, rows: int, nbytes: Callable[[
         where=f"{store.where}: batches of {rows} x {length} per rank",
         smaller=f"use a batch of {fits} per rank" if fits else "",
     )
-
-
-def _filled_up(starts: Numbers, sizes: Numbers, last: Numbers, missing: Numbers, there: int) -> tuple[Numbers, Numbers]:
-    """Runs from the corpus's beginning behind the pieces of rows that miss some, as many as it takes."""
-    behind, more = [], []
-    for row in np.flatnonzero(missing).tolist():
-        left = int(missing[row])
-        while left:
-            behind.append(int(last[row]) + 1)
-            more.append(min(left, there))
-            left -= more[-1]
-    return np.insert(starts, behind, 0), np.insert(sizes, behind, more)

@@ -7,26 +7,17 @@ is computed for a whole batch at once. Costs 56 bytes per group of 4 Mi tokens; 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lowtide._native.planned import PackedTables, RowPieces, pieces_of
 from lowtide.reading.boundaries import Marks
 from lowtide.reading.boundary_index import Progress, boundary_index, identity_of, key_of
 from lowtide.reading.kept_arrays import KeptArrays, KeptFile, damaged, kept
 from lowtide.reading.packing import COUNT, ENTRY, FIRST, ROWS, Packer, streams
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.upcoming import Numbers
-
-
-class RowPieces(NamedTuple):
-    """The pieces of a batch of rows, row by row."""
-
-    counts: Numbers  # of each row
-    starts: Numbers  # first tokens, counted from the corpus's beginning
-    sizes: Numbers  # tokens
-    goes_on: NDArray[np.bool_]  # its document has a token behind it
 
 
 class PackedRows:
@@ -51,19 +42,14 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self._rows) - 1
 
+    def tables(self, item: int, there: int) -> PackedTables:
+        """For the native engine: tokens of ``item`` bytes, of which the corpus has ``there``."""
+        bounds = self._row_bounds, self._piece_bounds, self._first
+        return PackedTables(self._rows, self._starts, self._sizes, *bounds, self.length, item, there)
+
     def pieces_of(self, rows: Numbers) -> RowPieces:
         """The pieces of these rows."""
-        group = self._row_bounds.searchsorted(rows, side="right") - 1
-        before = self._piece_bounds[group]
-        begins, ends = self._rows[rows], self._rows[rows + 1]
-        counts = (ends - begins).astype(np.int64)  # unsigned: also right where the low half began again
-        first = before + (begins - before.astype(np.uint32))
-        upto = counts.cumsum()
-        numbers = (first - upto + counts).repeat(counts)
-        numbers += np.arange(len(numbers))
-        sizes = self._sizes[numbers].astype(np.int64)
-        goes_on = sizes > self.length
-        return RowPieces(counts, self._starts[numbers] + self._first[group].repeat(counts), sizes - goes_on, goes_on)
+        return pieces_of(self.tables(1, self.tokens), rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedRows, (self.kept, self.length)

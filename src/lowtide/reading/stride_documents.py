@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.reading.boundaries import Marks, few_true
+from lowtide._native import Planes
+from lowtide._native.documented import run_begins
+from lowtide.errors import FormatError
+from lowtide.reading.boundaries import Marks
 from lowtide.reading.boundary_index import BoundaryIndex
 from lowtide.reading.cuts import StrideCut
-from lowtide.reading.docs import DocsFiller, RunsOfBatch
+from lowtide.reading.docs import DocsFiller
 from lowtide.reading.packed_filler import admit_batches
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.run_ahead import Announcer
@@ -27,6 +31,8 @@ from lowtide.reading.window_filler import Pair, WindowFiller
 from lowtide.storage import Filling
 from lowtide.storage.budget import whole_pages
 from lowtide.units import format_size
+
+Noted = NDArray[np.int64] | None  # where the id stands, if reading noted it
 
 
 class StrideDocumentsCut(StrideCut):
@@ -56,10 +62,10 @@ class StrideDocumentsCut(StrideCut):
             windows, docs = self.shorter(), DocsFiller(self.tail, self._most_runs)
         more = docs.nbytes(max(len(numbers), rows, 1))
 
-        def then(pair: Pair, out: Filling, base: int) -> Any:
-            return *pair, docs.fill(self._runs(numbers, *pair), len(numbers), out, base)
+        def then(pair: Pair, noted: Noted, out: Filling, base: int) -> Any:
+            return *pair, docs.fill(partial(self._write, numbers, pair, noted), len(numbers), out, base)
 
-        return windows.read(numbers, rows=rows, ahead=ahead, more=more, then=then)
+        return windows.read(numbers, rows=rows, ahead=ahead, more=more, then=then, mark=self._marks.id)
 
     def admit(self, rows: int) -> None:
         """Two batches with their docs, and the scratch, must fit the budget."""
@@ -77,20 +83,20 @@ class StrideDocumentsCut(StrideCut):
         pair, scratch = self._windows.nbytes(rows)
         return pair + self._docs.nbytes(rows), scratch
 
-    def _runs(self, starts: Numbers, x: NDArray[Any], y: NDArray[Any]) -> RunsOfBatch:
-        length = x.shape[1]
-        if self._marks.by == "offsets":
+    def _write(self, starts: Numbers, pair: Pair, noted: Noted, planes: Planes) -> int:
+        marks, engine, length = self._marks, self.tokens.store.engine, planes.length
+        try:
+            if noted is not None:  # the usual case: seen while the tokens were widened
+                longest = engine.documents_noted(planes, noted, begins=marks.by == "bos")
+                if longest is not None:
+                    return longest
+            if marks.id is not None:
+                return engine.documents_marked(planes, *pair, marks.id, begins=marks.by == "bos")
             rows, behind = self._index.inside(starts, length)
             closing = rows * length + behind - 1
-        elif self._marks.by == "eot":
-            closing = few_true((x == self._marks.id).reshape(-1))
-        else:
-            begins = few_true((x == self._marks.id).reshape(-1))
-            begins = begins[begins % length != 0]
-            ends = (y[:, -1] == self._marks.id).nonzero()[0] * length + length - 1
-            closing = np.concatenate((begins - 1, ends))
-        inner = closing + 1
-        inner = inner[inner % length != 0]  # behind a row's last token its next row begins anyway
-        begins = np.concatenate((np.arange(0, x.size, length), inner))
-        begins.sort()
-        return RunsOfBatch(begins, closing)
+            return engine.documents_given(planes, run_begins(closing, len(starts) * length, length), closing)
+        except ValueError as problem:  # more runs than any window had
+            raise FormatError(
+                f"{self.where}: expected at most {self._most_runs} documents in a window, got more: the tokens have "
+                f"changed since their documents were indexed. Delete {Path(self._index.kept.path).parent}."
+            ) from problem

@@ -24,6 +24,8 @@ from lowtide.storage import Filling
 from lowtide.storage.budget import whole_pages
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
+Then = Callable[[Pair, NDArray[np.int64] | None, Filling, int], Any]
+INT64 = np.dtype(np.int64)
 
 
 class WindowFiller:
@@ -83,12 +85,14 @@ class WindowFiller:
         rows: int | None = None,
         ahead: Callable[[], Numbers] | None = None,
         more: int = 0,
-        then: Callable[[Pair, Filling, int], Any] | None = None,
+        then: Then | None = None,
+        mark: int | None = None,
     ) -> Any:
         """x and y of the windows at these tokens (counted from the corpus's beginning), lent until dropped.
 
         ``rows``: the usual number of windows, so that a short batch uses a buffer of the usual size. ``more``: bytes
         behind x and y for ``then``, which gets the pair, the buffer and where those bytes begin, and gives the batch.
+        ``mark``: an id whose places ``then`` also gets, in those bytes, where reading can note them.
         """
         store = self.tokens.store
         size, scratch = self.nbytes(max(len(starts), rows or 0, 1))
@@ -96,16 +100,20 @@ class WindowFiller:
         following = ahead if isinstance(ahead, Following) and self.widens and not self.consecutive else None
         ready = None if following is None else following.prefetch.take(store, following.place)
         # Before reading: a batch there is no room for is refused unread.
+        marks = None
         with store.filling(size + more) if ready is None else ready.filling as out:
             if ready is None:
                 pair: Any = out.lend(shape, self.dtype), out.lend(shape, self.dtype, half)
-                self._fill(starts, pair, scratch, ahead)
+                if mark is not None and self.widens:
+                    marks = out.lend((more // 8,), INT64, size), mark
+                if not self._fill(starts, pair, scratch, ahead, marks):
+                    marks = None
             else:
                 pair = ready.arrays
                 store.prefetched(len(starts), self._item * (self.length + 1), ready.hits)
             if following is not None and store.cold:
                 following.prefetch.keep_ahead(store, following, size + more, self._begin)
-            return pair if then is None else then(pair, out, size)
+            return pair if then is None else then(pair, marks and marks[0], out, size)
 
     def _begin(self, thread: NativeThread, filling: Filling, numbers: Numbers) -> tuple[Pair, Any] | None:
         """Let a native thread fill a batch. As long as it may write, the buffer is lent, whatever happens to us."""
@@ -118,18 +126,26 @@ class WindowFiller:
         target = _native.Pair(*pair, self.length, self._source, self.tokens.vocab)
         return pair, store.start_windows(thread.fills, spans, target)
 
-    def _fill(self, starts: Numbers, pair: Pair, scratch_size: int, ahead: Callable[[], Numbers] | None) -> None:
+    def _fill(
+        self,
+        starts: Numbers,
+        pair: Pair,
+        scratch_size: int,
+        ahead: Callable[[], Numbers] | None,
+        marks: tuple[NDArray[np.int64], int] | None = None,
+    ) -> bool:
+        """Read and widen; whether that was one native pass, which has noted the marks."""
         store, item = self.tokens.store, self._item
         if self.widens and not self.consecutive:
-            target = _native.Pair(*pair, self.length, self._source, self.tokens.vocab)
+            target = _native.Pair(*pair, self.length, self._source, self.tokens.vocab, *(marks or ()))
             if store.windows(starts, item, target, ahead=ahead):
-                return
+                return True
         window = (self.length + 1) * item
         if not self.consecutive and store.strategy.name == "map":  # the only one that needs no buffer between
             fetched = store.fetch(starts, item, window)
             if fetched is not None:
                 self._widen(fetched.view(self.tokens.dtype), starts, pair)
-                return
+                return False
         with store.filling(scratch_size) as scratch:
             shape = (len(starts), self.length + 1)
             narrow: NDArray[Any] = np.ndarray(shape, self.tokens.dtype, scratch.buffer.view)
@@ -139,6 +155,7 @@ class WindowFiller:
             else:
                 store.gather(starts, item, window, scratch.buffer, ahead=ahead, sparse=True)
             self._widen(narrow, starts, pair)
+            return False
 
     def _widen(self, narrow: NDArray[Any], starts: Numbers, pair: Pair) -> None:
         self.check(narrow, starts)

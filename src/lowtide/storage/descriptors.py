@@ -157,6 +157,8 @@ class Files:
         self._unchanged = engine.unchanged
         self.counters = ReadCounts()
         self._open: dict[Key, Descriptor] = {}
+        self.table: Any = None  # what is open, for many_files.py; None after every change
+        self.uses = 0  # of it
         self._identities: dict[int, FileIdentity] = {}
         devices: dict[int, bool] = {}
         for index, extent in enumerate(extents):
@@ -202,6 +204,19 @@ class Files:
                 self._check(file, os.fstat(descriptor.number), linked=descriptor.linked)
             found[file] = descriptor
         return found
+
+    def opened(self) -> dict[int, Descriptor]:
+        """What is open for scattered reads, by file."""
+        return {file: found for (file, scattered, flags), found in list(self._open.items()) if scattered and not flags}
+
+    def used(self) -> None:
+        """Mark what is open as used last."""
+        for key in list(self._open):
+            KEPT.used(self, key)
+
+    def modified(self, index: int) -> int:
+        """When the file was last written, as it was opened; -1, which no file has, where that proves nothing."""
+        return -1 if self.extents[index].may_change else self._identities[index].modified
 
     def changed(self, index: int, status: os.stat_result) -> ReadError:
         """The error that says what happened to a file."""
@@ -252,18 +267,22 @@ class Files:
             with contextlib.suppress(OSError):  # a hint, no more
                 os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
         self._open[key] = descriptor
+        self.table = None
         KEPT.add(self, key)
         return descriptor
 
     def let_go(self, key: Key) -> None:
         self._open.pop(key, None)
+        self.table = None
 
     def close(self) -> None:
         self.closed = True
         self._open = {}
+        self.table = None
 
     def renew_after_fork(self) -> None:
         self._open = {}  # a child opens its own
+        self.table = None
 
 
 def _opened(path: str, flags: int) -> Descriptor:

@@ -113,6 +113,19 @@ class NativeRead:
         self._count(channel.hits(), len(spans.numbers), spans.total, scattered=True)
         return self.judge(found, spans)
 
+    def read_located(self, runs: _native.Runs, pair: _native.Pair, total: int) -> bool:
+        """Runs of ``total`` bytes that have their places already (many_files.py); False: read them the usual way."""
+        channel = self._channel(True)
+        found = channel.queue.windows(runs, pair, _native.KEEP)
+        hits, count = min(channel.hits(), len(runs.offsets)), len(runs.offsets)
+        if found is None and count:
+            self._announce(None)
+            self.files.counters.asked += total
+            self.files.counters.read += total
+            self.files.counters.cached += total if hits == count else total * hits // count
+            self.temperature.cold = hits < count
+        return found is None
+
     def judge(self, found: Any, spans: Spans) -> bool:
         """True: all is there; False: an id is wrong; a read that failed is raised."""
         if found is None:

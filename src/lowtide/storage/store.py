@@ -25,6 +25,7 @@ from lowtide.storage.buffers import Buffer, Filling, Pool
 from lowtide.storage.descriptors import KEPT, Extent, Files, ReadCounts
 from lowtide.storage.direct import Direct
 from lowtide.storage.forks import Turn, renew_in_children
+from lowtide.storage.many_files import windows_located
 from lowtide.storage.mapped import Cured, Map
 from lowtide.storage.native_read import NativeRead
 from lowtide.storage.read import Read
@@ -131,6 +132,10 @@ class Store:
         if not strategy.widens:
             return False
         length = (pair.length + 1) * stride
+        if len(self.extents) > 1:
+            total = length * len(numbers)
+            if windows_located(strategy, self.located, (numbers, stride, length), pair, total):
+                return True
         spans = self.located.spans(numbers, stride, length)
         if len(spans.files) > 1 and (strategy.name == "map" or len(spans.files) > KEPT.together):
             return False

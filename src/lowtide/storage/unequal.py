@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from lowtide import _native
 from lowtide.storage.buffers import Buffer
 from lowtide.storage.descriptors import KEPT
+from lowtide.storage.many_files import windows_located
 from lowtide.storage.spans import Offsets
 from lowtide.storage.store import Store
 
@@ -30,10 +33,13 @@ def widen_unequal(store: Store, runs: Unequal, pair: _native.Pair, *, ahead: Lat
     strategy = store.strategy
     if not strategy.widens or strategy.name == "map":
         return False
+    total = len(pair.x) * (pair.length + 1) * np.dtype(pair.source).itemsize
+    if windows_located(strategy, store.located, (runs[0], 1, runs[1]), pair, total):
+        return True
     spans = store.located.unequal(*runs)
-    if len(spans.files) > KEPT.together:
+    if len(spans.files) > 1 and len(spans.files) > KEPT.together:
         return False
     later = None if ahead is None else lambda: store.located.unequal(*ahead())
-    store.files.counters.asked += int(runs[1].sum())
+    store.files.counters.asked += total
     read: bool = strategy.windows(spans, pair, ahead=later)  # type: ignore[attr-defined]
     return read

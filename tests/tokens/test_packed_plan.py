@@ -1,0 +1,147 @@
+"""What a packed batch is read from, and its runs: the native plan is NumPy's, and damaged tables are never followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.formats.conftest import TokenFiles
+from tests.native.asked import PYTHON, native
+from tests.tokens.test_documents import corpus
+
+import lowtide
+from lowtide.reading.packed_filler import PackedFiller
+from lowtide.reading.packed_plan import PackedPlan
+
+
+def filler_of(windows: Any) -> PackedFiller:
+    found: PackedFiller = windows.batches(1)._cut._filler
+    return found
+
+
+def same(one: PackedPlan, other: PackedPlan) -> bool:
+    padding = [np.zeros(len(plan.begins), np.bool_) if plan.padding is None else plan.padding for plan in (one, other)]
+    return all(np.array_equal(a, b) for a, b in zip((*one[:4], padding[0]), (*other[:4], padding[1]), strict=True))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10**6),
+    tokens=st.integers(2, 400),
+    length=st.one_of(st.integers(1, 40), st.just(70_000)),
+    share=st.sampled_from([0.01, 0.1, 0.5, 1.0]),
+    by=st.sampled_from(["eot", "bos"]),
+    dtype=st.sampled_from(["int32", "int64", "uint16"]),
+)
+def test_both_engines_plan_and_give_the_same_rows(
+    tmp_path: Path, seed: int, tokens: int, length: int, share: float, by: str, dtype: str
+) -> None:
+    native()
+    path = TokenFiles(tmp_path).raw(f"{seed}.bin", corpus(np.random.default_rng(seed), tokens, share=share))
+    feeds: list[Any] = []
+    plans: list[PackedPlan] = []
+    for engine in ("native", "python"):
+        opened = lowtide.open_tokens(path, dtype="uint16", engine=engine, **{by: 0})  # type: ignore[arg-type]
+        windows = opened.windows(length, cut="packed", documents=True, dtype=dtype)
+        filler = filler_of(windows)
+        some = np.arange(len(windows)), np.random.default_rng(seed).integers(0, len(windows), 9)
+        plans += [filler._planner.plan(rows) for rows in some]
+        feeds.append(windows.batches(3, order="random", seed=seed))
+    assert same(plans[0], plans[2])
+    assert same(plans[1], plans[3])
+    for _ in range(3):
+        (x, y, docs), (other_x, other_y, other_docs) = (next(feed) for feed in feeds)
+        assert np.array_equal(x, other_x)
+        assert np.array_equal(y, other_y)
+        for one, other in zip(docs, other_docs, strict=True):
+            assert np.array_equal(one, other)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), rows=st.integers(1, 5), length=st.integers(1, 50), dtype=st.sampled_from(["<i4", "<i8"])
+)
+def test_both_engines_close_rows_alike(seed: int, rows: int, length: int, dtype: str) -> None:
+    random = np.random.default_rng(seed)
+    size = rows * length
+    begins = np.flatnonzero((random.random(size) < 0.2) | (np.arange(size) % length == 0))
+    padding = None if seed % 3 == 0 else random.random(len(begins)) < 0.3
+    closing = np.flatnonzero(random.random(size) < 0.1)
+    if padding is not None:
+        kept = ~padding[np.searchsorted(begins, closing, side="right") - 1]
+        closing = closing[kept]
+    eot = None if seed % 2 else 3
+    pairs = []
+    for engine in (native(), PYTHON):
+        x, y = (np.random.default_rng(seed + k).integers(2, 4, (rows, length)).astype(dtype) for k in (1, 2))
+        pairs.append((engine.packed_close(x, y, (begins, closing, padding), 9, eot), x, y))
+    assert pairs[0][0] == pairs[1][0]
+    assert np.array_equal(pairs[0][1], pairs[1][1])
+    assert np.array_equal(pairs[0][2], pairs[1][2])
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_damaged_tables_are_refused_and_never_followed(data: st.DataObject, packing: PackedFiller) -> None:
+    tables = packing._planner.tables
+    name = data.draw(st.sampled_from(["rows", "starts", "sizes", "row_bounds", "piece_bounds", "first"]))
+    wrong = np.array(getattr(tables, name))
+    at = data.draw(st.integers(0, len(wrong) - 1))
+    limits = np.iinfo(wrong.dtype)
+    wrong[at] = data.draw(
+        st.one_of(st.integers(int(limits.min), int(limits.max)), st.sampled_from([limits.max, limits.min]))
+    )
+    rows, room = np.arange(len(packing.rows)), 4096
+    into, padding = np.full((4, room), -1, np.int64), np.empty(room, np.bool_)
+    found = native().packed_plan(tables._replace(**{name: wrong}), rows, into, padding)  # type: ignore[arg-type]
+    if found is not None:
+        reads, runs, closed, _ = found
+        there = tables.there * tables.item
+        assert ((into[0, :reads] >= 0) & (into[1, :reads] > 0) & (into[0, :reads] + into[1, :reads] <= there)).all()
+        assert into[1, :reads].sum() == len(rows) * (tables.length + 1) * tables.item
+        assert (np.diff(into[2, :runs]) > 0).all()
+        assert ((into[3, :closed] >= 0) & (into[3, :closed] < len(rows) * tables.length)).all()
+
+
+@pytest.fixture(scope="module")
+def packing(tmp_path_factory: pytest.TempPathFactory) -> PackedFiller:
+    path = TokenFiles(tmp_path_factory.mktemp("packing")).raw(
+        "tokens.bin", corpus(np.random.default_rng(1), 900, share=0.2)
+    )
+    return filler_of(lowtide.open_tokens(path, dtype="uint16", eot=0).windows(16, cut="packed"))
+
+
+def test_a_plan_without_room_or_of_a_row_that_is_not_there_is_left_to_numpy(packing: PackedFiller) -> None:
+    tables, rows = packing._planner.tables, np.arange(len(packing.rows))
+    into, padding = np.empty((4, 3), np.int64), np.empty(3, np.bool_)
+    assert native().packed_plan(tables, rows, into, padding) is None
+    into, padding = np.empty((4, 999), np.int64), np.empty(999, np.bool_)
+    for row in (-1, len(rows)):
+        assert native().packed_plan(tables, np.array([row]), into, padding) is None
+    with pytest.raises(ValueError, match="four arrays as long as padding"):
+        native().packed_plan(tables, rows, into, padding[:9])
+    with pytest.raises(ValueError, match="tables of one packing"):
+        native().packed_plan(tables._replace(sizes=tables.sizes[:4]), rows, into, padding)
+    with pytest.raises(TypeError, match="PackedTables"):
+        native().packed_plan(None, rows, into, padding)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize(("name", "value"), [("rows", 40_000), ("starts", 2**31), ("sizes", 40_000), ("sizes", 0)])
+def test_rows_of_a_damaged_packing_are_refused_by_name(tmp_path: Path, engine: str, name: str, value: int) -> None:
+    path = TokenFiles(tmp_path).raw("tokens.bin", corpus(np.random.default_rng(2), 900, share=0.1))
+    whole = lowtide.open_tokens(path, dtype="uint16", eot=0).windows(16, cut="packed")
+    file = Path(filler_of(whole).rows.kept.path)
+    array = filler_of(whole).rows.kept.arrays[name]
+    content = bytearray(file.read_bytes())
+    at = content.index(array.tobytes()) + 3 * array.itemsize
+    content[at : at + array.itemsize] = value.to_bytes(array.itemsize, "little")
+    file.write_bytes(content)
+    windows = lowtide.open_tokens(path, dtype="uint16", eot=0, engine=engine).windows(16, cut="packed")
+    with pytest.raises(lowtide.FormatError, match=r"packed-16-.*expected rows of whole documents.*Delete it"):
+        for _ in range(len(windows)):
+            next(windows.batches(len(windows), order="sequential"))
