@@ -169,9 +169,15 @@ class Engine:
         return many, reached
 
     def unavailable(self) -> dict[str, str]:
-        """Each way of reading misses, and why it cannot be had here ('': it can). Asks the kernel each time."""
-        found: dict[str, str] = self.functions.unavailable()
-        return found
+        """Each way of reading misses, and why it cannot be had here ('': it can). Asks the kernel once per process."""
+        return dict(_unavailable(self.name, os.getpid()))
+
+
+@functools.lru_cache(maxsize=4)
+def _unavailable(name: str, process: int) -> dict[str, str]:  # noqa: ARG001
+    """Asking takes 30 ms, for the kernel ends a ring slowly. A child of fork may be allowed less, so it asks anew."""
+    found: dict[str, str] = (_core if name == "native" else twin).unavailable()
+    return found
 
 
 def problem_of(found: tuple[str, int, int, int] | None) -> Problem | None:
