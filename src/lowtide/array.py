@@ -21,11 +21,14 @@ from lowtide.formats import Layout, layout_of
 from lowtide.reading.column_stats import ColumnStats, stats_of
 from lowtide.reading.html_table import html_table
 from lowtide.reading.indexing import select, whole
+from lowtide.reading.iterators import Filler, Share
 from lowtide.reading.parts import Parent, Part, chained, index_bytes, subset_of
+from lowtide.reading.passes import Pass, ShuffledRows
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.prefetch import prepared_ahead
 from lowtide.reading.row_filler import RowFiller
 from lowtide.reading.row_iteration import RowIteration, counted_batch
+from lowtide.reading.run_ahead import MOST_RANKS, ArrayStretches, RunAhead, store_for_runs
 from lowtide.reading.stratified import split_parts
 from lowtide.storage import Budget, Store
 from lowtide.storage.budget import whole_pages
@@ -188,6 +191,21 @@ class Array(RowIteration):
         if index:
             why = (*why, f"an index of {format_size(index)} says which rows are in the subset")
         return project(self._store, held, announced=2 * size, why=why, kept=index)
+
+    def _in_stretches(self, order: Pass, share: Share) -> tuple[Filler, RunAhead | None]:
+        """A local shuffle of a whole array in rows is read in long stretches, which are announced."""
+        rows = self._rows
+        local = isinstance(order, ShuffledRows) and order.neighbours is not None and order.rows > 0
+        if not local or self._part is not None or rows.fortran or rows.nbytes == 0 or share.world > MOST_RANKS:
+            return rows, None
+        assert isinstance(order, ShuffledRows)
+        stretches = ArrayStretches(order, rows.nbytes)
+        store = store_for_runs(self._store, stretches.largest)
+        if store is None:
+            return rows, None
+        drops, end = store is not self._store, None if share.epochs is None else order.rows * share.epochs
+        runs = RunAhead(store, stretches, largest=stretches.largest, drop=drops, rows=end)
+        return RowFiller(self.layout, store) if drops else rows, runs
 
     # Life
 

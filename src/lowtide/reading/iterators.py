@@ -18,6 +18,7 @@ from lowtide.arguments import whole_number
 from lowtide.reading.html_table import html_table
 from lowtide.reading.passes import Pass
 from lowtide.reading.prefetch import Following, Prefetch
+from lowtide.reading.run_ahead import RunAhead
 from lowtide.reading.state import VERSION, check_state
 from lowtide.reading.upcoming import Numbers, Upcoming
 from lowtide.storage import Pool
@@ -72,8 +73,10 @@ class BatchIterator:
         *,
         share: Share = Share(),  # noqa: B008 - a frozen value
         fingerprint: Callable[[], dict[str, Any]],
+        runs: RunAhead | None = None,
     ) -> None:
         self._filler = filler
+        self._runs = runs  # of a local shuffle
         self._order = order
         self._batch = batch
         self._share = share
@@ -97,6 +100,8 @@ class BatchIterator:
                 first = self.position
                 count = self._count(first)
                 if count:
+                    if self._runs is not None:
+                        self._runs.approach(first)
                     following = None
                     if self._order.scattered:
                         following = Following(first, self._prefetch, self._following, self._numbers)
@@ -108,6 +113,8 @@ class BatchIterator:
             if self.position == last:  # interrupted after the position moved: the batch comes again
                 self.position = first
             raise
+        if self._runs is not None:
+            self._runs.leave()
         raise StopIteration
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -77,6 +77,15 @@ class InFileOrder:
         return {"order": "chunks"}
 
 
+class RowStretch(NamedTuple):
+    """Neighbouring rows, and the positions of a pass at which they come."""
+
+    row: int
+    rows: int
+    position: int
+    positions: int
+
+
 @dataclass(frozen=True)
 class ShuffledRows:
     """Positions ``[first, last)`` of a shuffle of ``count`` rows; epoch e of the pass is epoch ``epoch + e`` of it.
@@ -109,6 +118,16 @@ class ShuffledRows:
             count,
             lambda epoch, offset, size: self._order(self.epoch + epoch).block(self.first + offset, size),
         )
+
+    def stretch(self, position: int) -> RowStretch:
+        """The run of neighbours that is being shuffled at a position of a local shuffle."""
+        epoch, offset = divmod(position, self.rows)
+        order = self._order(self.epoch + epoch)
+        assert isinstance(order, LocalPermutation)
+        row, rows, begins = order.run_at(self.first + offset)
+        # A rank's share may begin or end in the middle of a run.
+        first, last = max(begins, self.first), min(begins + rows, self.last)
+        return RowStretch(row, rows, epoch * self.rows + first - self.first, last - first)
 
     def settings(self) -> dict[str, Any]:
         return {"order": "shuffled", "seed": self.seed, "epoch": self.epoch, "neighbours": self.neighbours}

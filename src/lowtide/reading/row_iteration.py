@@ -17,6 +17,7 @@ from lowtide.order import rank_slice
 from lowtide.reading.indexing import inside, select
 from lowtide.reading.iterators import BatchIterator, Filler, Share
 from lowtide.reading.passes import DrawnRows, GivenRows, InFileOrder, Pass, ShuffledRows
+from lowtide.reading.run_ahead import RunAhead
 from lowtide.storage import Budget, Store
 from lowtide.units import MIB, parse_size
 
@@ -145,10 +146,15 @@ class RowIteration:
         return self._all_rows.fingerprint()
 
     def _iterate(self, order: Pass, batch: int, start: int, share: Share) -> BatchIterator:
-        rows = self._all_rows
-        iterator = BatchIterator(rows, order, batch, share=share, fingerprint=rows.fingerprint)
+        rows, runs = self._in_stretches(order, share)
+        fingerprint = self._all_rows.fingerprint
+        iterator = BatchIterator(rows, order, batch, share=share, fingerprint=fingerprint, runs=runs)
         iterator.position = iterator.checked_start(start)
         return iterator
+
+    def _in_stretches(self, order: Pass, share: Share) -> tuple[Filler, RunAhead | None]:  # noqa: ARG002
+        """The rows as this order reads them, and what announces the stretches of a local shuffle."""
+        return self._all_rows, None
 
     def _keep_for_ranks(self, world: int) -> None:
         for store in self._all_rows.stores:

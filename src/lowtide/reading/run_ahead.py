@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from lowtide.machine import PAGE, room_for_cache
+from lowtide.reading.passes import ShuffledRows
 from lowtide.reading.plan import Plan
 from lowtide.reading.streams import ShuffledStream
 from lowtide.storage import Store
@@ -24,6 +25,7 @@ from lowtide.storage.long_runs import announce_run, drop_run, keeping
 from lowtide.units import MIB, format_size
 
 STEP = 4 * MIB  # announced at a time: long for any disk, short beside a stretch
+MOST_PASSED = 64  # stretches that one batch may reach over; more than these were not read but jumped over
 MOST_RANKS = 16  # ranks on one machine share the page cache; more than this are many machines
 
 
@@ -57,13 +59,23 @@ class RunAhead:
     """Follows an order of rows: ``approach(row)`` before rows from ``row`` on are read.
 
     ``locate(row)`` is the stretch a row belongs to, of ``largest`` bytes at most; ``drop``: evict what lies behind.
+    ``rows``: those of a finite order.
     """
 
-    def __init__(self, store: Store, locate: Callable[[int], ByteStretch], *, largest: int, drop: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        locate: Callable[[int], ByteStretch],
+        *,
+        largest: int,
+        drop: bool,
+        rows: int | None = None,
+    ) -> None:
         self._store = store
         self._locate = locate
         self._largest = largest
         self._drop = drop
+        self._rows = rows
         self._now: ByteStretch | None = None
         self._next: ByteStretch | None = None
         self._announced = 0  # bytes of the next one
@@ -74,7 +86,10 @@ class RunAhead:
             now = self._enter(row)
         following = self._next
         if following is None:
-            self._next = following = self._locate(now.row + now.rows)
+            after = now.row + now.rows
+            if self._rows is not None and after >= self._rows:
+                return  # this is the last one
+            self._next = following = self._locate(after)
         done = following.length * (row - now.row) // now.rows
         wanted = min(following.length, -(-done // STEP) * STEP)
         if wanted > self._announced:
@@ -85,13 +100,28 @@ class RunAhead:
         before, now = self._now, self._locate(row)
         already = self._announced if self._next == now else 0
         if self._drop and before is not None:
-            drop_run(self._store, before.offset, before.length)
+            self._drop_passed(before, now)
             if self._next is not None and self._next != now:
                 drop_run(self._store, self._next.offset, self._announced)
         self._now, self._next, self._announced = now, None, 0
         for start in range(already, now.length, STEP):
             announce_run(self._store, now.offset + start, min(STEP, now.length - start))
         return now
+
+    def _drop_passed(self, before: ByteStretch, now: ByteStretch) -> None:
+        """Also what lies between: a batch longer than a stretch reads from several."""
+        for _ in range(MOST_PASSED):
+            drop_run(self._store, before.offset, before.length)
+            before = self._locate(before.row + before.rows)
+            if before.row >= now.row:
+                return
+
+    def leave(self) -> None:
+        """The order is at its end: evict what is left."""
+        for stretch in (self._now, self._next):
+            if self._drop and stretch is not None:
+                drop_run(self._store, stretch.offset, stretch.length)
+        self._now, self._next, self._announced = None, None, 0
 
     def adjusted(self, plan: Plan) -> Plan:
         why = f"stretches of {format_size(self._largest)} are announced whole and read from the page cache, two at most"
@@ -104,6 +134,21 @@ class RunAhead:
     def __getstate__(self) -> dict[str, object]:
         """Another process has its own place in the order."""
         return {**self.__dict__, "_now": None, "_next": None, "_announced": 0}
+
+
+class ArrayStretches:
+    """``locate`` for rows of an array: the runs of neighbours of a local shuffle, as bytes."""
+
+    def __init__(self, order: ShuffledRows, nbytes: int) -> None:
+        self._order, self._nbytes = order, nbytes
+
+    def __call__(self, row: int) -> ByteStretch:
+        found = self._order.stretch(row)
+        return ByteStretch(found.row * self._nbytes, found.rows * self._nbytes, found.position, found.positions)
+
+    @property
+    def largest(self) -> int:
+        return min(self._order.neighbours or 0, self._order.count) * self._nbytes
 
 
 class TokenStretches:
