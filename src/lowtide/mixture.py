@@ -123,9 +123,11 @@ class Mixture:
         cut.admit(batch // ranks.world)
         return feed
 
-    def epochs(self, row: int, *, length: int, order: str = "shuffled") -> dict[str, float]:
+    def epochs(self, row: int, *, length: int | None = None, order: str = "shuffled") -> dict[str, float]:
         """Epochs each corpus has been through before ``row`` (a feed's ``cursor``): 1.25 is one and a
-        quarter."""
+        quarter. ``length`` is that of the feed; windows have theirs."""
+        if length is None:
+            raise TypeError("length: expected the number of tokens per row of the feed, got none. Use length=1024.")
         parts = self._parts(length, 0, order, None)
         counts = self._mixing(parts).counts(at_least("row", row, 0))
         return {part.name: part.epochs(count) for part, count in zip(parts, counts, strict=True)}
@@ -262,6 +264,11 @@ class WindowsMixture(Mixture):
         feed = Feed(cut, batch, ranks, skip)
         cut.admit(batch // ranks.world)
         return feed
+
+    def epochs(self, row: int, *, length: int | None = None, order: str = "shuffled") -> dict[str, float]:  # noqa: ARG002
+        epochs: list[int | None] = [len(windows) for windows in self._windows.values()]
+        counts = plan_mixing(self._changes, epochs=epochs, exhausted=self.exhausted).counts(at_least("row", row, 0))
+        return {name: count / len(self._windows[name]) for name, count in zip(self._windows, counts, strict=True)}
 
     def close(self) -> None:
         super().close()

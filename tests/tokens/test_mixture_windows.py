@@ -35,7 +35,8 @@ def mixed(parts: dict[str, lowtide.Tokens], **how: Any) -> lowtide.Mixture:
 def test_every_row_is_the_next_row_of_the_part_whose_turn_it_is(
     parts: dict[str, lowtide.Tokens], cut: str, documents: bool
 ) -> None:
-    feed = mixed(parts, cut=cut, documents=documents).batches(8, seed=5)
+    mixture = mixed(parts, cut=cut, documents=documents)
+    feed = mixture.batches(8, seed=5)
     alone = {
         name: tokens.windows(LENGTH, cut=cut, documents=documents).batches(1, seed=5) for name, tokens in parts.items()
     }
@@ -53,6 +54,8 @@ def test_every_row_is_the_next_row_of_the_part_whose_turn_it_is(
                 assert np.array_equal(batch[2].loss_mask[row], expected[2].loss_mask[0])
                 assert np.array_equal(batch[2].ids[row] == -1, expected[2].ids[0] == -1)
     assert abs(given["web"] - 0.7 * 96) <= 1
+    lengths = {name: len(tokens.windows(LENGTH, cut=cut)) for name, tokens in parts.items()}
+    assert mixture.epochs(96) == {name: given[name] / lengths[name] for name in parts}
 
 
 @pytest.mark.parametrize("cut", ["stride", "packed"])

@@ -138,6 +138,10 @@ def test_a_mixture_is_trained_named_in_the_metrics_and_resumed_with_another_futu
     shares = {row["step"]: row["shares"] for row in rows if row["event"] == "step"}
     assert shares[6] == {"web": 0.75, "code": 0.25}
     assert shares[7] == {"web": 0.5, "math": 0.5}
+    epochs = {row["step"]: row["epochs"] for row in rows if row["event"] == "step"}
+    assert epochs[6]["math"] == 0 < epochs[6]["code"] < epochs[6]["web"] < epochs[7]["web"]
+    assert epochs[7]["math"] > 0
+    assert epochs[7]["code"] == epochs[6]["code"]
 
 
 def test_peek_shows_the_rows_a_mixture_was_trained_on(

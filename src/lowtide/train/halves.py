@@ -39,6 +39,10 @@ class Mixed:
     parts: dict[str, tuple[Tokens, Tokens]]
     weights: dict[str, float]
 
+    def epochs_at(self, row: int, length: int) -> dict[str, float]:
+        """Epochs that each corpus has been through before a row of the stream."""
+        return {name: round(epochs, 4) for name, epochs in self.train.epochs(row, length=length).items()}
+
     def shares_at(self, row: int) -> dict[str, float]:
         """The shares in use at a row of the stream."""
         found: dict[str, float] = {}

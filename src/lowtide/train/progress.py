@@ -52,6 +52,7 @@ class Stepped:
     seconds_left: float
     reading: MemoryNow
     shares: dict[str, float] | None = None  # of the rows, by corpus, in a mixture
+    epochs: dict[str, float] | None = None  # that each corpus of a mixture has been through
 
 
 @dataclass(frozen=True)

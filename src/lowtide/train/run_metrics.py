@@ -46,7 +46,7 @@ class MetricsFile:
             anon=now.reading.anon,
             mapped=now.reading.mapped,
             cache=now.reading.cache,
-            **({} if now.shares is None else {"shares": now.shares}),
+            **({} if now.shares is None else {"shares": now.shares, "epochs": now.epochs}),
         )
 
     def evaluated(self, step: int, val_loss: float) -> None:
