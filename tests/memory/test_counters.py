@@ -14,7 +14,7 @@ import pytest
 
 from lowtide.memory import KINDS, Sample, process_memory
 from lowtide.memory.counters import TreeCounters
-from lowtide.memory.detail import parse_rollup, parse_smaps
+from lowtide.memory.detail import MappedFile, parse_rollup, parse_smaps
 from lowtide.memory.open_files import FileSet
 from lowtide.memory.paces import Pace
 
@@ -264,6 +264,12 @@ def test_a_file_that_was_cached_before_does_not_use_up_what_another_one_read(dis
     own = sum(sizes[name] - found[name] for name in sizes)
     assert 5 * MIB < own <= 6 * MIB  # this process has other files open, small ones
     assert all(0 <= found[name] <= sizes[name] for name in sizes)
+
+
+def test_a_mapped_file_that_was_deleted_is_still_of_its_format() -> None:
+    mapped = {(1, 2): MappedFile("/gone/rows.arrow (deleted)", 8 * MIB, 0, False)}
+    totals = FileSet({}, started=0).measure(mapped, 0, fresh=0)
+    assert [(file.path, file.format, file.mapped) for file in totals.files] == [("/gone/rows.arrow", "arrow", 8 * MIB)]
 
 
 def test_a_clock_that_is_set_back_does_not_hide_what_is_written(

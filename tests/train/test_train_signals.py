@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from tests.train.running import flags, losses, start, train, wait_for
 
+from lowtide.cli import no_interrupt_lost
 from lowtide.train import Settings, branches, checkpoint, ledger
 
 Make = Callable[..., Settings]
@@ -108,6 +110,19 @@ def test_a_signal_while_starting_is_one_line(tiny: Make, wait: str, number: sign
     _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number
     assert err == f"lowtide train: stopped by {number.name} before the first step; nothing was saved.\n"
+
+
+def test_a_ctrl_c_that_an_import_swallows_is_raised_behind_it() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    behind = False
+    with pytest.raises(KeyboardInterrupt), no_interrupt_lost():
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        behind = True
+    assert behind
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with no_interrupt_lost():
+        pass  # the control: nothing came, nothing is raised
 
 
 def test_ctrl_c_while_torch_is_imported_is_one_line(tiny: Make) -> None:

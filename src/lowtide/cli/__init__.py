@@ -8,10 +8,14 @@ that ``lowtide info`` never pays for torch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import NoReturn
 
 from lowtide.errors import LowtideError
@@ -87,7 +91,31 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _module(name: str):  # type: ignore[no-untyped-def]  # a module with add() and run()
-    return importlib.import_module(f"lowtide.cli.{name}")
+    with no_interrupt_lost():
+        return importlib.import_module(f"lowtide.cli.{name}")
+
+
+@contextlib.contextmanager
+def no_interrupt_lost() -> Iterator[None]:
+    """A Ctrl-C that was swallowed inside (in a finalizer, or by a package that catches everything while imported)
+    is raised behind it."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    heard = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _one_line(problem: BaseException) -> str:

@@ -37,15 +37,19 @@ _ENDINGS = {
 }
 
 
+def format_by_name(path: str) -> str:
+    """The same of a file that cannot be looked at: its name's ending decides."""
+    return _ENDINGS.get(PurePath(path.removesuffix(" (deleted)")).suffix.lower(), "")
+
+
 def format_of(fd: int, path: str) -> str:
     """npy, arrow, parquet, hdf5, zip, gzip, safetensors, sqlite, gguf or program; "" for bytes without a header."""
-    name = PurePath(path.removesuffix(" (deleted)")).suffix.lower()
     head = bytearray(16)
     try:
         os.preadv(fd, [head], 0, getattr(os, "RWF_NOWAIT", 0))
     except OSError:
-        return _ENDINGS.get(name, "")
+        return format_by_name(path)
     if head[8:10] == b'{"':  # a length of eight bytes, then JSON
         return "safetensors"
     known = next((word for magic, word in _MAGIC.items() if head.startswith(magic)), None)
-    return known if known is not None else _ENDINGS.get(name, "")
+    return known if known is not None else format_by_name(path)

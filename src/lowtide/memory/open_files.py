@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from lowtide.machine import file_kind, kind_named, page_cache
 from lowtide.memory.detail import MappedFile
-from lowtide.memory.file_formats import format_of
+from lowtide.memory.file_formats import format_by_name, format_of
 from lowtide.memory.samples import FileGroup, FileSample
 
 FileKey = tuple[int, int]  # (device, inode)
@@ -221,7 +221,8 @@ def _sample(known: _Known, answer: _Answer, mapped_clean: int) -> FileSample:
 
 
 def _unasked(path: str, size: int) -> FileSample:
-    return FileSample(path.removesuffix(" (deleted)"), 0, size, 0, size, 0, "unknown", False)
+    name = path.removesuffix(" (deleted)")
+    return FileSample(name, 0, size, 0, size, 0, "unknown", False, format_by_name(name))
 
 
 def _totals(named: list[FileSample], code: list[FileSample], measured: frozenset[FileKey]) -> FileTotals:

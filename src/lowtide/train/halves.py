@@ -39,9 +39,10 @@ class Mixed:
     parts: dict[str, tuple[Tokens, Tokens]]
     weights: dict[str, float]
 
-    def epochs_at(self, row: int, length: int) -> dict[str, float]:
-        """Epochs that each corpus has been through before a row of the stream."""
-        return {name: round(epochs, 4) for name, epochs in self.train.epochs(row, length=length).items()}
+    def at(self, row: int, length: int) -> tuple[dict[str, float], dict[str, float]]:
+        """The shares in use just before a row of the stream, and the epochs each corpus has been through by then."""
+        epochs = {name: round(many, 4) for name, many in self.train.epochs(row, length=length).items()}
+        return self.shares_at(max(0, row - 1)), epochs
 
     def shares_at(self, row: int) -> dict[str, float]:
         """The shares in use at a row of the stream."""

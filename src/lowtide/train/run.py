@@ -220,12 +220,10 @@ class _Run:
             Stepped(step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading, *self._of_corpora())
         )
 
-    def _of_corpora(self) -> tuple[dict[str, float], dict[str, float]] | tuple[None, None]:
+    def _of_corpora(self) -> tuple[dict[str, float] | None, dict[str, float] | None]:
         """The corpora's shares of the rows of the step just done, and their epochs so far."""
-        mixed, rows = self.data.mixed, self.trainer.rows_done
-        if mixed is None:
-            return None, None
-        return mixed.shares_at(max(0, rows - 1)), mixed.epochs_at(rows, self.settings.block_size)
+        mixed = self.data.mixed
+        return (None, None) if mixed is None else mixed.at(self.trainer.rows_done, self.settings.block_size)
 
     def _remember(self, loss: float, val_loss: float, reading: MemoryNow) -> None:
         self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, reading)])
