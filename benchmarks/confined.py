@@ -16,10 +16,10 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.measure import GIB, Figure, drop, interleaved, make_file, report
+from benchmarks.measure import GIB, Figure, drop, interleaved, make_file, read_ahead, report
 
 SIZE, LIMIT = 16 * GIB, 128 * 1024**2
-BATCH, LENGTH, BATCHES = 64, 1024, 1500
+BATCH, LENGTH, BATCHES, MAPPED_BATCHES = 64, 1024, 1500, 30
 ONE, TWO = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 ENTER = """
@@ -38,7 +38,7 @@ with lowtide.open_tokens(sys.argv[1], dtype="uint16", cache="drop", budget="16Mi
 MEMMAP = """
 import numpy as np
 data, random = np.memmap(sys.argv[1], np.uint16, "r"), np.random.default_rng(1)
-for _ in range({batches} // 10):
+for _ in range({batches}):
     starts = random.integers(0, len(data) - {length} - 1, {batch})
     x = np.stack([data[start : start + {length}].astype(np.int64) for start in starts])
     y = np.stack([data[start + 1 : start + 1 + {length}].astype(np.int64) for start in starts])
@@ -80,13 +80,13 @@ def main() -> int:
     except OSError as problem:
         print(f"NOT MEASURED: reading inside a cgroup of 128 MiB - none can be made here ({problem})")
         return 0
-    with group:
+    with group, read_ahead(path, 128):
         rates = interleaved(
             {
                 "inside": lambda: run(FEED, path, inside, BATCHES),
                 "outside": lambda: run(FEED, path, None, BATCHES),
-                "memmap inside": lambda: run(MEMMAP, path, inside, BATCHES) / 10,
-                "memmap outside": lambda: run(MEMMAP, path, None, BATCHES) / 10,
+                "memmap inside": lambda: run(MEMMAP, path, inside, MAPPED_BATCHES),
+                "memmap outside": lambda: run(MEMMAP, path, None, MAPPED_BATCHES),
             },
             rounds=3,
             discard=1,
