@@ -11,6 +11,4 @@ with tempfile.TemporaryFile(dir="/dev/shm", buffering=0) as file:
     for _ in range(PIECES):
         file.write(os.urandom(PIECE))
         time.sleep(SECONDS / PIECES)
-    time.sleep(
-        2.5
-    )  # held, so that a close look sees what was reached: while something moved they are 2 s apart at most
+    os._exit(0)  # at the highest point: nothing closed, deleted or freed before, which a sample might see
