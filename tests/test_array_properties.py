@@ -154,6 +154,16 @@ def test_any_iterator_gives_the_rows_it_should(
             assert [row.tobytes() for one in rest for row in one] == found[start:]
 
 
+@pytest.mark.parametrize("engine", ["auto", "python"])
+def test_a_local_shuffle_and_other_iterators_share_the_buffers_of_a_tight_budget(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "rows.npy"
+    np.save(path, np.arange(8, dtype=np.uint8))
+    with lowtide.open(path, cache="drop", budget="8KiB", engine=engine) as array:
+        assert sorted(int(row) for rows in array.shuffled(7, locality=2) for row in rows) == list(range(8))
+        assert [int(row) for rows in array.chunks(3) for row in rows] == list(range(8))
+        assert sorted(int(row) for rows in array.shuffled(7, locality=2) for row in rows) == list(range(8))
+
+
 class Life(RuleBasedStateMachine):
     """Open, read, hold, drop, pickle, close in any order, beside the same rows in memory."""
 

@@ -10,17 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lowtide.storage.descriptors import KEPT, Descriptor
+from lowtide.storage.native_read import NativeRead
 from lowtide.storage.read import announce, drop_pages
 from lowtide.storage.spans import Spans
 from lowtide.storage.store import Store
 
 
 def keeping(store: Store) -> Store:
-    """The same bytes and budget for a reader that takes care of the page cache itself; closed with ``store``."""
+    """The same bytes, budget and buffers for a reader that tends the page cache itself; closed with ``store``."""
     store.require_open()
     if store.keeping is None:
         strategy, _, engine = store.asked
-        store.keeping = Store(store.extents, strategy=strategy, cache="keep", budget=store.budget, engine=engine)
+        made = Store(store.extents, strategy=strategy, cache="keep", budget=store.budget, engine=engine)
+        made.pool = store.pool  # free buffers of two pools would keep each other from the budget
+        if isinstance(made.strategy, NativeRead):
+            made.pool.may_reclaim(made.strategy)
+        store.keeping = made
     return store.keeping
 
 
