@@ -266,6 +266,22 @@ def test_a_file_that_was_cached_before_does_not_use_up_what_another_one_read(dis
     assert all(0 <= found[name] <= sizes[name] for name in sizes)
 
 
+def test_a_file_that_is_renamed_while_it_is_mapped_goes_by_its_new_name_and_counts_once(disk_path: Path) -> None:
+    before, after = disk_path / "rows.incomplete", disk_path / "rows.arrow"
+    before.write_bytes(os.urandom(8 * MIB))
+    key = (before.stat().st_dev, before.stat().st_ino)
+    files = FileSet({}, started=0)
+    for path in (before, after):
+        mapped = {key: MappedFile(str(path), 8 * MIB, 0, False)}
+        files.look_at_mapped(os.getpid(), mapped)
+        totals = files.measure(mapped, 0, fresh=0)
+        assert [(file.path, file.size) for file in totals.files] == [(str(path), 8 * MIB)]
+        if path == before:
+            before.rename(after)
+    again = files.measure(mapped, 0, fresh=0)  # no look in between: the new name leads to it
+    assert [(file.path, file.size) for file in again.files] == [(str(after), 8 * MIB)]
+
+
 def test_a_mapped_file_that_was_deleted_is_still_of_its_format() -> None:
     mapped = {(1, 2): MappedFile("/gone/rows.arrow (deleted)", 8 * MIB, 0, False)}
     totals = FileSet({}, started=0).measure(mapped, 0, fresh=0)

@@ -148,6 +148,7 @@ class FileSet:
         known = self._known.get(key)
         if known is not None:
             known.links.insert(0, link)
+            known.path = path or known.path  # it may have been renamed since, as files are that were written first
             return
         if path is None:
             try:
