@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import warnings
@@ -25,6 +26,11 @@ if str(ROOT) not in sys.path:
 # As many tests run at once as there are cores: threads of torch's own, in each of them and in every process they start,
 # would spin against each other. A run of two seconds took thirty.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell without job control starts what it runs in the background deaf to Ctrl-C, and children inherit that: the
+# tests that press it need processes that hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines under load miss deadlines without anything being wrong; a failure prints what reproduces it.
 settings.register_profile("lowtide", deadline=None, print_blob=True)
