@@ -12,7 +12,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test torture quick check format docs picture picture-writing bench browser sanitize wheel clean
+.PHONY: help train test doctors torture quick check format docs picture picture-writing bench browser sanitize wheel clean
 
 NATIVE := src/lowtide/_native
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
@@ -35,9 +35,12 @@ train: $(VENV)/.run ## the whole story: this machine's text to a trained model, 
 	$(BIN)/lowtide train
 
 test: $(VENV)/.dev browser ## every test
-	$(BIN)/python -m pytest $(BESIDE) -m "not serial"
+	$(BIN)/python -m pytest $(BESIDE) -m "not serial and not doctors"
 	$(BIN)/python -m pytest -m serial $(SERIAL)
 	LOWTIDE_ENGINE=python $(BIN)/python -m pytest $(BESIDE) -q -m "not serial" $(BOTH_ENGINES)
+
+doctors: $(VENV)/.dev ## planted programs of other libraries and runtimes, judged by lowtide doctor
+	$(BIN)/python -m pytest -n 2 -m doctors tests/memory
 
 torture: $(VENV)/.dev ## seeded faults for TORTURE_MINUTES (10): kills, failing disks, changing files, interrupts
 	$(BIN)/python -m tests.torture

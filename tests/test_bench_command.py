@@ -22,7 +22,7 @@ import pytest
 import lowtide
 from lowtide.bench.jobs import WAYS
 from lowtide.machine import file_kind
-from lowtide.memory.process import children
+from lowtide.memory.measure.process import children
 
 BENCH = [sys.executable, "-m", "lowtide", "bench"]
 MIB = 1 << 20

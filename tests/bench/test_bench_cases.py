@@ -23,7 +23,7 @@ from lowtide.bench.rounds import LEAST_SECONDS, Clock, in_fresh_process, measure
 from lowtide.bench.ways import batches, layout_of_job
 from lowtide.formats import layout_of
 from lowtide.machine import file_kind
-from lowtide.memory.process import children
+from lowtide.memory.measure.process import children
 from lowtide.storage import Store
 
 MIB = 1 << 20

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from lowtide.memory import KINDS, Sample, process_memory
-from lowtide.memory.counters import TreeCounters
-from lowtide.memory.detail import MappedFile, parse_rollup, parse_smaps
-from lowtide.memory.open_files import FileSet
-from lowtide.memory.paces import Pace
+from lowtide.memory.measure.counters import TreeCounters
+from lowtide.memory.measure.looks import Pace
+from lowtide.memory.measure.open_files import FileSet
+from lowtide.memory.measure.smaps import MappedFile, parse_rollup, parse_smaps
 
 HOLD = Path(__file__).with_name("hold.py")
 MIB = 1024**2

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowtide.memory.fixes import fixes
+from lowtide.memory.judge.fixes import fixes
 from lowtide.memory.samples import FileSample, ProcessSample
 
 MIB = 1024**2

@@ -13,7 +13,7 @@ import pytest
 
 from lowtide.machine import memory_cgroup, memory_limit
 from lowtide.memory import judge
-from lowtide.memory.cgroup import read_cgroup
+from lowtide.memory.measure.cgroup_usage import read_cgroup
 from lowtide.memory.watch import watch
 
 MIB = 1024**2

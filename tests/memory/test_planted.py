@@ -92,6 +92,7 @@ def test_forked_children_that_copy_are_workers_and_own_what_they_copied(disk_pat
     assert all(each["what"] == "process" for each in found["verdict"]["who"])
 
 
+@pytest.mark.doctors
 def test_loader_workers_over_a_list_of_tuples_are_workers_and_no_library_is_blamed(disk_path: Path) -> None:
     found = judged(*python("loader", disk_path))
     verdict = found["verdict"]
@@ -101,6 +102,7 @@ def test_loader_workers_over_a_list_of_tuples_are_workers_and_no_library_is_blam
     assert found["held"]["anon"]["peak"] > 250 * MIB
 
 
+@pytest.mark.doctors
 def test_a_memmap_resident_from_the_start_is_held_by_its_file_and_grew_nothing(disk_path: Path) -> None:
     size = 256 * MIB
     table = disk_path / "table.bin"
@@ -139,6 +141,7 @@ def test_pages_that_are_dirty_and_mapped_count_once(disk_path: Path) -> None:
     assert owner(found, "dirty")["name"].endswith("written.bin") or found["held"]["dirty"]["peak"] < 16 * MIB
 
 
+@pytest.mark.doctors
 def test_a_reader_of_one_file_holds_all_of_it_as_cache(disk_path: Path) -> None:
     path, size = disk_path / "big.bin", 768 * MIB
     with path.open("wb") as file:
@@ -152,6 +155,7 @@ def test_a_reader_of_one_file_holds_all_of_it_as_cache(disk_path: Path) -> None:
     assert not any("lowtide.open" in line for line in found["verdict"]["fix"])  # dd is no Python
 
 
+@pytest.mark.doctors
 def test_a_hf_dataset_is_mapped_and_its_fix_is_for_arrow(disk_path: Path) -> None:
     pytest.importorskip("datasets", reason="NOT TESTED: HF datasets is not installed")
     found = judged(*python("arrow_dataset", disk_path), seconds="6")
@@ -163,6 +167,7 @@ def test_a_hf_dataset_is_mapped_and_its_fix_is_for_arrow(disk_path: Path) -> Non
     assert "pyarrow" in verdict["fix"][0]
 
 
+@pytest.mark.doctors
 @pytest.mark.parametrize(
     ("program", "words", "fix"),
     [

@@ -38,7 +38,7 @@ if {free}:
 OUTSIDE = "print('ready', flush=True); input()"
 INSIDE = """
 import lowtide
-from lowtide.memory.counters import TreeCounters
+from lowtide.memory.measure.counters import TreeCounters
 counters = TreeCounters(os.getpid())
 before = counters.sample(last=True).retained
 freed = lowtide.release()
@@ -47,7 +47,7 @@ print(json.dumps([before, counters.sample(last=True).retained, freed.freed, str(
 
 
 def kept_as_seen_from_outside(program: str) -> int:
-    from lowtide.memory.counters import TreeCounters
+    from lowtide.memory.measure.counters import TreeCounters
 
     with subprocess.Popen([sys.executable, "-c", program + OUTSIDE], stdin=-1, stdout=-1) as child:
         assert child.stdout is not None
@@ -90,7 +90,7 @@ def test_the_memory_of_another_user_is_not_read_and_that_is_said() -> None:
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: becoming another user needs root")
     program = (
-        "import json, os, sys; from lowtide.memory.counters import TreeCounters\n"
+        "import json, os, sys; from lowtide.memory.measure.counters import TreeCounters\n"
         "os.setgid(65534); os.setuid(65534); c = TreeCounters(int(sys.argv[1]))\n"
         "s = c.sample(last=True); print(json.dumps([s.retained, c.missing]))"
     )

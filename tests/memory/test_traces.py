@@ -15,7 +15,7 @@ import pytest
 
 from lowtide.errors import FormatError
 from lowtide.memory import Trace, judge, traces, watch
-from lowtide.memory.process import children
+from lowtide.memory.measure.process import children
 
 
 @pytest.fixture(scope="module")

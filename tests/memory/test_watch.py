@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from lowtide.errors import LowtideError
 from lowtide.memory import FileSample, Sample, judge, watch
-from lowtide.memory.elsewhere import PlainCounters
-from lowtide.memory.sample_ring import MOST, Ring
+from lowtide.memory.samples import MOST_SAMPLES, Ring
+from lowtide.memory.watch import PROC
 
 MIB = 1024**2
 
@@ -107,13 +108,13 @@ def test_memory_profiler_sees_the_same_rss() -> None:
     assert our_peak > 80
 
 
-def test_without_proc_one_number_is_given_and_the_rest_named() -> None:
-    counters = PlainCounters(os.getpid(), children=False)
-    sample = counters.sample()
-    assert sample is not None
-    assert sample.anon > MIB
-    assert sample.rss > MIB
-    assert {"mapped", "cache", "dirty", "tables", "shmem", "cgroup"} <= set(counters.missing)
+def test_without_proc_watching_is_refused_and_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert PROC.exists()
+    monkeypatch.setattr("lowtide.memory.watch.PROC", tmp_path / "status")
+    with pytest.raises(LowtideError, match=r"expected Linux with /proc mounted, got .*a trace saved there"), watch():
+        pass
 
 
 def test_another_users_process_is_measured_as_far_as_permissions_go(tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_a_week_of_samples_takes_bounded_memory_and_keeps_every_peak() -> None:
     for place in range(count):
         anon = 10**9 if place == 12_345 else 10**8
         ring.add(Sample(place * 10.0, anon, 0, 0, 0, 0, 0, files=files))
-    assert len(ring) <= MOST
+    assert len(ring) <= MOST_SAMPLES
     assert ring.taken == count
     kept = ring.samples()
     assert max(sample.anon for sample in kept) == 10**9

@@ -132,7 +132,7 @@ def test_projected_device_bytes_are_what_the_kernel_counts_on_a_cold_file(tokens
     if file_kind(tokens_file).memory:
         pytest.skip("NOT TESTED: device bytes - temporary files live in memory here")
     script = """
-    from lowtide.memory.process import bytes_moved
+    from lowtide.memory.measure.process import bytes_moved
     path, engine = sys.argv[1:]
     drop_page_cache(path)
     tokens = lowtide.open_tokens(path, dtype="uint16", cache="drop", engine=engine)

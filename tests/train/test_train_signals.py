@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.train.running import flags, losses, start, train, wait_for
 
 from lowtide.cli import no_interrupt_lost
+from lowtide.memory.measure.process import children, identity
 from lowtide.train import Settings, branches, checkpoint, ledger
 
 Make = Callable[..., Settings]
@@ -139,6 +139,13 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tiny: Make) -> None:
     assert err.count("\n") == 1, err
 
 
+def _lives(pid: int) -> bool:
+    try:
+        return identity(pid).state not in "ZX"
+    except OSError:
+        return False
+
+
 @pytest.mark.slow
 def test_ranks_whose_launcher_was_killed_save_and_end(tiny: Make, tmp_path: Path) -> None:
     settings = tiny(max_iters=1_000_000, eval_interval=1_000_000, ledger=str(tmp_path / "ledger"))
@@ -153,13 +160,17 @@ def test_ranks_whose_launcher_was_killed_save_and_end(tiny: Make, tmp_path: Path
         )
         lines = tmp_path / "ledger"
         wait_for(lambda: lines.exists() and lines.stat().st_size > 500, launcher)
-    ranks = [child for child in psutil.Process(launcher.pid).children() if "lowtide" in child.cmdline()]
+    ranks = [
+        pid for pid in children(launcher.pid) if b"lowtide" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
     assert len(ranks) == 2
     launcher.kill()
     launcher.communicate()
-    _, alive = psutil.wait_procs(ranks, timeout=240)
+    deadline = time.monotonic() + 240
+    while (alive := [rank for rank in ranks if _lives(rank)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
     for rank in alive:
-        rank.kill()
+        os.kill(rank, signal.SIGKILL)
     assert not alive
     assert "the process that started this rank is gone: stopping and saving" in (tmp_path / "said").read_text()
     step = checkpoint.load(branches.newest(tmp_path / "out"))["step"]

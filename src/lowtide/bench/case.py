@@ -19,7 +19,7 @@ from typing import Any
 from lowtide.bench.jobs import Job, most_cold, useful_bytes
 from lowtide.bench.ways import batches
 from lowtide.machine import drop_page_cache, page_cache
-from lowtide.memory.process import bytes_moved, process_memory
+from lowtide.memory.measure.process import bytes_moved, process_memory
 from lowtide.units import MIB, format_size
 
 LEAST_BATCHES = 8  # the first batch opens files and warms code: alone it would decide the figure

@@ -1,9 +1,8 @@
 """``lowtide doctor``: run a command, or look at a running process, a cgroup, a container or a saved trace, and say what
 is held, which memory grew and how it ended.
 
-One idea: the command runs as if we were not there - its output, its signals, its exit code - and the verdict follows
-it. While it runs, one line at the bottom of the terminal shows memory by kind; ``--every`` writes a line for logs and
-``--listen`` serves metrics. Arithmetic is elsewhere: this file starts, waits and prints.
+The command runs as if we were not there (memory/launch.py) and the verdict follows it. While it runs, one line at the
+bottom of the terminal shows memory by kind; ``--every`` writes a line for logs and ``--listen`` serves metrics.
 """
 
 from __future__ import annotations
@@ -15,19 +14,18 @@ import json
 import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from rich.console import Console
 
 from lowtide.errors import LowtideError
 from lowtide.machine import Cgroup, cgroup_at, container_cgroup
 from lowtide.memory import HELD, KINDS, Trace, Verdict, held_dict, judge, to_dict, traces, watch
+from lowtide.memory.launch import launched
 from lowtide.memory.watch import INTERVAL, check_interval
 from lowtide.report import html, png, terminal
 from lowtide.report.endpoint import Endpoint, parse_address
@@ -155,6 +153,12 @@ def _parse_time(text: str) -> float:
     return seconds
 
 
+class _WatchOptions(TypedDict):
+    interval: float
+    budget: int | None
+    save: str | None
+
+
 class _Service:
     """What is shown while the watching goes on: the status line, a line per interval, metrics."""
 
@@ -206,40 +210,33 @@ def _write_files(arguments: argparse.Namespace, trace: Trace, verdict: Verdict) 
 
 
 def _watch_command(arguments: argparse.Namespace, budget: int | None, service: _Service) -> Trace:
-    """Run the command to its end. Signals sent to us go to it; a Ctrl-C at the terminal reaches it without our help."""
-    words = arguments.words
-    received: list[int] = []
-    before = {each: signal.signal(each, lambda number, _: received.append(number)) for each in _FORWARDED}
-    try:
-        try:
-            child = subprocess.Popen(words, stdout=sys.stderr if arguments.json else None)
-        except OSError as problem:
-            raise _cannot_start(words[0], problem) from problem
-        options: dict[str, Any] = {"interval": arguments.interval, "budget": budget, "save": arguments.save}
-        with (
-            watch(pid=child.pid, about="command", command=shlex.join(words), **options) as watched,
-            StatusLine() as line,
-        ):
-            while child.poll() is None:
-                while received:
-                    _pass_on(received.pop(), child)
-                line.show(watched.last)
-                service.turn(watched)
-                _wait(child, _REDRAW)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    watched.finish(child.returncode)
+    """Run the command to its end."""
+    words, options = arguments.words, _watch_options(arguments, budget)
+    with (
+        launched(words, stdout=sys.stderr if arguments.json else None) as command,
+        watch(pid=command.pid, about="command", command=shlex.join(words), **options) as watched,
+        StatusLine() as line,
+    ):
+        for _ in command.turns(_REDRAW):
+            line.show(watched.last)
+            service.turn(watched)
+    watched.finish(command.returncode)
     return watched.trace
+
+
+def _watch_options(arguments: argparse.Namespace, budget: int | None) -> _WatchOptions:
+    return {"interval": arguments.interval, "budget": budget, "save": arguments.save}
 
 
 def _watch_running(arguments: argparse.Namespace, budget: int | None, service: _Service) -> Trace:
     """Watch a process or a cgroup until it ends, the time is up, or Ctrl-C."""
     end = None if arguments.seconds is None else time.monotonic() + arguments.seconds
-    options: dict[str, Any] = {"interval": arguments.interval, "budget": budget, "save": arguments.save}
     cgroup = _cgroup(arguments)
-    who: dict[str, Any] = {"pid": arguments.pid, "about": "process"} if cgroup is None else {"cgroup": cgroup}
-    with watch(**who, **options) as watched, StatusLine() as line:
+    about = "process" if cgroup is None else "cgroup"
+    with (
+        watch(pid=arguments.pid, cgroup=cgroup, about=about, **_watch_options(arguments, budget)) as watched,
+        StatusLine() as line,
+    ):
         if not watched.samples and watched.errors == 0:
             raise ProcessLookupError(
                 f"pid {arguments.pid}: expected a process with memory of its own, got one that has ended or "
@@ -264,27 +261,6 @@ def _cgroup(arguments: argparse.Namespace) -> Cgroup | None:
     if arguments.cgroup is not None:
         return cgroup_at(arguments.cgroup)
     return None if arguments.container is None else container_cgroup(arguments.container)
-
-
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def _pass_on(number: int, child: subprocess.Popen[bytes]) -> None:
-    at_terminal = sys.stdin is not None and sys.stdin.isatty() and os.tcgetpgrp(0) == os.getpgrp()
-    if number == signal.SIGINT and at_terminal:
-        return  # the terminal sent it to the whole group, the command included
-    child.send_signal(number)
-
-
-def _wait(child: subprocess.Popen[bytes], seconds: float) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(seconds)
-
-
-def _cannot_start(word: str, problem: OSError) -> OSError:
-    if isinstance(problem, FileNotFoundError):
-        return OSError(f"{word}: expected a command that exists, got none of that name. Check it with `which {word}`.")
-    return OSError(f"{word}: expected a command that can be run, got: {problem.strerror}. Check its permissions.")
 
 
 def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What is held and which kind of memory grew: counters -> samples -> verdict, each pure but the first.
+"""What is held and which kind of memory grew: ``measure/`` -> samples -> ``judge/``, each pure but the first.
 
-``process_memory`` is one cheap look at one process. ``samples.py`` has what is measured, ``findings.py`` what it means,
-``verdict.py`` the judgement.
+``watch`` takes samples beside the work, ``traces`` keeps them on disk, ``judge`` says what they mean;
+``process_memory`` is one cheap look at one process.
 """
 
-from lowtide.memory.findings import (
+from lowtide.memory.judge.findings import (
     BudgetOutcome,
     Grower,
     Growth,
@@ -14,8 +14,8 @@ from lowtide.memory.findings import (
     Risk,
     Verdict,
 )
-from lowtide.memory.plain_values import from_dict, held_dict, to_dict
-from lowtide.memory.process import process_memory
+from lowtide.memory.judge.verdict import judge
+from lowtide.memory.measure.process import process_memory
 from lowtide.memory.samples import (
     GREW,
     HELD,
@@ -30,7 +30,7 @@ from lowtide.memory.samples import (
     Sample,
     Trace,
 )
-from lowtide.memory.verdict import judge
+from lowtide.memory.traces import from_dict, held_dict, to_dict
 from lowtide.memory.watch import watch
 
 __all__ = [

@@ -1,6 +1,6 @@
 """What is measured: processes, files and the cgroup at one moment (a sample), and samples over time (a trace).
 
-One idea: six disjoint kinds of memory (``KINDS``), in bytes, of a process and its children together. A page is in one
+There are six disjoint kinds of memory (``KINDS``), in bytes, of a process and its children together. A page is in one
 kind only: a dirty page that is also mapped is ``dirty``. Everything here is a plain frozen value; nothing measures,
 judges or prints.
 
@@ -10,6 +10,7 @@ the kernel's RSS does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 KINDS = ("anon", "mapped", "cache", "dirty", "tables", "shmem")
@@ -18,6 +19,10 @@ OF_FILES = ("cache", "dirty", "shmem")  # read by asking about files, which cost
 HELD = ("anon", "mapped", "shmem", "tables")
 TAKEABLE = ("mapped", "cache")  # clean pages of files: the kernel takes them back the moment it needs room
 GREW = (*KINDS, "workers", "retained", "nothing")
+
+MOST_SAMPLES = 1200
+_NEWEST = 400  # never thinned: 100 seconds at the default rate
+_SPAN = 32
 
 MEANING = {
     "anon": "heap: yours, cannot be reclaimed",
@@ -222,3 +227,56 @@ class Trace:
     @property
     def seconds(self) -> float:
         return self.samples[-1].seconds - self.samples[0].seconds if self.samples else 0.0
+
+
+class Ring:
+    """Samples in bounded memory, however long the watching lasts.
+
+    When it is full, every other sample of the older part goes, but each kind's highest of a span of time stays; the
+    newest are never thinned. So a week has the same number of samples as an hour, finer towards its end, and no peak is
+    lost. Costs about 8 KB per sample.
+    """
+
+    def __init__(self, most: int = MOST_SAMPLES) -> None:
+        self._most = most
+        self._samples: list[Sample] = []
+        self.taken = 0  # samples ever added
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def add(self, sample: Sample) -> None:
+        self._samples.append(sample)
+        self.taken += 1
+        if len(self._samples) > self._most:
+            cut = len(self._samples) - min(_NEWEST, self._most // 3)
+            self._samples = [*_thinned(self._samples[:cut]), *self._samples[cut:]]
+
+    def samples(self) -> tuple[Sample, ...]:
+        return tuple(self._samples)
+
+    def last(self) -> Sample | None:
+        return self._samples[-1] if self._samples else None
+
+
+def _thinned(samples: list[Sample]) -> Iterable[Sample]:
+    """About half of them: the first, every other, and of each span every kind's highest."""
+    keep = set(range(0, len(samples), 2)) if len(samples) < 2 * _SPAN else _spread(samples)
+    return [samples[place] for place in sorted({0, *keep})]
+
+
+def _spread(samples: list[Sample]) -> set[int]:
+    """Even in time, not in number: what was thinned before is not thinned again before the rest has caught up."""
+    keep: set[int] = set()
+    begin, end = samples[0].seconds, samples[-1].seconds
+    step = max(1e-9, (end - begin) / (len(samples) // 2))
+    after = begin - step
+    for place, sample in enumerate(samples):
+        if sample.seconds - after >= step:
+            keep.add(place)
+            after = sample.seconds
+    for start in range(0, len(samples), len(samples) // (_SPAN // 4)):
+        span = range(start, min(len(samples), start + len(samples) // (_SPAN // 4)))
+        keep.update(max(span, key=lambda place: samples[place].of(kind)) for kind in KINDS)
+        keep.add(max(span, key=lambda place: samples[place].total))
+    return keep

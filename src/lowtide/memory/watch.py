@@ -1,37 +1,38 @@
 """``with lowtide.watch() as trace:`` - samples of this process, or of another, taken beside the work.
 
-One idea: one daemon thread asks ``TreeCounters`` at a steady pace that slows down when asking becomes expensive, so
-that watching stays under 1 % of one core, and keeps a bounded number of samples however long that lasts. After the
-block ``trace.samples`` and ``trace.verdict`` are complete. An error inside the sampler is counted and told, and
-sampling goes on. Cost of the block: that thread, and its turns at the interpreter lock. It does not see peaks shorter
-than its interval.
+One daemon thread asks ``TreeCounters`` at a steady pace that slows down when asking becomes expensive, so that watching
+stays under 1 % of one core, and keeps a bounded number of samples however long that lasts. After the block
+``trace.samples`` and ``trace.verdict`` are complete. An error inside the sampler is counted and told, and sampling goes
+on. The block costs that thread, and its turns at the interpreter lock. Peaks shorter than the interval are not seen.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import sys
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from lowtide.machine import Cgroup
-from lowtide.memory import glance, traces
-from lowtide.memory.cgroup import sample_cgroup
-from lowtide.memory.counters import TreeCounters
-from lowtide.memory.elsewhere import PlainCounters
-from lowtide.memory.ending import KernelLog, how_it_ended
-from lowtide.memory.findings import Verdict
-from lowtide.memory.machine_facts import command_line, machine_facts, no_such_process
-from lowtide.memory.paces import Pace
-from lowtide.memory.sample_ring import Ring
-from lowtide.memory.samples import Ended, Sample, Trace
-from lowtide.memory.verdict import judge
+from lowtide.errors import LowtideError
+from lowtide.machine import PAGE, Cgroup, available_memory, memory_limit, total_memory
+from lowtide.memory import traces
+from lowtide.memory.judge.findings import Verdict, as_html, as_text
+from lowtide.memory.judge.verdict import judge
+from lowtide.memory.measure.cgroup_usage import sample_cgroup
+from lowtide.memory.measure.counters import TreeCounters
+from lowtide.memory.measure.ending import KernelLog, how_it_ended
+from lowtide.memory.measure.looks import Pace
+from lowtide.memory.measure.process import command_line, no_such_process
+from lowtide.memory.samples import Ended, Ring, Sample, Trace
 from lowtide.units import parse_size
 
 INTERVAL = 0.25  # seconds
 _SHARE = 0.002  # of one core for the cheap counters
+PROC = Path("/proc/self/status")
 _MOST_ERRORS = 20  # in a row, before sampling gives up
 
 
@@ -76,7 +77,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         self._missing: dict[str, str] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._counters: TreeCounters | PlainCounters | None = None
+        self._counters: TreeCounters | None = None
         self._log = KernelLog()
         self._started = 0.0
         self._kept_at = time.monotonic()
@@ -123,7 +124,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         self.ended = how_it_ended(
             returned,
             self._ring.last(),
-            pids=counters.tree.pids | {self.pid or 0} if isinstance(counters, TreeCounters) else (),
+            pids=counters.tree.pids | {self.pid or 0} if counters is not None else (),
             kills=self._log.kills(),
             log_readable=self._log.readable,
             kills_counted=self._kills_counted(),
@@ -177,14 +178,14 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         traces.save(self.trace, path)
 
     def __str__(self) -> str:
-        return glance.as_text(self.verdict)
+        return as_text(self.verdict)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython prints at a terminal."""
         printer.text("watch(...)" if cycle else str(self))
 
     def _repr_html_(self) -> str:
-        return glance.as_html(self.verdict, self.trace)
+        return as_html(self.verdict, self.trace)
 
     def _where(self) -> str:
         return self._cgroup.path if self._cgroup is not None else ""
@@ -192,16 +193,19 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
     def _kills_counted(self) -> int:
         """How far the cgroup's count of kills has risen since the process was first seen in it."""
         counters = self._counters
-        if not isinstance(counters, TreeCounters) or counters.cgroup is None:
+        if counters is None or counters.cgroup is None:
             return 0
         now = sample_cgroup(counters.cgroup, own=self._cgroup is not None)
         seen = (sample.cgroup for sample in self.samples if sample.cgroup is not None)
         first = next((cgroup for cgroup in seen if cgroup.path == now.path), now)
         return max(0, now.oom_kills - first.oom_kills)
 
-    def _new_counters(self) -> TreeCounters | PlainCounters:
-        if not Path("/proc/self/status").exists():
-            return PlainCounters(self.pid or os.getpid(), children=self._children)
+    def _new_counters(self) -> TreeCounters:
+        if not PROC.exists():
+            raise LowtideError(
+                f"watch: expected Linux with /proc mounted, got {sys.platform} without it. "
+                "Watch the program on Linux; a trace saved there is judged anywhere."
+            )
         if self.pid is not None and not Path(f"/proc/{self.pid}").exists():
             raise no_such_process(self.pid)
         launched = self._about == "command"
@@ -209,7 +213,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
             self.pid, children=self._children, launched=launched, every=self.interval, cgroup=self._cgroup
         )
 
-    def _run(self, counters: TreeCounters | PlainCounters) -> None:
+    def _run(self, counters: TreeCounters) -> None:
         # A shorter interval than the default is a wish to pay.
         pace = Pace(_SHARE * INTERVAL / min(INTERVAL, self.interval), self.interval)
         while not self._stop.wait(pace.rest):
@@ -221,7 +225,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         if not self._take(counters, last=True):
             self._take_last(counters)
 
-    def _take(self, counters: TreeCounters | PlainCounters, *, last: bool = False) -> bool:
+    def _take(self, counters: TreeCounters, *, last: bool = False) -> bool:
         """Whether there was something to sample, or may be again."""
         try:
             sample = counters.sample(last=last)
@@ -234,7 +238,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
             return self._note(problem)
         return True
 
-    def _take_last(self, counters: TreeCounters | PlainCounters) -> None:
+    def _take_last(self, counters: TreeCounters) -> None:
         try:
             sample = counters.finish()
             if sample is not None:
@@ -261,3 +265,18 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
             f"{self.errors} error(s) in the sampler, the last one {type(problem).__name__}: {problem}; {after}"
         )
         return goes_on
+
+
+def machine_facts(pid: int | None) -> dict[str, str]:
+    """What a reader of the numbers will want to know about the machine; sizes in bytes."""
+    limit = memory_limit(pid)
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "cpus": str(os.cpu_count() or 1),
+        "page": str(PAGE),
+        "memory": str(total_memory()),
+        "available": str(available_memory()),
+        "limit": str(limit.limit or 0),
+        "limit set by": limit.source,
+    }

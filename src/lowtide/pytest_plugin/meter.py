@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lowtide.machine import page_cache
-from lowtide.memory.process import process_memory, read_proc
+from lowtide.memory.measure.process import process_memory, read_proc
 from lowtide.pytest_plugin.budgets import Measured
 
 _EVERY = 0.01  # seconds; at half of it a busy machine paid 3 % of a core

@@ -12,8 +12,8 @@ import unicodedata
 from dataclasses import dataclass
 
 from lowtide.memory import HELD, KINDS, CgroupSample, FileSample, Grower, Owner, ProcessSample, Trace, Verdict
-from lowtide.memory.glance import held_sentence
-from lowtide.memory.growth import NOISE
+from lowtide.memory.judge.findings import held_sentence
+from lowtide.memory.judge.growth import NOISE
 from lowtide.units import format_duration, format_size
 
 _ACTING = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")  # control, direction, unassigned, private, undecodable, line ends

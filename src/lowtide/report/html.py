@@ -19,7 +19,7 @@ from typing import Any
 
 from lowtide.atomic import atomic_write
 from lowtide.memory import Trace, Verdict, to_dict
-from lowtide.memory.glance import signed
+from lowtide.memory.judge.findings import signed
 from lowtide.report.chart import plot, spark
 from lowtide.report.content import (
     GrowthRow,

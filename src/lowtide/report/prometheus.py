@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from lowtide.memory import GREW, KINDS, Sample, Verdict
-from lowtide.memory.holding import owners_of
+from lowtide.memory.judge.holding import owners_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OWNERS = 5

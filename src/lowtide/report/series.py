@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import ceil, log2
 
 from lowtide.memory import Sample, Trace
-from lowtide.memory.glance import COLOURS
+from lowtide.memory.judge.findings import COLOURS
 from lowtide.units import GIB, KIB, MIB, TIB
 
 STACK = ("anon", "shmem", "tables", "mapped", "dirty", "cache")

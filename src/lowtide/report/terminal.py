@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowtide.memory import Trace, Verdict
-from lowtide.memory.glance import signed
+from lowtide.memory.judge.findings import signed
 from lowtide.report.content import GrowthRow, growth_rows, held_text, now_text, sections, visible
 from lowtide.units import format_size
 

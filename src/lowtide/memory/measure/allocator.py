@@ -1,6 +1,6 @@
 """Heap that a program freed and its allocator keeps: told apart from live heap.
 
-One idea: ask the allocator's own books. Inside this process glibc adds them up (``mallinfo2``). From outside they are
+It asks the allocator's own books. Inside this process glibc adds them up (``mallinfo2``). From outside they are
 read where they lie: a glibc arena is a block of list heads, one for each size of free chunk, and an empty list points
 to itself, which is a pattern found nowhere else; free chunks are counted by walking those lists. Freed bytes whose
 pages the kernel already has back do not count: at most what is resident beyond the chunks in use.
@@ -19,7 +19,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lowtide.memory.detail import HeapLayout
+from lowtide.memory.measure.smaps import HeapLayout
 
 _WORD = 8
 _PAIRS = 127  # list heads of an arena, two words each

@@ -1,6 +1,6 @@
 """The counters of the watched processes, as one ``Sample`` each time they are asked.
 
-One idea: cheap counters (/proc/PID/status) every time, expensive ones (close looks, page cache of the files, cgroup)
+Cheap counters (/proc/PID/status) are read every time, expensive ones (close looks, page cache of the files, cgroup)
 when something moved and as often as their own measured cost allows. What a kernel or a permission does not give goes
 into ``missing`` with the reason. When the last process has ended its files are asked once more: their pages outlive
 it.
@@ -12,18 +12,15 @@ import time
 from dataclasses import replace
 
 from lowtide.machine import Cgroup, kind_named, memory_cgroup, mounted
-from lowtide.memory.cgroup import sample_cgroup
-from lowtide.memory.looks import CloseLooks
-from lowtide.memory.open_files import FileSet, FileTotals
-from lowtide.memory.paces import Pace
-from lowtide.memory.process import read_proc
+from lowtide.memory.measure.cgroup_usage import sample_cgroup
+from lowtide.memory.measure.looks import FEW_PROCESSES, FRESH, MOVED, CloseLooks, Pace
+from lowtide.memory.measure.open_files import FileSet, FileTotals
+from lowtide.memory.measure.process import read_proc
+from lowtide.memory.measure.tree import Member, ProcessAndChildren, ProcessesOfCgroup, Tree
 from lowtide.memory.samples import CgroupSample, FileGroup, ProcessSample, Sample
-from lowtide.memory.tree import Member, ProcessAndChildren, ProcessesOfCgroup, Tree
 
 _FILES_SHARE, _CGROUP_SHARE = 0.002, 0.0005  # of one core
-_FRESH = 1.5  # seconds at the most between two questions about files that move, in a small tree
-_FEW_PROCESSES, _FEW_FILES = 8, 1000
-_CHANGED = 1024**2
+_FEW_FILES = 1000
 _NAMED_PROCESSES = 64  # the smallest beyond these are added up
 WITHOUT_FILE = "shared memory without a file"
 
@@ -186,9 +183,9 @@ class TreeCounters:
         """By its pace; in a small tree also when bytes were read, written or mapped and the answer is getting old."""
         if self._files_pace.due(now):
             return True
-        small = len(members) <= _FEW_PROCESSES and len(self._totals.measured) <= _FEW_FILES
-        moving = moved - (self._moved or 0) >= _CHANGED or abs(raw_mapped - self._raw_then) >= _CHANGED
-        return small and moving and now - self._asked_at >= _FRESH
+        small = len(members) <= FEW_PROCESSES and len(self._totals.measured) <= _FEW_FILES
+        moving = moved - (self._moved or 0) >= MOVED or abs(raw_mapped - self._raw_then) >= MOVED
+        return small and moving and now - self._asked_at >= FRESH
 
     def _cache_left(self, mapped: int, moved: int) -> int:
         """The unmapped cache since the files were asked: pages mapped since came out of it, unless they were read just

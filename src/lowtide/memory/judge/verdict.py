@@ -1,6 +1,6 @@
 """From a trace to a verdict: what is held, which kind of memory grew, whose it is, how sure that is. Pure.
 
-One idea: the kind that rose most, beyond noise and after start-up, is the answer, with three corrections: page cache
+The kind that rose most, beyond noise and after start-up, is the answer, with three corrections: page cache
 that mapping a file brought in goes with the mapping; heap that grows only because forked children copy what they
 inherited is ``workers``; heap that the program has freed and its allocator keeps is ``retained``. Risks, repairs and
 sentences have files of their own. Nothing is measured here and no number is made up: what the trace lacks lowers the
@@ -9,14 +9,12 @@ confidence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from lowtide.memory.findings import BudgetOutcome, Grower, Verdict
-from lowtide.memory.fixes import fixes
-from lowtide.memory.growth import NOISE, Course, course, courses
-from lowtide.memory.headline import headline
-from lowtide.memory.holding import holding, last_whole, process_name
-from lowtide.memory.risks import risks
+from lowtide.memory.judge.findings import BudgetOutcome, Grower, Verdict
+from lowtide.memory.judge.fixes import fixes
+from lowtide.memory.judge.growth import NOISE, Course, course, courses
+from lowtide.memory.judge.holding import holding, last_whole, process_name
+from lowtide.memory.judge.risks import risks
+from lowtide.memory.judge.wording import evidence, headline, not_it
 from lowtide.memory.samples import OF_FILES, FileSample, ProcessSample, Sample, Trace
 from lowtide.units import format_duration, format_size
 
@@ -26,7 +24,7 @@ _FROM_WORKERS, _PARENT_FLAT = 0.5, 0.2
 # (what their parent built before it forked them) that this must be.
 _FEW, _COPIED, _COPIED_SHARE = 4, 4 * NOISE, 0.25
 _UNSEEN = 4 * NOISE  # other processes of the cgroup read files too
-_RETAINED, _RETAINED_SHARE = 4 * NOISE, 0.25  # from here on what the allocator keeps is worth a verdict
+_MUCH_RETAINED, _MUCH_RETAINED_SHARE = 4 * NOISE, 0.25  # from here on what the allocator keeps is worth a verdict
 
 
 def judge(trace: Trace) -> Verdict:
@@ -61,9 +59,9 @@ def judge(trace: Trace) -> Verdict:
         who=_who(grew, files, processes),
         risk=risks(grew, trace, last, about.growth if about else None),
         fix=_fixes(grew, trace, files, processes, last),
-        not_it=_not_it(grew, by_kind, alive),
-        evidence=_evidence(trace, by_kind, about),
-        budget=_budget(trace),
+        not_it=not_it(grew, by_kind, alive),
+        evidence=evidence(trace, by_kind, about),
+        budget=_against_budget(trace),
     )
 
 
@@ -110,7 +108,7 @@ def _is_retained(samples: tuple[Sample, ...], rise: int, *, of_heap: bool) -> bo
     """What the allocators keep at the end is much, came while watching, and is most of what rose."""
     last = samples[-1]
     came = last.retained - samples[0].retained
-    if min(last.retained, came) < max(_RETAINED, _RETAINED_SHARE * last.anon):
+    if min(last.retained, came) < max(_MUCH_RETAINED, _MUCH_RETAINED_SHARE * last.anon):
         return False
     return came >= (0.5 * rise if of_heap else rise)
 
@@ -265,68 +263,8 @@ def _grown_processes(grew: str, samples: tuple[Sample, ...]) -> list[tuple[Proce
     return sorted(best.values(), key=lambda pair: -pair[1])
 
 
-def _not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) -> tuple[str, ...]:
-    involved = {"workers": "anon", "retained": "anon"}.get(grew, grew)
-    lines = [
-        f"{kind}: fell by {format_size(-each.growth.grew)}"
-        if each.growth.grew <= -each.noise
-        else f"{kind}: {_signed(each.growth.grew)}, within noise"
-        for kind, each in by_kind.items()
-        if kind != involved and not each.grew
-    ]
-    forked = {process.pid for sample in samples for process in sample.processes if process.forked}
-    if grew != "retained" and samples[-1].retained:
-        lines.append(f"retained: {format_size(samples[-1].retained)} freed and kept by allocators")
-    if grew != "workers":
-        lines.append(
-            "workers: " + (f"{len(forked)} forked, no growth of theirs alone" if forked else "no forked children")
-        )
-    return tuple(lines)
-
-
-def _evidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) -> tuple[str, ...]:
-    first, last = trace.samples[0], trace.samples[-1]
-    lines = [
-        f"{len(trace.samples)} samples over {format_duration(trace.seconds)}, "
-        f"processes seen: {len(_all_pids(trace.samples))}; last close look "
-        f"{format_duration(last.look_age)} before the last sample",
-        f"RSS as other tools add it up: {format_size(first.rss)} -> {format_size(last.rss)}, "
-        f"at most {format_size(max(sample.rss for sample in trace.samples))}",
-        f"faults: {last.major_faults - first.major_faults:,} major, {last.minor_faults - first.minor_faults:,} minor; "
-        f"read from storage: {format_size(last.read_bytes - first.read_bytes)}",
-    ]
-    if about is not None:
-        share = (1 + about.rising) / 2
-        lines.append(
-            f"{about.growth.kind}: {share:.0%} of sample pairs rise, {_signed(about.growth.per_minute)} per minute"
-        )
-    others = [each.growth for each in by_kind.values() if each.grew and each is not about]
-    lines += [f"{each.kind} rose too: {_signed(each.grew)}" for each in others]
-    cgroup = last.cgroup
-    seen = [each.cgroup for each in trace.samples if each.cgroup is not None]
-    if cgroup is not None:
-        begin = next(each for each in seen if each.path == cgroup.path)
-        lines.append(
-            f"cgroup v{cgroup.version} {cgroup.path}: anon {_signed(cgroup.anon - begin.anon)}, "
-            f"file {_signed(cgroup.file - begin.file)}, shmem {_signed(cgroup.shmem - begin.shmem)}, "
-            f"refaults {cgroup.refaults - begin.refaults:,}"
-        )
-    lines += [f"not measured: {name} ({why})" for name, why in trace.missing.items()]
-    if trace.cut_short:
-        lines.append("the trace file ends in the middle of a line or without its last one; what came before was judged")
-    return tuple(lines)
-
-
-def _budget(trace: Trace) -> BudgetOutcome | None:
+def _against_budget(trace: Trace) -> BudgetOutcome | None:
     if trace.budget is None:
         return None
     peak = max(trace.samples, key=lambda sample: sample.held)
     return BudgetOutcome(trace.budget, peak.held, peak.seconds)
-
-
-def _all_pids(samples: Iterable[Sample]) -> set[int]:
-    return {process.pid for sample in samples for process in sample.processes}
-
-
-def _signed(size: int) -> str:
-    return ("+" if size >= 0 else "-") + format_size(abs(size))

@@ -1,7 +1,7 @@
 """The processes that are watched - a process and its descendants, or all of a cgroup - and the counters that must not
 shrink when one of them ends.
 
-One idea: once a member, always a member while it lives: a child whose parent ended belongs to init in the kernel's eyes
+Once a member, always a member while it lives: a child whose parent ended belongs to init in the kernel's eyes
 and still to us. A pid used again by another program has another start time and is not taken for the old one. Faults and
 bytes moved are summed over the living and the dead, the dead as three numbers, however many there were. Cost: 60
 microseconds per process, 10 per thread.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lowtide.memory import process
+from lowtide.memory.measure import process
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Close looks at the watched processes: what each one shares, which files it maps, what its allocator keeps.
+"""Close looks at the watched processes - what each one shares, which files it maps, what its allocator keeps - and how
+often anything that costs may be read (``Pace``).
 
-One idea: a close look is repeated when something moved since the last one - resident bytes, a fork, or page faults,
-which are all that copying on access shows - and never because time has passed alone, but for one every half minute.
-For a tree of up to 8 processes and 1,000 mappings it is then never older than two seconds; beyond that its own
-measured cost decides. Between two looks a process's sharing is taken to stay as it was.
+A close look is repeated when something moved since the last one: resident bytes, a fork, or page faults, which are all
+that copying on access shows. Time alone causes one only every half minute. In a tree of up to 8 processes and 1,000
+mappings the last look is never older than two seconds while something moves; in larger ones its own measured cost
+decides. Between two looks a process's sharing is taken to stay as it was.
 """
 
 from __future__ import annotations
@@ -13,23 +14,52 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lowtide.memory.allocator import account_of, own_account
-from lowtide.memory.detail import Detail, MappedFile, read_detail, read_sharing
-from lowtide.memory.open_files import FileKey
-from lowtide.memory.paces import Pace
+from lowtide.machine import PAGE
+from lowtide.memory.measure.allocator import account_of, own_account
+from lowtide.memory.measure.open_files import FileKey
+from lowtide.memory.measure.smaps import Detail, MappedFile, read_detail, read_sharing
+from lowtide.memory.measure.tree import Member
 from lowtide.memory.samples import ProcessSample
-from lowtide.memory.tree import Member
+from lowtide.units import MIB
 
+_BURST, _ALLOWANCE = 0.03, 0.06  # of one core, and seconds of CPU that may be spent at that rate at first
 # Shares of one core. With the 0.2 % each of the cheap counters and of the files the sum stays under 1 %.
 _SHARING_SHARE, _DETAIL_SHARE, _HEAP_SHARE = 0.0015, 0.002, 0.0005
 _WORKERS_SHARE = 0.03  # of one core, while up to 8 processes move: what is being copied must be seen
 _EVERY = 0.5  # seconds at the least between two close looks
-_FRESH = 1.5  # seconds at the most while something moves; a sample may come half a second later
-_FEW_PROCESSES, _FEW_MAPPINGS = 8, 1000
+FRESH = 1.5  # seconds at the most while something moves in a small tree; a sample may come half a second later
+FEW_PROCESSES, _FEW_MAPPINGS = 8, 1000
 _UNCHANGED = 30.0  # seconds after which even a process that did not move is looked at again
-_CHANGED = 1024**2
-_PAGE = 4096
-_WORTH_ASKING = 16 * 1024**2  # of resident heap: below it nobody asks what the allocator keeps
+MOVED = MIB  # what moved by less is not worth asking about again
+_WORTH_ASKING = 16 * MIB  # of resident heap: below it nobody asks what the allocator keeps
+
+
+class Pace:
+    """Says when a counter may be read again, so that reading it takes at most ``share`` of one core in the long run.
+
+    The first ``_ALLOWANCE`` seconds of CPU are free, so that a program of a few seconds is seen closely too.
+    """
+
+    def __init__(self, share: float, every: float) -> None:
+        self._share, self._every = share, every
+        self._spent = self._next = self._last = 0.0
+        self.rest = every
+
+    def due(self, now: float) -> bool:
+        return now >= self._next
+
+    def paid(self, now: float, cost: float, *, most: float | None = None) -> None:
+        """``most``: the longest rest, whatever it costs."""
+        self._spent += cost
+        share = _BURST if self._spent < _ALLOWANCE else self._share
+        self.rest = max(self._every, cost / share)
+        if most is not None:
+            self.rest = max(self._every, min(self.rest, most))
+        self._last, self._next = now, now + self.rest
+
+    def hurry(self) -> None:
+        """Something changed: come back in a quarter of the time."""
+        self._next = min(self._next, self._last + self.rest / 4)
 
 
 @dataclass(frozen=True)
@@ -142,8 +172,8 @@ class CloseLooks:
         self._sharing_at = now
         cost = self._spent(begin)
         # Copying on access shows in nothing else, so it is kept fresh beyond 1,000 mappings too.
-        few = len(members) <= _FEW_PROCESSES
-        self._sharing_pace.paid(now, cost, most=max(_FRESH, cost / _WORKERS_SHARE) if few else None)
+        few = len(members) <= FEW_PROCESSES
+        self._sharing_pace.paid(now, cost, most=max(FRESH, cost / _WORKERS_SHARE) if few else None)
 
     def _look_closely(self, now: float, members: list[Member]) -> None:
         begin = time.thread_time()
@@ -171,8 +201,8 @@ class CloseLooks:
             if found is not None:
                 kept[member.pid] = found
         self._kept = kept
-        few = len(members) <= _FEW_PROCESSES
-        self._heap_pace.paid(now, self._spent(begin), most=_FRESH if few else None)
+        few = len(members) <= FEW_PROCESSES
+        self._heap_pace.paid(now, self._spent(begin), most=FRESH if few else None)
 
     def _ask_allocator(self, member: Member, reading: _Reading) -> tuple[int, str] | None:
         heap = reading.detail.heap
@@ -219,7 +249,7 @@ class CloseLooks:
 
     def _most(self, members: list[Member]) -> float | None:
         mappings = sum(reading.detail.mappings for reading in self._readings.values())
-        return _FRESH if len(members) <= _FEW_PROCESSES and mappings <= _FEW_MAPPINGS else None
+        return FRESH if len(members) <= FEW_PROCESSES and mappings <= _FEW_MAPPINGS else None
 
     def _spent(self, begin: float) -> float:
         cost = time.thread_time() - begin
@@ -230,9 +260,9 @@ class CloseLooks:
 def _moved(reading: _Reading, member: Member) -> bool:
     counts = member.counts
     return (
-        abs(counts["RssAnon"] - reading.rss_anon) >= _CHANGED
-        or abs(counts["RssFile"] + counts["RssShmem"] - reading.rss_file - reading.rss_shmem) >= _CHANGED
-        or (member.minor_faults - reading.minor_faults) * _PAGE >= _CHANGED
+        abs(counts["RssAnon"] - reading.rss_anon) >= MOVED
+        or abs(counts["RssFile"] + counts["RssShmem"] - reading.rss_file - reading.rss_shmem) >= MOVED
+        or (member.minor_faults - reading.minor_faults) * PAGE >= MOVED
     )
 
 

@@ -1,6 +1,7 @@
-"""The files a process tree has or had open, and how much of each the page cache holds.
+"""The files a process tree has or had open, how much of each the page cache holds, and what format it has, so that a
+repair can be named that works for it.
 
-One idea: a file once seen (in /proc/PID/fd, or mapped) stays in the set until it is gone from the disk, because its
+A file once seen (in /proc/PID/fd, or mapped) stays in the set until it is gone from the disk, because its
 cached pages stay too. Bytes that were cached before the tree opened the file are ``found``, not grown. Each cached
 page is given to one kind: not yet written is dirty, else mapped by the tree is mapped, else it is cache. Files are
 opened for the moment of one question only: holding a descriptor would keep a deleted file's space. Cost: 20
@@ -15,10 +16,10 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
 from lowtide.machine import file_kind, kind_named, page_cache
-from lowtide.memory.detail import MappedFile
-from lowtide.memory.file_formats import format_by_name, format_of
+from lowtide.memory.measure.smaps import MappedFile
 from lowtide.memory.samples import FileGroup, FileSample
 
 FileKey = tuple[int, int]  # (device, inode)
@@ -27,6 +28,32 @@ CODE, SMALLER = "library code", "smaller files"
 _KEPT = 24  # files a sample names; the rest are in its groups
 _WORTH_NAMING = 256 * 1024
 _SMALL = 256 * 1024
+_FORMAT_MAGIC = {
+    b"\x93NUMPY": "npy",
+    b"ARROW1": "arrow",
+    b"\xff\xff\xff\xff": "arrow",  # a stream, as HF datasets writes it
+    b"PAR1": "parquet",
+    b"\x89HDF": "hdf5",
+    b"PK\x03\x04": "zip",
+    b"\x1f\x8b": "gzip",
+    b"SQLite format": "sqlite",
+    b"\x7fELF": "program",
+}
+_ENDINGS = {
+    ".npy": "npy",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".parquet": "parquet",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".npz": "zip",
+    ".zip": "zip",
+    ".pt": "zip",
+    ".gz": "gzip",
+    ".safetensors": "safetensors",
+    ".gguf": "gguf",
+    ".so": "program",
+}
 
 
 @dataclass
@@ -268,3 +295,25 @@ def _filesystem_of(link: str) -> str:
         return file_kind(link).name
     except OSError:
         return "unknown"
+
+
+def format_by_name(path: str) -> str:
+    """The same of a file that cannot be looked at: its name's ending decides."""
+    return _ENDINGS.get(PurePath(path.removesuffix(" (deleted)")).suffix.lower(), "")
+
+
+def format_of(fd: int, path: str) -> str:
+    """npy, arrow, parquet, hdf5, zip, gzip, safetensors, sqlite, gguf or program; "" for bytes without a header.
+
+    Only what is cached already is read (RWF_NOWAIT): a read that went to the disk would bring in a read-ahead window
+    and change what is being measured. Where that is refused, the name's ending decides.
+    """
+    head = bytearray(16)
+    try:
+        os.preadv(fd, [head], 0, getattr(os, "RWF_NOWAIT", 0))
+    except OSError:
+        return format_by_name(path)
+    if head[8:10] == b'{"':  # a length of eight bytes, then JSON
+        return "safetensors"
+    known = next((word for magic, word in _FORMAT_MAGIC.items() if head.startswith(magic)), None)
+    return known if known is not None else format_by_name(path)

@@ -1,21 +1,21 @@
 """What can happen next: the kernel's kill, kubelet's eviction, waiting writers, thrashing. Pure.
 
-One idea: danger is what cannot be taken back, not what a dashboard shows. A cgroup at 96 % of its limit whose pages
+Danger is what cannot be taken back, not what a dashboard shows. A cgroup at 96 % of its limit whose pages
 are mostly file pages is in none; one at 60 % whose heap climbs is. A time is given only for a program that still
 runs, at the rate that was measured, to a limit that is known.
 """
 
 from __future__ import annotations
 
-from lowtide.memory.findings import Growth, Risk
-from lowtide.memory.holding import limit_of
+from lowtide.memory.judge.findings import Growth, Risk
+from lowtide.memory.judge.holding import limit_of
 from lowtide.memory.samples import CgroupSample, Sample, Trace
 from lowtide.units import format_duration, format_size
 
 _FULL = 0.9  # of the limit, in bytes that cannot be taken back
 _SOON = 1800.0  # seconds
 _REFAULTS = 10_000
-_PRESSURE = 10.0  # percent of the time in which somebody waited for memory
+_PRESSED = 10.0  # percent of the time in which somebody waited for memory
 
 
 def risks(grew: str, trace: Trace, last: Sample, growth: Growth | None) -> tuple[Risk, ...]:
@@ -31,9 +31,9 @@ def risks(grew: str, trace: Trace, last: Sample, growth: Growth | None) -> tuple
         )
         found.append(Risk("dirty", "low", sentence))
     if first is not None and cgroup is not None and first.path == cgroup.path:
-        found += _killed(first, cgroup, trace)
+        found += _kills(first, cgroup, trace)
         found += _thrash(first, cgroup)
-    if cgroup is not None and cgroup.pressure is not None and cgroup.pressure >= _PRESSURE:
+    if cgroup is not None and cgroup.pressure is not None and cgroup.pressure >= _PRESSED:
         waited = f"memory pressure: tasks waited for memory {cgroup.pressure:.0f} % of the last 10 s"
         found.append(Risk("pressure", "high", waited))
     return tuple(risk for risk in found if risk is not None)
@@ -73,7 +73,7 @@ def _kubelet(cgroup: CgroupSample) -> Risk:
     return Risk("eviction", level, sentence, limit, cgroup.working_set)
 
 
-def _killed(first: CgroupSample, last: CgroupSample, trace: Trace) -> list[Risk]:
+def _kills(first: CgroupSample, last: CgroupSample, trace: Trace) -> list[Risk]:
     kills = last.oom_kills - first.oom_kills
     if kills <= 0 or (trace.ended is not None and trace.ended.how == "oom"):
         return []

@@ -1,6 +1,6 @@
 """What a process tree holds, by kind and by owner, whether or not it grew. Pure.
 
-One idea: every byte of a kind has an owner, and what has none is named so. Owners are those of the sample in which
+Every byte of a kind has an owner, and what has none is named so. Owners are those of the sample in which
 the kind stood highest; their sum is that height. "The end" is the last sample before the program began to take itself
 apart: an interpreter that exits unmaps and frees what it held all the time, and the last sample would deny it.
 """
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide.memory.findings import HeldMemory, KindHeld, Owner
+from lowtide.memory.judge.findings import HeldMemory, KindHeld, Owner
 from lowtide.memory.samples import HELD, KINDS, TAKEABLE, ProcessSample, Sample, Trace
 
 UNEXPLAINED = "not explained"
 _TEARDOWN, _TEARDOWN_SHARE, _TEARDOWN_MOST = 1.0, 0.15, 10.0  # seconds, or share of the trace, before its end
 _FALL, _FALL_SHARE = 8 * 1024**2, 0.1
 _NEAR = 0.995  # of the peak: as good as it
-_NAMED = 12  # owners of a kind; the rest are added up
+_OWNERS_NAMED = 12  # owners of a kind; the rest are added up
 
 
 def holding(trace: Trace) -> HeldMemory:
@@ -87,7 +87,7 @@ def owners_of(kind: str, sample: Sample) -> tuple[Owner, ...]:
     total = sample.of(kind)
     found = _process_owners(kind, sample) if kind in ("anon", "tables") else _file_owners(kind, sample)
     found = sorted((owner for owner in found if owner.bytes > 0), key=lambda owner: -owner.bytes)
-    named, rest = found[:_NAMED], found[_NAMED:]
+    named, rest = found[:_OWNERS_NAMED], found[_OWNERS_NAMED:]
     if rest:
         what = rest[0].what if len({owner.what for owner in rest}) == 1 else "others"
         named.append(Owner(f"{len(rest)} more", sum(owner.bytes for owner in rest), what))

@@ -1,6 +1,6 @@
 """What a memory cgroup holds, version 1 or 2, as one ``CgroupSample``.
 
-One idea: look where the smallest limit is. A pod's limit on an ancestor kills its children, so usage is read at the
+It looks where the smallest limit is: a pod's limit on an ancestor kills its children, so usage is read at the
 directory that sets the smallest limit, at the process's own when none does. Cost: a few small reads; ``memory.stat``
 makes the kernel sum counters over CPUs (0.1 ms here). The page cache is charged to whoever touched a page first:
 another cgroup may hold ours.

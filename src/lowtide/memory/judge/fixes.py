@@ -1,6 +1,6 @@
 """What helps against each kind of growth: lines that can be run as they stand, with the trace's own file in them. Pure.
 
-One idea: a fix is printed only where it works. A file's format and a process's runtime decide which one: nobody is told
+A fix is printed only where it works. A file's format and a process's runtime decide which one: nobody is told
 to open a library, or an Arrow file, with a reader for arrays, and nobody is sent to tracemalloc for node. Each line is
 ``what it does: code``; the tests run the code.
 """

@@ -1,7 +1,7 @@
 """The expensive look at one process: which of its pages are shared, which file they belong to, which are dirty, and
 where its allocator keeps its heap.
 
-One idea: /proc/PID/smaps names every mapping with its proportional share (Pss), so sums over a tree count a shared
+/proc/PID/smaps names every mapping with its proportional share (Pss), so sums over a tree count a shared
 page once. Cost: the kernel walks the resident part of the page tables, 2 ms per GiB of 4 KiB pages, plus a few
 microseconds per mapping; the caller decides how often that is worth it. A process with very many mappings is summed
 up by the kernel instead (smaps_rollup), without naming files. In a tree of several processes Pss also shares pages
@@ -14,7 +14,7 @@ import os
 import re
 from dataclasses import dataclass, field
 
-from lowtide.memory.process import read_proc
+from lowtide.memory.measure.process import read_proc
 
 _MANY_MAPPINGS = 8 * 1024**2  # bytes of smaps, about 10,000 mappings: beyond it, parsing costs more than it tells
 _ARENA = 64 * 1024**2  # glibc puts the heaps of further threads at multiples of this address

@@ -1,6 +1,6 @@
 """How much a kind of memory grew over a trace, told apart from start-up and from noise. Pure.
 
-One idea: leave out a command's start, then ask two things that must both hold: is the end higher than the beginning
+It leaves out a command's start, then asks two things that must both hold: is the end higher than the beginning
 by more than noise, and do most pairs of samples rise. Of a block of code everything is judged and the first question
 alone decides: all of it may happen at once. The slope is the median over all pairs (Theil-Sen), which a few odd
 samples cannot move. Cost: at most 64 samples per kind are compared, whatever the length of the trace.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lowtide.memory.findings import Growth
+from lowtide.memory.judge.findings import Growth
 from lowtide.memory.samples import KINDS, OF_FILES, Sample
 from lowtide.units import MIB
 
