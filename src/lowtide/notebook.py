@@ -1,6 +1,6 @@
 """``%load_ext lowtide.notebook``, then ``%%lowtide`` above a cell: what the cell held and what grew, by kind.
 
-One idea: the cell runs as it always does, inside ``lowtide.watch()``, and the verdict is shown below its output with
+The cell runs as it always does, inside ``lowtide.watch()``, and the verdict is shown below its output with
 the small chart. ``%lowtide EXPRESSION`` does the same for one line. The trace stays in ``_lowtide``. Options:
 ``--interval S`` (0.05), ``--budget SIZE``, ``--save FILE``. Imports IPython only when it is loaded into it.
 """

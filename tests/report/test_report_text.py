@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -234,3 +235,26 @@ except Exception as problem:
         "Install it with: pip install 'lowtide[report]'.\n"
     )
     assert (tmp_path / "page.html").exists() and not (tmp_path / "png.png").exists()
+
+
+def test_panels_of_curves_areas_and_levels_become_one_picture(tmp_path: Path) -> None:
+    path = tmp_path / "panels.png"
+    x = (0.0, 1.0, 2.0)
+    loss = png.Panel(
+        "Loss",
+        y_label="nats per token",
+        curves=(
+            png.Curve("train", x, (4.0, 3.0, 2.0), "#1f5fa8"),
+            png.Curve("val", x[1:], (3.1, 2.2), "#d9722b", True),
+        ),
+        levels=(png.Level("knowing only $counts", 5.0),),
+        bottom=0,
+        with_next=True,
+    )
+    areas = (png.Curve("anon", x, (1.0, 1.0, 1.0), "#1f5fa8"), png.Curve("cache", x, (0.0, 2.0, 4.0), "#d9722b"))
+    memory = png.Panel("Memory", "minutes", "MiB", areas=areas, levels=(png.Level("budget", 3.0, dotted=True),), top=9)
+    png.write_panels(path, [loss, memory])
+    width, height = struct.unpack(">II", path.read_bytes()[16:24])
+    assert (width, height) == (1080, 780)
+    png.write_panels(path, [loss])
+    assert struct.unpack(">II", path.read_bytes()[16:24]) == (1080, 390)

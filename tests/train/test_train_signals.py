@@ -16,7 +16,7 @@ import pytest
 from tests.train.running import flags, losses, start, train, wait_for
 
 from lowtide.cli import no_interrupt_lost
-from lowtide.memory.measure.process import children, identity
+from lowtide.memory.measure.process import children, process_identity
 from lowtide.train import Settings, branches, checkpoint, ledger
 
 Make = Callable[..., Settings]
@@ -141,7 +141,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tiny: Make) -> None:
 
 def _lives(pid: int) -> bool:
     try:
-        return identity(pid).state not in "ZX"
+        return process_identity(pid).state not in "ZX"
     except OSError:
         return False
 

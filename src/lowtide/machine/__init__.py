@@ -1,6 +1,6 @@
 """What this machine and its cgroups allow, and how much of a file is in the page cache.
 
-One idea: everything here asks the kernel a small question and gives a plain number back; nothing is asked
+Everything here asks the kernel a small question and gives a plain number back; nothing is asked
 at import and nothing is remembered between calls. Linux answers all of it. On other systems each function
 says in its docstring what it falls back to. This room knows nothing of stores, arrays or budgets.
 """

@@ -1,6 +1,6 @@
 """Which memory cgroup a process is in, what it and its ancestors allow, and what it holds.
 
-One idea: a process's limit is the smallest over its cgroup and every ancestor, so a ``Cgroup`` is the list
+A process's limit is the smallest over its cgroup and every ancestor, so a ``Cgroup`` is the list
 of those directories, nearest first. Version 1 (memory controller in its own hierarchy), version 2 and
 hybrids of both are read; inside a cgroup namespace, or a container that mounts only its own subtree, what
 lies above the mount cannot be seen and is left out. Cost: a few small reads in /proc and /sys, well under a

@@ -1,7 +1,7 @@
 """What lies under a file: its filesystem, the kernel's read-ahead for it, the alignment that direct reads
 need.
 
-One idea: ask about the very file, not the disk we suppose it is on. Cost: one stat and one small read each;
+They ask about the very file, not the disk we suppose it is on. Cost: one stat and one small read each;
 statx through ctypes. What the system does not tell is None (or the name "unknown"), never a guess. macOS:
 all three are unknown.
 """

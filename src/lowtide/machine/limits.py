@@ -1,6 +1,6 @@
 """How much memory may be used here: the machine's, or the smallest enclosing cgroup's.
 
-One idea: every level that limits us (each ancestor cgroup, then the machine) has a limit and bytes it
+Every level that limits us (each ancestor cgroup, then the machine) has a limit and bytes it
 cannot give back; what is left for the page cache is the smallest difference. Cost: a handful of small reads
 in /proc and /sys. macOS: the machine's size through sysconf, no cgroups, and "unreclaimable" unknown,
 reported as 0.

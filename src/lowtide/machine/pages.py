@@ -1,6 +1,6 @@
 """How much of one file the page cache holds, and how to throw that file's clean pages out.
 
-One idea: ``cachestat`` (Linux 6.5) answers for a whole file in one system call without mapping it; older
+``cachestat`` (Linux 6.5) answers for a whole file in one system call without mapping it; older
 kernels answer page by page through ``mincore`` on windows of bounded size. Cost: cachestat walks the cached
 pages, 0.05 ms per GiB held in large folios and up to 20 ms per GiB in single pages; mincore also maps each
 window. Both need a file one owns or may write (the kernel's rule against spying). Neither says which

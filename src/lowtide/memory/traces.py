@@ -30,7 +30,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "st
 _FORMAT = "lowtide trace 1"
 _AT_THE_END = ("missing", "budget", "exit_code", "ended")  # known only then
 _CALM_SAMPLES = 2000  # a time in which nothing moves is written as about this many samples
-_STEP, _STEP_SHARE = MIB, 0.01
+_LEAST_STEP, _STEP_SHARE = MIB, 0.01
 
 
 class TraceWriter:
@@ -127,7 +127,7 @@ def _worth(before: Sample, now: Sample) -> bool:
     if now.seconds - before.seconds >= now.seconds / _CALM_SAMPLES:
         return True
     return any(
-        abs(now.of(kind) - before.of(kind)) >= max(_STEP, _STEP_SHARE * before.of(kind))
+        abs(now.of(kind) - before.of(kind)) >= max(_LEAST_STEP, _STEP_SHARE * before.of(kind))
         for kind in (*KINDS, "retained")
     )
 

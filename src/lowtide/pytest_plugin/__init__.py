@@ -1,6 +1,6 @@
 """The pytest plugin: ``@pytest.mark.memory_budget(anon="64 MiB", mapped="16 MiB")`` and ``memory_growth``.
 
-One idea: a budget a test states is always measured; there is no switch to forget. Kinds are anon, mapped,
+A budget that a test states is always measured; there is no switch to forget. Kinds are anon, mapped,
 shmem and tables (growth of this process, sampled every 10 ms, its children not counted), rss (the kernel's own
 high-water mark, which no peak escapes) and cache (page cache of ``files=``, read at the end). Growth counts
 from after the fixtures to the end of the test. ``fresh=True`` runs the test in a process of its own.
@@ -16,7 +16,7 @@ from functools import partial
 
 import pytest
 
-from lowtide.pytest_plugin.budgets import KINDS, StatedBudget, broken, read_budget, summary, verdict
+from lowtide.pytest_plugin.budgets import BUDGET_KINDS, StatedBudget, broken, read_budget, summary, verdict
 from lowtide.pytest_plugin.fresh import note, run_fresh
 from lowtide.pytest_plugin.meter import Meter, can_measure
 
@@ -24,7 +24,7 @@ __all__ = ["MemoryBudgetWarning", "Meter"]
 
 _BUDGET = pytest.StashKey[StatedBudget]()
 _METER = pytest.StashKey[Meter]()
-_NAME = "memory_budget"
+_MARK = "memory_budget"
 
 
 class MemoryBudgetWarning(pytest.PytestWarning):
@@ -37,10 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    kinds = ", ".join(f"{kind}=SIZE" for kind in KINDS)
+    kinds = ", ".join(f"{kind}=SIZE" for kind in BUDGET_KINDS)
     config.addinivalue_line(
         "markers",
-        f"{_NAME}({kinds}, files=PATHS, fresh=False): fail when memory of a kind grows by more during the test "
+        f"{_MARK}({kinds}, files=PATHS, fresh=False): fail when memory of a kind grows by more during the test "
         "(lowtide)",
     )
     fresh = config.getoption("lowtide_fresh")
@@ -52,18 +52,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Read every budget before the first test runs. A test whose budget cannot be read fails, and says why; the others
     run."""
     for item in items:
-        marks = [(mark.args, mark.kwargs) for mark in item.iter_markers(_NAME)]
+        marks = [(mark.args, mark.kwargs) for mark in item.iter_markers(_MARK)]
         if not marks:
             continue
         try:
             budget = read_budget(marks)
         except ValueError as problem:
-            item.setup = _nothing  # type: ignore[method-assign]  # fixtures of a test that cannot pass are not set up
-            item.runtest = partial(pytest.fail, f"{_NAME}: {problem}", False)  # type: ignore[method-assign]
+            item.setup = _no_set_up  # type: ignore[method-assign]  # fixtures of a test that cannot pass are not set up
+            item.runtest = partial(pytest.fail, f"{_MARK}: {problem}", False)  # type: ignore[method-assign]
             continue
         item.stash[_BUDGET] = budget
         if budget.fresh and config.getoption("lowtide_fresh") is None:
-            item.setup = _nothing  # type: ignore[method-assign]  # fixtures belong to the fresh process
+            item.setup = _no_set_up  # type: ignore[method-assign]  # fixtures belong to the fresh process
             item.runtest = partial(run_fresh, item)  # type: ignore[method-assign]
 
 
@@ -85,7 +85,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     if elsewhere or (budget is None and _METER not in item.stash):
         return (yield)
     if not can_measure():
-        item.warn(MemoryBudgetWarning(f"{_NAME}: not checked, this system has no /proc to measure with"))
+        item.warn(MemoryBudgetWarning(f"{_MARK}: not checked, this system has no /proc to measure with"))
         return (yield)
     meter = _meter(item)
     meter.start()
@@ -98,7 +98,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         item.user_properties += [(f"memory_{kind}", size) for kind, size in measured.peak.items()]
     if budget is not None:
         if "cache" in budget.allowed and not meter.files:
-            pytest.fail(f"{_NAME}: cache: expected files to count, got none. Add files=[...] or count(path).", False)
+            pytest.fail(f"{_MARK}: cache: expected files to count, got none. Add files=[...] or count(path).", False)
         if broken(budget, measured):
             pytest.fail(verdict(budget, measured), pytrace=False)
 
@@ -120,5 +120,5 @@ def _meter(item: pytest.Item) -> Meter:
     return item.stash[_METER]
 
 
-def _nothing() -> None:
+def _no_set_up() -> None:
     pass

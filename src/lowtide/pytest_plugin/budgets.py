@@ -1,6 +1,6 @@
 """What ``@pytest.mark.memory_budget(...)`` allows, and whether a measurement kept it. Pure.
 
-One idea: a budget is a size for each kind, checked when tests are collected, so that a misspelt kind or
+A budget is a size for each kind, checked when tests are collected, so that a misspelt kind or
 size stops the run with the nearest right word instead of guarding nothing. Nothing is measured here.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 
 from lowtide.units import MIB, format_size, parse_size
 
-KINDS = ("anon", "mapped", "shmem", "tables", "rss", "cache")
+BUDGET_KINDS = ("anon", "mapped", "shmem", "tables", "rss", "cache")
 _IN_RSS = ("anon", "mapped", "shmem")
 _OPTIONS = ("fresh", "files")
-_MOVED = MIB  # a kind that no sample saw grow by this much did not cause a jump between samples
+_JUMP = MIB  # a kind that no sample saw grow by this much did not cause a jump between samples
 _EXAMPLE = '@pytest.mark.memory_budget(anon="64 MiB", mapped="16 MiB")'
 
 
@@ -51,11 +51,11 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> S
             raise ValueError(f"expected sizes by kind, got {positional[0]!r} without a kind. Write {_EXAMPLE}.")
         words = {**named, **words}
     for word in words:
-        if word not in KINDS + _OPTIONS:
+        if word not in BUDGET_KINDS + _OPTIONS:
             raise ValueError(_unknown(word))
-    allowed = {kind: _size(kind, words[kind]) for kind in KINDS if kind in words}
+    allowed = {kind: _stated_size(kind, words[kind]) for kind in BUDGET_KINDS if kind in words}
     if not allowed:
-        raise ValueError(f"expected at least one of {', '.join(KINDS)}, got none. Write {_EXAMPLE}.")
+        raise ValueError(f"expected at least one of {', '.join(BUDGET_KINDS)}, got none. Write {_EXAMPLE}.")
     if not isinstance(words.get("fresh", False), bool):
         raise ValueError(f"fresh: expected True or False, got {words['fresh']!r}. Write fresh=True.")
     return StatedBudget(allowed, words.get("fresh", False), _paths(words.get("files", ())))
@@ -69,7 +69,7 @@ def broken(budget: StatedBudget, measured: Measured) -> bool:
 def verdict(budget: StatedBudget, measured: Measured) -> str:
     """Measured against allowed, the broken kinds first, on one line."""
     order = sorted(budget.allowed, key=lambda kind: measured.peak[kind] <= budget.allowed[kind])
-    parts = [_part(kind, budget.allowed[kind], measured) for kind in order]
+    parts = [_kind_words(kind, budget.allowed[kind], measured) for kind in order]
     if _jumped(budget, measured):
         parts.insert(0, f"RSS rose {format_size(measured.unseen)} between two samples, more than the budget had left")
     return "memory_budget: " + "; ".join(parts)
@@ -78,11 +78,11 @@ def verdict(budget: StatedBudget, measured: Measured) -> str:
 def summary(measured: Measured) -> str:
     """Every kind, for the report of a test."""
     grown = ", ".join(f"{kind} {format_size(size)}" for kind, size in measured.peak.items())
-    jump = f"; RSS rose {format_size(measured.unseen)} more between samples" if measured.unseen > _MOVED else ""
+    jump = f"; RSS rose {format_size(measured.unseen)} more between samples" if measured.unseen > _JUMP else ""
     return f"most growth by kind: {grown} ({measured.samples:,} samples over {measured.seconds:.2f} s{jump})"
 
 
-def _part(kind: str, allowed: int, measured: Measured) -> str:
+def _kind_words(kind: str, allowed: int, measured: Measured) -> str:
     grew = f"{kind} grew {format_size(measured.peak[kind])}, allowed {format_size(allowed)}"
     if measured.peak[kind] <= allowed or kind not in measured.when:
         return grew
@@ -92,24 +92,24 @@ def _part(kind: str, allowed: int, measured: Measured) -> str:
 def _jumped(budget: StatedBudget, measured: Measured) -> bool:
     """Memory taken and freed between two samples. It broke the budget if every kind it can have been is
     stated, and what they had left is less than the jump."""
-    suspects = [kind for kind in _IN_RSS if kind in budget.allowed or measured.peak[kind] >= _MOVED]
-    if measured.unseen <= _MOVED or not suspects or not set(suspects) <= set(budget.allowed):
+    suspects = [kind for kind in _IN_RSS if kind in budget.allowed or measured.peak[kind] >= _JUMP]
+    if measured.unseen <= _JUMP or not suspects or not set(suspects) <= set(budget.allowed):
         return False
     left = sum(max(0, budget.allowed[kind] - measured.peak[kind]) for kind in suspects)
     return measured.unseen > left
 
 
 def _unknown(word: str) -> str:
-    near = difflib.get_close_matches(word, KINDS + _OPTIONS, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(word, BUDGET_KINDS + _OPTIONS, n=1, cutoff=0.4)
     meant = {"heap": "anon", "file": "mapped", "page_cache": "cache", "shared": "shmem", "memory": "rss"}.get(word)
     hint = meant or (near[0] if near else None)
-    known = ", ".join(KINDS + _OPTIONS)
+    known = ", ".join(BUDGET_KINDS + _OPTIONS)
     return f"{word}: expected one of {known}, got {word!r}. " + (
         f"Did you mean {hint!r}?" if hint else f"Write {_EXAMPLE}."
     )
 
 
-def _size(kind: str, value: Any) -> int:
+def _stated_size(kind: str, value: Any) -> int:
     try:
         return parse_size(value, what=kind)
     except TypeError as problem:

@@ -1,6 +1,6 @@
 """Run one test in a process of its own and bring its outcome back.
 
-One idea: the parent keeps the test's place in the run but not its work: no fixture is set up and no test
+The parent keeps the test's place in the run but not its work: no fixture is set up and no test
 code runs here; a new pytest runs that one node id and writes what it found to a file. So memory is measured
 where nothing ran before. Costs the start of a pytest, about a second. Options given on the command line
 for plugins of your own do not travel; ini settings and PYTEST_ADDOPTS do.
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-_TAIL = 40  # lines of output shown when the process died without a report
+_TAIL_LINES = 40  # lines of output shown when the process died without a report
 _XPASS = "[XPASS(strict)]"  # what pytest writes for a strict xfail that passed
 
 
@@ -102,4 +102,4 @@ def _ending(code: int) -> str:
 
 
 def _last(output: str) -> str:
-    return "\n".join(output.splitlines()[-_TAIL:])
+    return "\n".join(output.splitlines()[-_TAIL_LINES:])

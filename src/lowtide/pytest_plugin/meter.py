@@ -1,9 +1,9 @@
 """Growth of this process by kind while a test runs.
 
-One idea: a thread reads /proc/self/status every 10 ms for growth by kind, and the kernel's own
+A thread reads /proc/self/status every 10 ms for growth by kind, and the kernel's own
 high-water mark of RSS, set back when the test starts, tells whether something rose and fell between two
 readings. Costs about 2 % of one core. Memory of child processes is not counted.
-The page cache of files is read once, when the test ends: asking takes milliseconds a GiB.
+The page cache of files is read once, when the test ends: asking takes milliseconds per GiB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lowtide.machine import page_cache
 from lowtide.memory.measure.process import process_memory, read_proc
 from lowtide.pytest_plugin.budgets import Measured
 
-_EVERY = 0.01  # seconds; at half of it a busy machine paid 3 % of a core
+_SAMPLE_EVERY = 0.01  # seconds; at half of it a busy machine paid 3 % of a core
 _SAMPLED = ("anon", "mapped", "shmem", "tables")
 
 
@@ -117,7 +117,7 @@ class Meter:
         self._files = {path: _cached(path) for path in self._files}
 
     def _run(self) -> None:
-        while not self._stop.wait(_EVERY):
+        while not self._stop.wait(_SAMPLE_EVERY):
             with self._lock:
                 self._take()
 

@@ -1,6 +1,6 @@
 """What every report says, whatever it is written on: growth by kind, sections, machine facts, tables. Pure.
 
-One idea: the words are chosen once, here, so that the terminal, the page and the picture never disagree.
+The words are chosen once, here, so that the terminal, the page and the picture never disagree.
 Everything from outside (paths, command lines, process names) passes ``visible`` before it is shown: a file
 name may hold terminal commands or letters that turn the line around, and must not act in a report.
 """
@@ -25,7 +25,7 @@ _OWNERS = 4  # of a kind, in a line
 _LEVELS = {"none": "", "low": "", "high": "DANGER: "}
 
 # memory.MEANING in half a line, so that a table stays a table.
-SHORT = {
+SHORT_MEANING = {
     "anon": "heap: yours, cannot be reclaimed",
     "mapped": "clean file pages, reclaimable, counted in RSS",
     "cache": "unmapped page cache of its files, reclaimable",
@@ -101,7 +101,7 @@ def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
             before=before.get(kind, 0),
             grew=by_kind[kind].grew,
             per_minute=by_kind[kind].per_minute if abs(by_kind[kind].grew) >= NOISE else None,
-            meaning=SHORT[kind],
+            meaning=SHORT_MEANING[kind],
             guilty=kind == guilty,
             measured=kind not in trace.missing,
             owners=held[kind].owners,
@@ -156,7 +156,7 @@ def _grower_line(grower: Grower) -> str:
     )
 
 
-def facts(trace: Trace) -> tuple[tuple[str, str], ...]:
+def trace_facts(trace: Trace) -> tuple[tuple[str, str], ...]:
     """The machine and the run, for whoever compares two reports."""
     machine = [
         (name, format_size(int(value)) if name in _FACTS_IN_BYTES and value.isdigit() else visible(value))

@@ -1,9 +1,8 @@
 """A small HTTP server with one page, ``/metrics``.
 
-One idea: a scrape only writes down what the sampler has already found, so it costs a millisecond and can disturb
-nobody. It listens on 127.0.0.1 unless told otherwise. A client that connects and says nothing is dropped after
-``_PATIENCE`` seconds, and only ``_MOST`` are served at once. No TLS and no password: put it behind something that has
-them.
+A scrape only writes down what the sampler has already found, so it costs a millisecond and can disturb nobody. It
+listens on 127.0.0.1 unless told otherwise. A client that connects and says nothing is dropped after ``_PATIENCE``
+seconds, and only ``_MOST_SCRAPERS`` are served at once. No TLS and no password: put it behind something that has them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from types import TracebackType
 from lowtide.report.prometheus import CONTENT_TYPE
 
 _PATIENCE = 5.0  # seconds
-_MOST = 8  # scrapers at once
+_MOST_SCRAPERS = 8  # scrapers at once
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -61,7 +60,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], text: Callable[[], str]) -> None:
         self.text = text
-        self._room = threading.BoundedSemaphore(_MOST)
+        self._room = threading.BoundedSemaphore(_MOST_SCRAPERS)
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         try:

@@ -1,6 +1,6 @@
 """A trace and its verdict as one HTML page that needs nothing else: no network, no fonts, no other file.
 
-One idea: the page is whole before any script runs - numbers, plot, tables - and page.js only adds reading
+The page is whole before any script runs - numbers, plot, tables - and page.js only adds reading
 off values at a time. Text from outside is escaped in one function (``_safe``); data for the script is JSON
 in which no tag can be closed; and a content policy with the script's own hash forbids everything else, so
 that even a mistake here could not run. Costs about 100 KB and 50 ms for any length of trace.
@@ -24,7 +24,6 @@ from lowtide.report.chart import plot, spark
 from lowtide.report.content import (
     GrowthRow,
     Table,
-    facts,
     file_table,
     growth_rows,
     held_text,
@@ -33,16 +32,19 @@ from lowtide.report.content import (
     process_table,
     sections,
     started_text,
+    trace_facts,
     visible,
 )
 from lowtide.report.series import STACK, Series, series
 from lowtide.units import format_duration, format_size
 
-_NAMES = ("name", "", "file", "filesystem")  # columns of words; the others are numbers
+_WORD_COLUMNS = ("name", "", "file", "filesystem")  # columns of words; the others are numbers
 
 _MUCH = 8 * 1024**2  # of retained heap, from which on the page speaks of it
-_STALE = " Where a dotted strip runs along the bottom, owners were last looked at over 2 s before: little had moved."
-_RETAINED = " The pale part of anon, {} at most, was freed by the program and is kept by its allocator."
+_STALE_NOTE = (
+    " Where a dotted strip runs along the bottom, owners were last looked at over 2 s before: little had moved."
+)
+_RETAINED_NOTE = " The pale part of anon, {} at most, was freed by the program and is kept by its allocator."
 
 
 def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
@@ -54,11 +56,11 @@ def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
 def page(trace: Trace, verdict: Verdict) -> str:
     """The page as text."""
     drawn = series(trace)
-    script, style = _part("page.js"), _part("page.css")
+    script, style = _asset("page.js"), _asset("page.css")
     broken = verdict.budget is not None and not verdict.budget.ok
     killed = verdict.ended is not None and verdict.ended.how == "oom"
     mood = "broken" if broken or killed else "calm" if verdict.grew == "nothing" else "told"
-    return Template(_part("page.html")).substitute(
+    return Template(_asset("page.html")).substitute(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(script)}'",
         style=style,
         script=script,
@@ -76,7 +78,9 @@ def page(trace: Trace, verdict: Verdict) -> str:
         sections=_sections(trace, verdict),
         processes=_table(process_table(trace)),
         files=_table(file_table(trace)),
-        facts="".join(f"<div><dt>{_safe(name)}</dt><dd>{_safe(value)}</dd></div>" for name, value in facts(trace)),
+        facts="".join(
+            f"<div><dt>{_safe(name)}</dt><dd>{_safe(value)}</dd></div>" for name, value in trace_facts(trace)
+        ),
     )
 
 
@@ -90,7 +94,7 @@ def _safe(text: str) -> str:
     return html.escape(visible(text), quote=True)
 
 
-def _part(name: str) -> str:
+def _asset(name: str) -> str:
     return resources.files("lowtide.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -126,8 +130,8 @@ def _chart(drawn: Series | None) -> str:
     thinned = (
         f"; {len(drawn.seconds):,} of {drawn.of:,} samples drawn, peaks kept" if drawn.of > len(drawn.seconds) else ""
     )
-    stale = _STALE if drawn.stale else ""
-    stale += _RETAINED.format(format_size(max(drawn.retained))) if max(drawn.retained, default=0) >= _MUCH else ""
+    stale = _STALE_NOTE if drawn.stale else ""
+    stale += _RETAINED_NOTE.format(format_size(max(drawn.retained))) if max(drawn.retained, default=0) >= _MUCH else ""
     return (
         f'<div class="plot">{plot(drawn, "memory by kind over time; arrow keys move along it")}</div>'
         f'<table class="legend"><caption id="at">at the end, {format_duration(drawn.last)}</caption>{rows}</table>'
@@ -174,7 +178,7 @@ def _sections(trace: Trace, verdict: Verdict) -> str:
 def _table(table: Table) -> str:
     if not table.rows:
         return '<p class="empty">None was seen.</p>'
-    left = tuple("word" if name in _NAMES else "number" for name in table.headings)
+    left = tuple("word" if name in _WORD_COLUMNS else "number" for name in table.headings)
     head = "".join(
         f'<th scope="col" class="{side}">{name}</th>' for side, name in zip(left, table.headings, strict=True)
     )

@@ -1,9 +1,10 @@
-"""Memory by kind over time as one PNG, for a README or a chat.
+"""What draws PNG: memory by kind over time (``write``), and any curves and stacked areas from plain data
+(``write_panels``).
 
-One idea: the answer is the title, the plot is the proof, and the areas carry their own names where there
-is room, so the picture is understood without the page around it. Needs matplotlib (the ``report`` extra),
-imported only when drawing; costs about a second. Outside text is drawn as plain letters: a ``$`` in a
-path is no formula.
+Every picture is drawn here, so that matplotlib (the ``report`` extra) is imported in one place and only when drawing,
+which costs about a second. In the picture of a trace the answer is the title and the areas carry their own names where
+there is room, so that it is understood without the page around it. Outside text is drawn as plain letters: a ``$`` in
+a path is no formula.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import textwrap
 import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from lowtide.atomic import atomic_write
@@ -23,8 +26,8 @@ from lowtide.report.content import started_text, visible
 from lowtide.report.series import COLOURS, STACK, Series, series, size_ticks, time_ticks
 from lowtide.units import format_duration, format_size
 
-_INK, _SOFT, _GRID, _BROKEN = "#1d2329", "#5b6670", "#e9e7e2", "#b3261e"
-_NAMED = 0.055  # an area thinner than this share of the plot is named in the legend only
+_INK, _SOFT, _GRID, _RED = "#1d2329", "#5b6670", "#e9e7e2", "#b3261e"
+_THICK_ENOUGH = 0.055  # an area thinner than this share of the plot is named in the legend only
 _NAME_WIDTH = 0.17  # of the plot: "mapped 1,023 MiB" in bold
 _CLIP = 100  # characters of the command line in the picture
 _NO_MATPLOTLIB = (
@@ -38,23 +41,101 @@ def check() -> None:
         raise LowtideError(_NO_MATPLOTLIB)
 
 
+@dataclass(frozen=True)
+class Curve:
+    """Points in the order of ``x``. ``dots``: with a mark at each, where there are few."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Level:
+    """A height to compare curves with: a dashed line across the panel, or a dotted one."""
+
+    label: str
+    y: float
+    dotted: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a picture. ``areas`` are stacked in the order given and share their ``x``; ``bottom`` and ``top``
+    bound the y axis where they are given; ``with_next``: over the same x axis as the panel below it."""
+
+    title: str
+    x_label: str = ""
+    y_label: str = ""
+    curves: tuple[Curve, ...] = ()
+    areas: tuple[Curve, ...] = ()
+    levels: tuple[Level, ...] = ()
+    bottom: float | None = None
+    top: float | None = None
+    with_next: bool = False
+
+
+def write_panels(path: str | os.PathLike[str], panels: Sequence[Panel]) -> None:
+    """Write panels below each other as one picture; LowtideError when matplotlib is not installed."""
+    with _new_figure(width=9, height=3.25 * len(panels), dpi=120) as figure:
+        figure.set_layout_engine("constrained")
+        places = list(figure.subplots(len(panels), 1, squeeze=False)[:, 0])
+        for number, (axes, panel) in enumerate(zip(places, panels, strict=True)):
+            if panel.with_next and number + 1 < len(places):
+                axes.sharex(places[number + 1])
+            _draw_panel(axes, panel)
+        _save(figure, path)
+
+
 def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
-    """Write the picture; LowtideError when matplotlib is not installed or there is nothing to draw."""
+    """Write the picture of a trace; LowtideError when matplotlib is not installed or there is nothing to draw."""
+    drawn = series(trace)
+    with _new_figure(width=10, height=5.4, dpi=150) as figure:
+        if drawn is None:
+            raise LowtideError("picture: expected a trace with samples, got none. Watch the program for longer.")
+        _draw(figure.add_axes((0.085, 0.135, 0.9, 0.63)), drawn)
+        _letter(figure, trace, verdict, drawn)
+        _save(figure, path)
+
+
+@contextmanager
+def _new_figure(*, width: float, height: float, dpi: int) -> Iterator[Any]:
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as problem:
         raise LowtideError(_NO_MATPLOTLIB) from problem
-    drawn = series(trace)
-    if drawn is None:
-        raise LowtideError("picture: expected a trace with samples, got none. Watch the program for longer.")
     with matplotlib.rc_context({"font.size": 10, "text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box is drawn in its place
-        figure = Figure(figsize=(10, 5.4), dpi=150, facecolor="white")
-        _draw(figure.add_axes((0.085, 0.135, 0.9, 0.63)), drawn)
-        _letter(figure, trace, verdict, drawn)
-        with atomic_write(path) as file:
-            figure.savefig(file, format="png")
+        yield Figure(figsize=(width, height), dpi=dpi, facecolor="white")
+
+
+def _save(figure: Any, path: str | os.PathLike[str]) -> None:
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png")
+
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+    if panel.areas:
+        columns, colours = [area.y for area in panel.areas], [area.colour for area in panel.areas]
+        labels = [area.label for area in panel.areas]
+        axes.stackplot(panel.areas[0].x, *columns, colors=colours, labels=labels, alpha=0.75, linewidth=0)
+    for curve in panel.curves:
+        marks = {"marker": "o", "markersize": 4} if curve.dots else {}
+        axes.plot(curve.x, curve.y, color=curve.colour, linewidth=1.4, label=curve.label, **marks)
+    for level in panel.levels:
+        style = ":" if level.dotted else "--"
+        axes.axhline(level.y, color=_SOFT, linestyle=style, linewidth=1, label=level.label)
+    axes.set_ylim(panel.bottom, panel.top)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.set_title(panel.title, loc="left", fontweight="bold")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if panel.areas or panel.curves or panel.levels:
+        axes.legend(frameon=False, ncols=2, fontsize=9)
 
 
 def _draw(axes: Any, drawn: Series) -> None:
@@ -64,7 +145,7 @@ def _draw(axes: Any, drawn: Series) -> None:
     _draw_retained(axes, drawn)
     for line in drawn.lines:
         if line.drawn:
-            colour = _BROKEN if line.name == "budget" else _INK
+            colour = _RED if line.name == "budget" else _INK
             axes.axhline(line.size, color=colour, linestyle=(0, (5, 3)), linewidth=1.6)
             text = f"{line.name} {format_size(line.size)}"
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85}
@@ -86,7 +167,7 @@ def _draw(axes: Any, drawn: Series) -> None:
 
 def _draw_retained(axes: Any, drawn: Series) -> None:
     """The part of anon that was freed and is kept, paler and hatched."""
-    if max(drawn.retained, default=0) < _NAMED * drawn.top:
+    if max(drawn.retained, default=0) < _THICK_ENOUGH * drawn.top:
         return
     live = [anon - kept for anon, kept in zip(drawn.kinds["anon"], drawn.retained, strict=True)]
     style = {"facecolor": "white", "alpha": 0.4, "hatch": "//", "edgecolor": COLOURS["anon"], "linewidth": 0}
@@ -101,7 +182,7 @@ def _name_areas(axes: Any, drawn: Series) -> None:
         sizes, tops = drawn.kinds[kind], drawn.tops(kind)
         bottoms = tuple(top - size for top, size in zip(tops, sizes, strict=True))
         gap, middle, height = max(_bands(drawn.seconds, bottoms, tops))
-        if gap >= _NAMED * drawn.top:
+        if gap >= _THICK_ENOUGH * drawn.top:
             colour = _INK if kind == "cache" else "white"
             name = f"{kind} {format_size(max(sizes))}"
             axes.text(middle, height, name, ha="center", va="center", color=colour, weight="bold")

@@ -1,6 +1,6 @@
 """A sample and its verdict as Prometheus text (version 0.0.4).
 
-One idea: a fixed set of series. Kinds and verdicts are closed lists, owners are labelled by their rank (at most
+The set of series is fixed: kinds and verdicts are closed lists, owners are labelled by their rank (at most
 ``OWNERS`` per kind), so that a program that opens a million files makes no more series than one that opens ten. Paths
 and process names are labels only when asked for: they are private, and every new one is a new series.
 """
@@ -14,7 +14,7 @@ from lowtide.memory.judge.holding import owners_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OWNERS = 5
-_LONGEST = 200  # characters of a name
+_LONGEST_NAME = 200  # characters of a name
 
 
 def prometheus_text(sample: Sample | None, verdict: Verdict | None, *, names: bool, errors: int, age: float) -> str:
@@ -63,7 +63,7 @@ def _owners(sample: Sample, names: bool) -> Iterator[tuple[str, str]]:
         for rank, owner in enumerate(owners_of(kind, sample)[:OWNERS], 1):
             labels = {"kind": kind, "rank": str(rank), "what": owner.what}
             if names:
-                labels["owner"] = owner.name[:_LONGEST]
+                labels["owner"] = owner.name[:_LONGEST_NAME]
             yield _labels(**labels), str(owner.bytes)
 
 
@@ -84,9 +84,9 @@ def _metric(name: str, kind: str, text: str, values: Iterable[tuple[str, str]]) 
 
 
 def _labels(**labels: str) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+    return "{" + ",".join(f'{name}="{_escaped_label(value)}"' for name, value in labels.items()) + "}"
 
 
-def _escaped(value: str) -> str:
+def _escaped_label(value: str) -> str:
     text = value.encode("utf-8", "backslashreplace").decode()
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

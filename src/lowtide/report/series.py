@@ -1,8 +1,8 @@
 """What every report draws: memory by kind over time, thinned, with the lines it is compared to. Pure.
 
-One idea: stack the kinds so that height answers the question. From the bottom: what nobody can take back
+The kinds are stacked so that height answers the question. From the bottom: what nobody can take back
 (anon, shmem, tables), then mapped - up to here a budget counts - then dirty and cache, which only the
-cgroup sees. Thinning keeps each kind's highest sample of every stretch, so a peak of one sample survives.
+cgroup sees. Thinning keeps each kind's highest sample of every span, so a peak of one sample survives.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from lowtide.memory.judge.findings import COLOURS
 from lowtide.units import GIB, KIB, MIB, TIB
 
 STACK = ("anon", "shmem", "tables", "mapped", "dirty", "cache")
-__all__ = ["COLOURS", "MOST", "STACK", "ReferenceLine", "Series", "series", "size_ticks", "thin", "time_ticks"]
+__all__ = ["COLOURS", "MOST_DRAWN", "STACK", "ReferenceLine", "Series", "series", "size_ticks", "thin", "time_ticks"]
 
 STALE = 2.0  # seconds: a close look older than this is shown as such
-MOST = 800  # points drawn: about one for every pixel of a wide plot
+MOST_DRAWN = 800  # points drawn: about one for every pixel of a wide plot
 _IN_VIEW = 2.5  # a limit further above the highest point than this is named, not drawn: it would flatten the rest
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200)
 
@@ -45,7 +45,7 @@ class Series:
     top: int  # the height of the plot in bytes
     of: int  # samples there were
     retained: tuple[int, ...] = ()  # the upper part of anon: freed, and kept by allocators
-    stale: tuple[tuple[float, float], ...] = ()  # stretches in which the last close look was older than ``STALE``
+    stale: tuple[tuple[float, float], ...] = ()  # spans in which the last close look was older than ``STALE``
 
     @property
     def last(self) -> float:
@@ -60,7 +60,7 @@ class Series:
         return tuple(sum(self.kinds[each][place] for each in below) for place in range(len(self.seconds)))
 
 
-def series(trace: Trace, most: int = MOST) -> Series | None:
+def series(trace: Trace, most: int = MOST_DRAWN) -> Series | None:
     """None when there is nothing to draw."""
     samples = thin(trace.samples, most)
     if not samples:
@@ -75,29 +75,31 @@ def series(trace: Trace, most: int = MOST) -> Series | None:
     rss = tuple(sample.rss for sample in samples)
     highest = max(max(sum(sizes) for sizes in zip(*kinds.values(), strict=True)), *rss, 1)
     lines = tuple(
-        ReferenceLine(name, size, size <= _IN_VIEW * highest) for name, size in (_budget(trace), _limit(trace)) if size
+        ReferenceLine(name, size, size <= _IN_VIEW * highest)
+        for name, size in (_budget_line(trace), _limit_line(trace))
+        if size
     )
     top = ceil(1.08 * max([highest, *(line.size for line in lines if line.drawn)]))
     retained = tuple(min(sample.retained, sample.anon) for sample in samples)
-    return Series(seconds, kinds, rss, lines, top, len(trace.samples), retained, _stale(seconds, samples))
+    return Series(seconds, kinds, rss, lines, top, len(trace.samples), retained, _stale_spans(seconds, samples))
 
 
-def _stale(seconds: Sequence[float], samples: Sequence[Sample]) -> tuple[tuple[float, float], ...]:
+def _stale_spans(seconds: Sequence[float], samples: Sequence[Sample]) -> tuple[tuple[float, float], ...]:
     """Where owners and sharing were carried on from an older look."""
-    stretches: list[tuple[float, float]] = []
+    spans: list[tuple[float, float]] = []
     for (begin, end), sample in zip(pairwise(seconds), samples[1:], strict=True):
         if sample.look_age > STALE:
-            joined = stretches and stretches[-1][1] == begin
-            stretches[-1:] = [(stretches[-1][0], end)] if joined else [*stretches[-1:], (begin, end)]
-    return tuple(stretches)
+            joined = spans and spans[-1][1] == begin
+            spans[-1:] = [(spans[-1][0], end)] if joined else [*spans[-1:], (begin, end)]
+    return tuple(spans)
 
 
 def thin(samples: Sequence[Sample], most: int) -> tuple[Sample, ...]:
     """At most ``most`` samples: the first and last, and of each equal stretch every kind's highest."""
     if len(samples) <= most:
         return tuple(samples)
-    stretches = max(1, (most - 2) // (len(STACK) + 1))
-    edges = [round(place * len(samples) / stretches) for place in range(stretches + 1)]
+    spans = max(1, (most - 2) // (len(STACK) + 1))
+    edges = [round(place * len(samples) / spans) for place in range(spans + 1)]
     keep = {0, len(samples) - 1}
     for begin, end in pairwise(edges):
         places = range(begin, end)
@@ -119,11 +121,11 @@ def time_ticks(last: float, most: int = 8) -> tuple[tuple[float, str], ...]:
     return tuple((place * step, _time_label(place * step, step)) for place in range(int(last / step + 1e-9) + 1))
 
 
-def _budget(trace: Trace) -> tuple[str, int]:
+def _budget_line(trace: Trace) -> tuple[str, int]:
     return "budget", trace.budget or 0
 
 
-def _limit(trace: Trace) -> tuple[str, int]:
+def _limit_line(trace: Trace) -> tuple[str, int]:
     cgroup = next((sample.cgroup for sample in reversed(trace.samples) if sample.cgroup), None)
     if cgroup is not None and cgroup.limit is not None:
         return "cgroup limit", cgroup.limit

@@ -1,6 +1,6 @@
 """One line about a process that still runs: at the bottom of a terminal, or one per interval in a log.
 
-One idea: the same words in both. At a terminal scroll margins keep the last line free, so that the command's own output
+The same words go to both. At a terminal scroll margins keep the last line free, so that the command's own output
 scrolls above it; without a terminal nothing is drawn.
 """
 
@@ -22,20 +22,20 @@ def log_line(trace: Trace, verdict: Verdict) -> str:
     if not trace.samples:
         return f"{stamp} lowtide no sample yet"
     last = trace.samples[-1]
-    sizes = " ".join(f"{kind}={_size(last.of(kind))}" for kind in KINDS)
-    retained = f" retained={_size(last.retained)}" if last.retained else ""
+    sizes = " ".join(f"{kind}={_short_size(last.of(kind))}" for kind in KINDS)
+    retained = f" retained={_short_size(last.retained)}" if last.retained else ""
     limit = ""
     if verdict.held is not None and verdict.held.limit:
-        limit = f" limit={_size(verdict.held.limit)} used={verdict.held.share or 0:.0%}"
+        limit = f" limit={_short_size(verdict.held.limit)} used={verdict.held.share or 0:.0%}"
     if last.cgroup is not None:
-        limit += f" cgroup={_size(last.cgroup.current)} working_set={_size(last.cgroup.working_set)}"
+        limit += f" cgroup={_short_size(last.cgroup.current)} working_set={_short_size(last.cgroup.working_set)}"
     danger = " DANGER" if verdict.danger else ""
     after = format_duration(trace.seconds).replace(" ", "")
     top = f" by={visible(verdict.who[0].name).replace(' ', '_')}" if verdict.who else ""
     return f"{stamp} lowtide after={after} {sizes}{retained}{limit} grew={verdict.grew}{top}{danger}"
 
 
-def _size(size: int) -> str:
+def _short_size(size: int) -> str:
     return format_size(size).replace(" ", "").replace(",", "")
 
 

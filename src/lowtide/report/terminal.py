@@ -1,6 +1,6 @@
 """A verdict for the terminal.
 
-One idea: what was held in the first line, what grew in the second, the numbers in a table that fits 80 columns, then
+What was held in the first line, what grew in the second, the numbers in a table that fits 80 columns, then
 one labelled line for each thing a reader asks next. Built from rich ``Text``, never from markup, so a path such as
 ``[red]`` stays a path. Costs rich's import (about 60 ms), which only the command line pays.
 """

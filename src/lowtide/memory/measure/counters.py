@@ -16,7 +16,7 @@ from lowtide.memory.measure.cgroup_usage import sample_cgroup
 from lowtide.memory.measure.looks import FEW_PROCESSES, FRESH, MOVED, CloseLooks, Pace
 from lowtide.memory.measure.open_files import FileSet, FileTotals
 from lowtide.memory.measure.process import read_proc
-from lowtide.memory.measure.tree import Member, ProcessAndChildren, ProcessesOfCgroup, Tree
+from lowtide.memory.measure.tree import ProcessAndChildren, ProcessesOfCgroup, Tree, WatchedProcess
 from lowtide.memory.samples import CgroupSample, FileGroup, ProcessSample, Sample
 
 _FILES_SHARE, _CGROUP_SHARE = 0.002, 0.0005  # of one core
@@ -125,7 +125,7 @@ class TreeCounters:
         now = sample_cgroup(self.cgroup, own=self._whole_cgroup)
         return replace(last, oom_kills=max(last.oom_kills, now.oom_kills)) if now.path == last.path else last
 
-    def _sum_up(self, now: float, members: list[Member], processes: list[ProcessSample], moved: int) -> Sample:
+    def _sum_up(self, now: float, members: list[WatchedProcess], processes: list[ProcessSample], moved: int) -> Sample:
         totals = self._totals
         raw = sum(each.mapped for each in processes)
         mapped = max(0, raw - self._overlap - totals.dirty_part(raw - self._raw_then))
@@ -153,7 +153,7 @@ class TreeCounters:
             look_age=self._looks.age(now),
         )
 
-    def _ask_files(self, now: float, members: list[Member], raw_mapped: int, moved: int) -> None:
+    def _ask_files(self, now: float, members: list[WatchedProcess], raw_mapped: int, moved: int) -> None:
         begin = time.thread_time()
         self._follow_clock()
         for member in members:
@@ -179,7 +179,7 @@ class TreeCounters:
         self._raw_then, self._asked_at = raw_mapped, now
         self._files_pace.paid(now, self._pay(begin))
 
-    def _files_due(self, now: float, members: list[Member], raw_mapped: int, moved: int) -> bool:
+    def _files_due(self, now: float, members: list[WatchedProcess], raw_mapped: int, moved: int) -> bool:
         """By its pace; in a small tree also when bytes were read, written or mapped and the answer is getting old."""
         if self._files_pace.due(now):
             return True

@@ -18,7 +18,7 @@ from lowtide.machine import PAGE
 from lowtide.memory.measure.allocator import account_of, own_account
 from lowtide.memory.measure.open_files import FileKey
 from lowtide.memory.measure.smaps import Detail, MappedFile, read_detail, read_sharing
-from lowtide.memory.measure.tree import Member
+from lowtide.memory.measure.tree import WatchedProcess
 from lowtide.memory.samples import ProcessSample
 from lowtide.units import MIB
 
@@ -89,7 +89,7 @@ class CloseLooks:
         self._heap_pace = Pace(_HEAP_SHARE, _EVERY)
         self.paced = 0.0  # seconds of CPU spent here so far
 
-    def refresh(self, now: float, members: list[Member], *, changed: bool, last: bool) -> bool:
+    def refresh(self, now: float, members: list[WatchedProcess], *, changed: bool, last: bool) -> bool:
         """Look again where that would tell something new. Whether files were looked at."""
         if changed:
             self._sharing_pace.hurry()
@@ -107,7 +107,7 @@ class CloseLooks:
         """Seconds since the processes were last looked at closely."""
         return max(0.0, now - max(self._looked_at, self._sharing_at)) if self._looked_at > 0 else 0.0
 
-    def process(self, member: Member) -> ProcessSample:
+    def process(self, member: WatchedProcess) -> ProcessSample:
         counts, reading = member.counts, self._sharing.get(member.pid)
         rss_anon, rss_file, rss_shmem = counts["RssAnon"], counts["RssFile"], counts["RssShmem"]
         anon, mapped, shmem = rss_anon, rss_file, rss_shmem
@@ -151,7 +151,7 @@ class CloseLooks:
                 whole[key] = file
         return whole
 
-    def shmem_without_file(self, members: list[Member], measured: frozenset[FileKey]) -> int:
+    def shmem_without_file(self, members: list[WatchedProcess], measured: frozenset[FileKey]) -> int:
         """Shared memory no file leads to (anonymous shared mappings, System V, deleted files): the processes' share of
         it."""
         total = 0
@@ -164,7 +164,7 @@ class CloseLooks:
             total += _scale(member.counts["RssShmem"], max(0, reading.detail.shmem - reached), reading.rss_shmem)
         return total
 
-    def _look_at_sharing(self, now: float, members: list[Member]) -> None:
+    def _look_at_sharing(self, now: float, members: list[WatchedProcess]) -> None:
         """A process alone in its tree shares with nobody that counts."""
         begin = time.thread_time()
         alone = len(members) == 1
@@ -175,7 +175,7 @@ class CloseLooks:
         few = len(members) <= FEW_PROCESSES
         self._sharing_pace.paid(now, cost, most=max(FRESH, cost / _WORKERS_SHARE) if few else None)
 
-    def _look_closely(self, now: float, members: list[Member]) -> None:
+    def _look_closely(self, now: float, members: list[WatchedProcess]) -> None:
         begin = time.thread_time()
         alone = len(members) == 1
         self._readings = self._read_each(
@@ -189,7 +189,7 @@ class CloseLooks:
         self._detail_pace.paid(now, cost, most=self._most(members))
         self._sharing_pace.paid(now, 0.0)
 
-    def _look_at_heaps(self, now: float, members: list[Member]) -> None:
+    def _look_at_heaps(self, now: float, members: list[WatchedProcess]) -> None:
         """What each allocator keeps. Freeing moves no counter, so this goes by time alone."""
         begin = time.thread_time()
         kept = {}
@@ -204,7 +204,7 @@ class CloseLooks:
         few = len(members) <= FEW_PROCESSES
         self._heap_pace.paid(now, self._spent(begin), most=FRESH if few else None)
 
-    def _ask_allocator(self, member: Member, reading: _Reading) -> tuple[int, str] | None:
+    def _ask_allocator(self, member: WatchedProcess, reading: _Reading) -> tuple[int, str] | None:
         heap = reading.detail.heap
         lazy = min(heap.lazy_free, member.counts["RssAnon"])
         try:
@@ -221,7 +221,9 @@ class CloseLooks:
         kept = _scale(account.kept(heap.resident), resident, heap.resident)
         return kept + lazy, "allocator"
 
-    def _read_each(self, members: list[Member], read: Callable[[Member], Detail]) -> dict[int, _Reading]:
+    def _read_each(
+        self, members: list[WatchedProcess], read: Callable[[WatchedProcess], Detail]
+    ) -> dict[int, _Reading]:
         readings = {}
         for member in members:
             try:
@@ -238,7 +240,7 @@ class CloseLooks:
             )
         return readings
 
-    def _has_moved(self, now: float, members: list[Member], readings: dict[int, _Reading], then: float) -> bool:
+    def _has_moved(self, now: float, members: list[WatchedProcess], readings: dict[int, _Reading], then: float) -> bool:
         """Whether a look would tell something new: bytes moved, pages were faulted in or copied, a process came or
         went."""
         if now - then >= _UNCHANGED or (readings and {member.pid for member in members} != set(readings)):
@@ -247,7 +249,7 @@ class CloseLooks:
             readings or len(members) > 1
         )
 
-    def _most(self, members: list[Member]) -> float | None:
+    def _most(self, members: list[WatchedProcess]) -> float | None:
         mappings = sum(reading.detail.mappings for reading in self._readings.values())
         return FRESH if len(members) <= FEW_PROCESSES and mappings <= _FEW_MAPPINGS else None
 
@@ -257,7 +259,7 @@ class CloseLooks:
         return cost
 
 
-def _moved(reading: _Reading, member: Member) -> bool:
+def _moved(reading: _Reading, member: WatchedProcess) -> bool:
     counts = member.counts
     return (
         abs(counts["RssAnon"] - reading.rss_anon) >= MOVED

@@ -51,7 +51,7 @@ def status(pid: int) -> dict[str, int]:
     return counts
 
 
-def identity(pid: int) -> ProcessIdentity:
+def process_identity(pid: int) -> ProcessIdentity:
     """/proc/PID/stat. Its second field is the name in parentheses, which may itself hold blanks and
     parentheses."""
     text = read_proc(pid, "stat")

@@ -20,7 +20,7 @@ from lowtide.memory.measure import process
 
 
 @dataclass(frozen=True)
-class Member:
+class WatchedProcess:
     """One living process: who it is and the memory lines of its /proc/PID/status."""
 
     pid: int
@@ -92,10 +92,10 @@ class Tree:
         self.moved_known = True
         self.pids: set[int] = set()  # of every process seen so far
 
-    def members(self) -> tuple[list[Member], bool]:
+    def members(self) -> tuple[list[WatchedProcess], bool]:
         """Every living member, the first one first, and whether one came or went since the last call."""
         before = set(self._seen)
-        found: list[Member] = []
+        found: list[WatchedProcess] = []
         waiting = deque([*self._who.pids(), *self._seen])
         parents = None if self._listed or not self._who.descends else _parents()
         done = set()
@@ -133,10 +133,10 @@ class Tree:
     def _living(self) -> Iterable[_Past]:
         return self._seen.values()
 
-    def _member(self, pid: int) -> Member | None:
+    def _member(self, pid: int) -> WatchedProcess | None:
         """None for a process that has ended, is ending, or took over the pid of one that had."""
         try:
-            identity = process.identity(pid)
+            identity = process.process_identity(pid)
             past = self._seen.get(pid)
             if past is not None and past.identity.started != identity.started:
                 return None
@@ -155,7 +155,7 @@ class Tree:
             past.read, past.written = process.bytes_moved(pid)
         except OSError:
             self.moved_known = False
-        return Member(
+        return WatchedProcess(
             pid, identity.parent, identity.name, past.forked, past.runtime, counts, past.identity.minor_faults
         )
 
@@ -188,7 +188,7 @@ def _parents() -> dict[int, int]:
         pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
     for pid in pids:
         try:
-            parents[pid] = process.identity(pid).parent
+            parents[pid] = process.process_identity(pid).parent
         except OSError:
             continue
     return parents
