@@ -112,7 +112,7 @@ def test_without_proc_watching_is_refused_and_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert PROC.exists()
-    monkeypatch.setattr("lowtide.memory.watch.PROC", tmp_path / "status")
+    monkeypatch.setattr(sys.modules["lowtide.memory.watch"], "PROC", tmp_path / "status")  # `watch` is the class, too
     with pytest.raises(LowtideError, match=r"expected Linux with /proc mounted, got .*a trace saved there"), watch():
         pass
 

@@ -14,7 +14,7 @@ from lowtide.pytest_plugin.budgets import Measured, broken, read_budget, verdict
 from lowtide.pytest_plugin.meter import can_measure
 from lowtide.units import MIB
 
-SOURCE = Path(__file__).parent.parent / "src"
+SOURCE = Path(__file__).parents[2] / "src"
 
 if not can_measure():
     pytest.skip("NOT TESTED: the meter of the pytest plugin. This system has no /proc.", allow_module_level=True)

@@ -13,7 +13,7 @@ from lowtide.pytest_plugin.meter import can_measure
 
 pytest_plugins = ["pytester"]
 
-SOURCE = Path(__file__).parent.parent / "src"
+SOURCE = Path(__file__).parents[2] / "src"
 
 if not can_measure():
     pytest.skip("NOT TESTED: the pytest plugin. This system has no /proc.", allow_module_level=True)
