@@ -1,6 +1,6 @@
 """``lowtide sample``: text from a trained model.
 
-One idea: the checkpoint says what the model is and which corpus it learned from, and the corpus says what its ids mean;
+The checkpoint says what the model is and which corpus it learned from, and the corpus says what its ids mean;
 all that is left to say is the prompt. Text appears as it is made.
 """
 
@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from lowtide.arguments import at_least
 
 try:
     from lowtide.survey.spelling import NumberWords, Words, words_of
-    from lowtide.train.compute import choose
     from lowtide.train.generate import TrainedModel, load_trained, sampled
-    from lowtide.train.mix_setting import first_corpus
+    from lowtide.train.model import choose
+    from lowtide.train.settings import first_corpus
 except ModuleNotFoundError as problem:
     if problem.name != "torch":
         raise
@@ -96,7 +97,7 @@ def _first_ids(words: Words, prompt: str, vocab: int) -> list[int]:
     return ids
 
 
-def _sampled(arguments: argparse.Namespace, trained: TrainedModel, ids: list[int]):  # type: ignore[no-untyped-def]
+def _sampled(arguments: argparse.Namespace, trained: TrainedModel, ids: list[int]) -> Iterator[int]:
     return sampled(
         trained.model,
         ids,
