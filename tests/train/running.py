@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import socket
@@ -84,6 +85,7 @@ def flags(settings: Settings) -> list[str]:
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["lowtide.cli.train", "tests.train.running"])
+multiprocessing.util.get_temp_dir()  # now: the directory that a session's tests work in is gone before the server is
 
 
 class Forked:

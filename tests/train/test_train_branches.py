@@ -42,7 +42,7 @@ def test_a_branch_from_an_older_checkpoint_keeps_everything_it_must(tiny: Make, 
     assert checkpoints.newest(out).name == "step-00000010-2.pt"
     assert checkpoints.glance(out / "step-00000010-2.pt")["run"]["lineage"] == ["step-00000006.pt"]
     for path in checkpoints.saved(out):
-        checkpoints.load(path)
+        checkpoints.load_whole(path)
 
 
 def test_a_plain_resume_goes_on_with_the_branch_and_not_with_the_highest_step(tiny: Make, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_best_names_the_lowest_val_loss_and_stays(tiny: Make, tmp_path: Path) ->
     events = train(tiny(max_iters=30, eval_interval=3, learning_rate=0.3, grad_clip=0.0, warmup_iters=0, keep=1))
     lowest = min((event["val_loss"], event["step"]) for event in events if event["event"] == "eval" and event["step"])
     best = checkpoints.best(out)
-    assert checkpoints.load(best)["run"]["val_loss"] == lowest[0]
+    assert checkpoints.load_whole(best)["run"]["val_loss"] == lowest[0]
     assert names(out) == sorted({best.name, "step-00000030.pt"})
 
 

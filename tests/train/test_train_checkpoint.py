@@ -39,7 +39,7 @@ def contents(step: int, size: int = 1000) -> Contents:
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     path = Branch(tmp_path).save(contents(7), keep=2)
-    loaded = checkpoints.load(path)
+    loaded = checkpoints.load_whole(path)
     assert (path.name, loaded["step"], loaded["feed"]) == ("step-00000007.pt", 7, {"rows": 7})
     torch.testing.assert_close(loaded["model"]["weight"], torch.full((1000,), 7.0))
     assert checkpoints.glance(path)["settings"] == {"seed": 1}
@@ -60,7 +60,7 @@ def test_a_checkpoint_cut_short_is_refused_naming_the_one_before(tmp_path: Path,
     with bad.open("r+b") as file:
         file.truncate(int(left * size) if isinstance(left, float) else left)
     with pytest.raises(StateError, match=rf"{bad}: expected a whole checkpoint, got .*--resume {good}\."):
-        checkpoints.load(bad)
+        checkpoints.load_whole(bad)
     with pytest.raises(StateError, match="expected a whole checkpoint"):
         checkpoints.glance(bad)["settings"]
 
@@ -72,7 +72,7 @@ def test_one_flipped_bit_in_the_weights_is_found(tmp_path: Path) -> None:
     whole[place + 1] ^= 4
     path.write_bytes(whole)
     with pytest.raises(StateError, match=r"wrong checksum in .*No whole one is beside it"):
-        checkpoints.load(path)
+        checkpoints.load_whole(path)
 
 
 class Harmful:
@@ -84,10 +84,10 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_not_run(tmp_path: Path) -> 
     path = tmp_path / "step-00000001.pt"
     torch.save({**contents(1), "format": 1, "run": Harmful()}, path)
     with pytest.raises(StateError, match="expected a whole checkpoint"):
-        checkpoints.load(path)
+        checkpoints.load_whole(path)
     path.write_bytes(pickle.dumps(Harmful()))
     with pytest.raises(StateError, match="expected a whole checkpoint"):
-        checkpoints.load(path)
+        checkpoints.load_whole(path)
     assert not Path("/tmp/lowtide-harm").exists()
 
 
@@ -95,14 +95,14 @@ def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001.pt"
     torch.save({"model": {}, "iter_num": 5}, path)
     with pytest.raises(StateError, match="expected a checkpoint of `lowtide train`, got other contents"):
-        checkpoints.load(path)
+        checkpoints.load_whole(path)
 
 
 def test_nothing_to_resume_from_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"expected a checkpoint to resume from, got none\. Start without"):
         checkpoints.newest(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="expected a checkpoint, got no such file"):
-        checkpoints.load(tmp_path / "none.pt")
+        checkpoints.load_whole(tmp_path / "none.pt")
 
 
 def test_what_is_no_file_is_refused_naming_one_that_is_whole(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_what_is_no_file_is_refused_naming_one_that_is_whole(tmp_path: Path) -> 
     link.symlink_to("gone.pt")
     for path, what in ((directory, "a directory"), (link, "a link to nothing")):
         with pytest.raises(FileNotFoundError, match=rf"got {what}\. Go on from a whole one: --resume {good}\."):
-            checkpoints.load(path)
+            checkpoints.load_whole(path)
 
 
 def test_a_damaged_checkpoint_is_never_offered_instead_of_another_damaged_one(tmp_path: Path) -> None:
@@ -121,14 +121,14 @@ def test_a_damaged_checkpoint_is_never_offered_instead_of_another_damaged_one(tm
         path.write_bytes(path.read_bytes()[:-100])
     for path in paths:
         with pytest.raises(StateError, match="No whole one is beside it: start again without --resume"):
-            checkpoints.load(path)
+            checkpoints.load_whole(path)
 
 
 def test_a_path_with_a_blank_is_quoted_in_the_advice(tmp_path: Path) -> None:
     directory = tmp_path / "my runs"
     good = Branch(directory).save(contents(1), keep=9)
     with pytest.raises(FileNotFoundError, match=rf"--resume '{good}'\."):
-        checkpoints.load(directory / "step-00000009.pt")
+        checkpoints.load_whole(directory / "step-00000009.pt")
 
 
 def _save_with_little_room(directory: Path, answers: Any) -> None:
@@ -152,7 +152,7 @@ def test_a_write_that_fails_keeps_the_last_good_checkpoint_and_leaves_nothing_be
     child.join()
     assert number == errno.EFBIG
     assert f"the last good one is {good}" in message
-    assert checkpoints.load(good)["step"] == 1
+    assert checkpoints.load_whole(good)["step"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.pt", "step-00000001.pt"]
 
 
@@ -169,7 +169,7 @@ def test_an_earlier_run_is_set_aside_whole(tmp_path: Path) -> None:
         Branch(tmp_path).save(contents(5), keep=2)
         aside = checkpoints.set_aside(tmp_path)
         assert aside == tmp_path / expected
-        assert checkpoints.load(aside / "step-00000005.pt")["step"] == 5
+        assert checkpoints.load_whole(aside / "step-00000005.pt")["step"] == 5
         assert checkpoints.saved(tmp_path) == []
         assert not (tmp_path / "latest.pt").is_symlink()
 

@@ -21,7 +21,7 @@ def test_ranks_sums_add_up_to_the_whole_batches_sum() -> None:
     for world in (2, 3, 4, 12):
         share = 12 // world
         parts = [ledger.checksum(rows[r * share : (r + 1) * share], 1000 + r * share) for r in range(world)]
-        assert ledger.add(parts) == whole
+        assert ledger.add_sums(parts) == whole
 
 
 def test_another_order_token_or_place_gives_another_sum() -> None:

@@ -21,7 +21,7 @@ Make = Callable[..., Settings]
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = checkpoints.load(path)["model"]
+    found: dict[str, torch.Tensor] = checkpoints.load_whole(path)["model"]
     return found
 
 
@@ -65,8 +65,8 @@ def test_without_its_feeds_cursor_a_resumed_run_would_differ(tiny: Make, tmp_pat
     """The control: the comparison above can fail."""
     train(tiny())
     path = tmp_path / "out" / "step-00000006.pt"
-    contents = checkpoints.load(path)
-    fresh = checkpoints.load(tmp_path / "out" / "step-00000003.pt")
+    contents = checkpoints.load_whole(path)
+    fresh = checkpoints.load_whole(tmp_path / "out" / "step-00000003.pt")
     Branch(tmp_path / "b").save({**contents, "feed": fresh["feed"], "format": 1}, keep=9)
     train(tiny(out_dir=str(tmp_path / "b")), tmp_path / "b" / path.name)
     with pytest.raises(AssertionError):
@@ -191,7 +191,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_the_run_goes_on(tiny: Ma
     settings = tiny(out_dir=str(small_disk), keep=1)
     with pytest.raises(OSError, match=r"No space left on device.*the last good one is .*step-00000003\.pt"):
         train(settings)
-    assert checkpoints.load(small_disk / "step-00000003.pt")["step"] == 3
+    assert checkpoints.load_whole(small_disk / "step-00000003.pt")["step"] == 3
     found = {path.name for path in small_disk.iterdir()} - {".lock", "metrics.jsonl"}
     assert found == {"latest.pt", "best.pt", "step-00000003.pt"}
     finished = train(replace(settings, out_dir=str(small_disk.parent / "roomy")), small_disk / "step-00000003.pt")

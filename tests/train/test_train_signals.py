@@ -67,7 +67,7 @@ def test_a_signal_inside_a_step_leaves_it_and_the_resumed_run_is_exact(tiny: Mak
     assert process.returncode == 128 + signal.SIGTERM, err
     stopped = json.loads(out.splitlines()[-1])["steps"]
     assert stopped < 6
-    assert checkpoints.load(checkpoints.newest(tmp_path / "out"))["rows"] == stopped * 4 * passes
+    assert checkpoints.load_whole(checkpoints.newest(tmp_path / "out"))["rows"] == stopped * 4 * passes
     resumed = train(settings, checkpoints.newest(tmp_path / "out"))
     whole = train(tiny(max_iters=6, n_layer=2, gradient_accumulation_steps=passes, out_dir=str(tmp_path / "whole")))
     assert losses(resumed) == {step: loss for step, loss in losses(whole).items() if step > stopped}
@@ -150,5 +150,5 @@ def test_ranks_whose_launcher_was_killed_save_and_end(tiny: Make, tmp_path: Path
         rank.kill()
     assert not alive
     assert "the process that started this rank is gone: stopping and saving" in (tmp_path / "said").read_text()
-    step = checkpoints.load(checkpoints.newest(tmp_path / "out"))["step"]
+    step = checkpoints.load_whole(checkpoints.newest(tmp_path / "out"))["step"]
     assert len(ledger.chain(lines)) == step

@@ -17,7 +17,7 @@ from lowtide.arguments import at_least
 try:
     from lowtide.survey.spelling import NumberWords, Words, words_of
     from lowtide.train.generate import TrainedModel, load_trained, sampled
-    from lowtide.train.model import choose
+    from lowtide.train.model import choose_compute
     from lowtide.train.settings import first_corpus
 except ModuleNotFoundError as problem:
     if problem.name != "torch":
@@ -40,7 +40,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="0: always the likeliest; 1: as learned (default: 0.8)",
     )
     parser.add_argument(
-        "--top-k", type=int, default=50, metavar="K", help="choose among the K likeliest; 0: among all (default: 50)"
+        "--top-k",
+        type=int,
+        default=50,
+        metavar="K",
+        help="choose among the K likeliest; 0: among all (default: 50)",
     )
     parser.add_argument(
         "--seed", type=int, default=1337, metavar="N", help="the same seed, the same text (default: 1337)"
@@ -56,7 +60,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     prompt = _prompt(arguments.prompt)
-    trained = load_trained(Path(arguments.place), choose(arguments.device, "float32").device, best=arguments.best)
+    trained = load_trained(
+        Path(arguments.place), choose_compute(arguments.device, "float32").device, best=arguments.best
+    )
     vocab = trained.model.shape.vocab_size
     words = words_of(first_corpus(trained.settings), vocab, arguments.tokenizer)
     ids = _first_ids(words, prompt, vocab)

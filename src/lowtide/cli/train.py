@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 try:
     from lowtide.train import checkpoints
-    from lowtide.train.model import choose
+    from lowtide.train.model import choose_compute
     from lowtide.train.run import run as run_training
     from lowtide.train.settings import Settings, from_toml, layered
     from lowtide.train.signals import StoppedEarly
@@ -75,7 +75,7 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings, resume = _asked_for(arguments)
-        choose(settings.device, settings.dtype)
+        choose_compute(settings.device, settings.dtype)
     except LowtideError:  # a damaged checkpoint is no mistake in the flags
         raise
     except ValueError as problem:

@@ -99,7 +99,7 @@ def reason(problem: OSError) -> str:
 # The file
 
 
-def write(path: Path, contents: Contents, beside: Sequence[Path] = ()) -> None:
+def write_checkpoint(path: Path, contents: Contents, beside: Sequence[Path] = ()) -> None:
     """Write one checkpoint whole. When that fails, nothing that was there is lost; ``beside`` is what there is else."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def write(path: Path, contents: Contents, beside: Sequence[Path] = ()) -> None:
         ) from problem
 
 
-def load(path: Path) -> Contents:
+def load_whole(path: Path) -> Contents:
     """The contents of a whole checkpoint; StateError, with the one to use instead, for anything else."""
     return _advising(path, whole=True)
 
@@ -129,16 +129,16 @@ def glance(path: Path) -> Contents:
 
 
 def _advising(path: Path, *, whole: bool) -> Contents:
-    """`_read`, with the checkpoint to use instead in its errors."""
+    """`_read_checkpoint`, with the checkpoint to use instead in its errors."""
     try:
-        return _read(path, whole=whole)
+        return _read_checkpoint(path, whole=whole)
     except FileNotFoundError as problem:
         raise FileNotFoundError(f"{problem}. {_instead(path)}") from problem
     except StateError as problem:
         raise StateError(f"{problem}. {_instead(path)}") from problem
 
 
-def _read(path: Path, *, whole: bool) -> Contents:
+def _read_checkpoint(path: Path, *, whole: bool) -> Contents:
     """The contents; with ``whole`` every byte is read and checked, else tensors are only mapped."""
     if not path.is_file():
         what = "a directory" if path.is_dir() else "a link to nothing" if path.is_symlink() else "no such file"
@@ -173,7 +173,7 @@ def _instead(path: Path) -> str:
     others = [other for other in beside if other.is_file() and not (path.exists() and other.samefile(path))]
     for other in sorted(others, key=_written, reverse=True):
         with contextlib.suppress(LowtideError, OSError):
-            _read(other, whole=True)
+            _read_checkpoint(other, whole=True)
             return f"Go on from a whole one: --resume {shlex.quote(str(other))}."
     return "No whole one is beside it: start again without --resume."
 
@@ -216,16 +216,16 @@ def saved(directory: Path) -> list[Path]:
     """The checkpoints of a directory, branch by branch, oldest first."""
     if not directory.is_dir():
         return []
-    return sorted((path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)), key=_place)
+    return sorted((path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)), key=_branch_and_step)
 
 
-def _place(path: Path) -> tuple[int, int]:
+def _branch_and_step(path: Path) -> tuple[int, int]:
     match = CHECKPOINT_NAME.fullmatch(path.name)
     return (int(match[2] or 1), int(match[1])) if match else (1, -1)
 
 
 def branch_of(path: Path) -> int:
-    return _place(path)[0]
+    return _branch_and_step(path)[0]
 
 
 def newest(directory: Path) -> Path:
@@ -246,8 +246,8 @@ def newest(directory: Path) -> Path:
 
 def _written(path: Path) -> tuple[int, tuple[int, int]]:
     with contextlib.suppress(OSError):
-        return path.stat().st_mtime_ns, _place(path)
-    return 0, _place(path)
+        return path.stat().st_mtime_ns, _branch_and_step(path)
+    return 0, _branch_and_step(path)
 
 
 def best(directory: Path) -> Path:
@@ -270,7 +270,7 @@ class Branch:
         suffix = f"-{self.number}" if self.number > 1 else ""
         path = self.directory / f"step-{contents['step']:08d}{suffix}.pt"
         past: Past = {**contents["run"], "file": path.name, "lineage": list(self.lineage)}
-        write(path, {**contents, "run": past}, beside=saved(self.directory))
+        write_checkpoint(path, {**contents, "run": past}, beside=saved(self.directory))
         for link in (LATEST, BEST) if is_best else (LATEST,):
             _point(self.directory / link, path.name)
         self._prune(keep)
@@ -305,7 +305,7 @@ def _origins(found: list[Path]) -> set[str]:
     for path in reversed(found):
         if branch_of(path) not in known:
             with contextlib.suppress(LowtideError, OSError):
-                origins.update(_read(path, whole=False)["run"].get("lineage", ()))
+                origins.update(_read_checkpoint(path, whole=False)["run"].get("lineage", ()))
                 known.add(branch_of(path))
     return origins
 

@@ -102,7 +102,7 @@ class RunData:
 
 
 # What the reader calls a thing, and the flag that sets it here.
-_FLAGS = {"length=": "--block-size", "dtype=": "--data-dtype", "budget=": "--budget", "vocab=": "--vocab-size"}
+_FLAG_OF = {"length=": "--block-size", "dtype=": "--data-dtype", "budget=": "--budget", "vocab=": "--vocab-size"}
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def in_flags() -> Iterator[None]:
     try:
         yield
     except (FormatError, BudgetError) as problem:
-        flags = [f"{name[:-1]} is {flag}" for name, flag in _FLAGS.items() if name in str(problem)]
+        flags = [f"{name[:-1]} is {flag}" for name, flag in _FLAG_OF.items() if name in str(problem)]
         if not flags:
             raise
         raise type(problem)(f"{problem} Here {', '.join(flags)}.") from problem

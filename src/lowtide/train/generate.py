@@ -35,7 +35,7 @@ def load_trained(place: Path, device: torch.device, *, best: bool = False) -> Tr
     """The model of a checkpoint file, or of an out directory: its newest one, or with ``best`` the one with the lowest
     val loss."""
     path = (checkpoints.best(place) if best else checkpoints.newest(place)) if place.is_dir() else place
-    contents = checkpoints.load(path)
+    contents = checkpoints.load_whole(path)
     model = GPT(Shape(**contents["shape"]))
     model.load_state_dict(contents["model"])
     return TrainedModel(model.to(device).eval(), path, contents["step"], dict(contents["settings"]))

@@ -39,7 +39,7 @@ def checksum(x: NDArray[np.integer], first_row: int) -> int:
     return total % _WRAP
 
 
-def add(checksums: list[int]) -> int:
+def add_sums(checksums: list[int]) -> int:
     return sum(checksums) % _WRAP
 
 
@@ -112,7 +112,7 @@ def chain(path: str | Path) -> list[dict[str, int]]:
     steps: list[dict[str, int]] = []
     *lines, _torn = Path(path).read_bytes().split(b"\n")  # what follows the last line's end was never finished
     for number, line in enumerate(lines, 1):
-        entry = _parsed(path, number, line)
+        entry = _ledger_entry(path, number, line)
         if "resume" in entry:
             del steps[entry["resume"] :]
             continue
@@ -125,7 +125,7 @@ def chain(path: str | Path) -> list[dict[str, int]]:
     return steps
 
 
-def _parsed(path: str | Path, number: int, line: bytes) -> dict[str, int]:
+def _ledger_entry(path: str | Path, number: int, line: bytes) -> dict[str, int]:
     with contextlib.suppress(ValueError):
         entry = json.loads(line)
         if isinstance(entry, dict) and {"resume", "step"} & entry.keys():

@@ -26,7 +26,7 @@ from torch.nn import functional as F  # noqa: N812  # the name every torch reade
 
 ROTARY_BASE = 10_000.0  # the wavelength ratio of the slowest to the fastest pair, as in the paper that introduced it
 INIT_STD = 0.02  # GPT-2's
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NUMBER_FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 IGNORED = -100  # a target that does not count, as torch spells it
 
 
@@ -205,7 +205,7 @@ class Compute:
         return f"{self.device}, {str(self.dtype).removeprefix('torch.')}"
 
 
-def choose(device: str, dtype: str, local_rank: int = 0) -> Compute:
+def choose_compute(device: str, dtype: str, local_rank: int = 0) -> Compute:
     """The device and format asked for; ValueError when this machine lacks them."""
     try:
         place = torch.device(device)
@@ -218,7 +218,7 @@ def choose(device: str, dtype: str, local_rank: int = 0) -> Compute:
     elif place.type != "cpu":
         raise ValueError(f"--device {device}: expected cpu, cuda or cuda:N, got {device!r}. Use --device cpu.")
     if dtype != "auto":
-        return Compute(place, _DTYPES[dtype])
+        return Compute(place, _NUMBER_FORMATS[dtype])
     if place.type == "cpu":
         return Compute(place, torch.float32)
     return Compute(place, torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16)

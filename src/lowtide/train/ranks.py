@@ -121,14 +121,14 @@ def joined(world: World, device: torch.device, timeout: int) -> Iterator[World]:
         with world.listening():
             dist.barrier()  # no rank closes its connections while another still waits for an answer
     except BaseException as problem:
-        _let_go(problem)
+        _clear_frames(problem)
         raise
     finally:
         dist.destroy_process_group()
         gc.collect()  # DDP is full of circles; see the top of this file
 
 
-def _let_go(problem: BaseException | None) -> None:
+def _clear_frames(problem: BaseException | None) -> None:
     """Clear the frames an error remembers: DDP, and with it the group, would live in them as long as the error does."""
     seen: set[int] = set()
     while problem is not None and id(problem) not in seen:

@@ -26,7 +26,7 @@ from lowtide.train.data import control_of, open_data, with_corpus
 from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, panels, thinned
 from lowtide.train.generate import WEIGHTS, write_weights
 from lowtide.train.ledger import Ledger
-from lowtide.train.model import Compute, choose
+from lowtide.train.model import Compute, choose_compute
 from lowtide.train.ranks import World, described, joined
 from lowtide.train.settings import Settings, first_corpus
 from lowtide.train.signals import StopRequest
@@ -37,20 +37,20 @@ from lowtide.train.trainer import Trainer, learning_rate
 def run(settings: Settings, progress: RunProgress, resume: Path | None = None) -> RunOutcome:
     """Train to ``max_iters`` or until asked to stop; ``resume`` is the checkpoint to go on from."""
     started = time.monotonic()
-    compute = choose(settings.device, settings.dtype)
+    compute = choose_compute(settings.device, settings.dtype)
     here = described()
     with ExitStack() as held:
-        progress = _told(settings, progress, held) if here.is_first else RunProgress()
+        progress = _listeners(settings, progress, held) if here.is_first else RunProgress()
         stop = held.enter_context(StopRequest(progress.note, alone=here.world == 1))
         with joined(here, compute.device, settings.rank_timeout) as world:
             if world.is_first:  # inside: when it is refused, the other ranks end with this one
                 held.enter_context(only_run(Path(settings.out_dir)))
-            compute = choose(settings.device, settings.dtype, world.local_rank)
+            compute = choose_compute(settings.device, settings.dtype, world.local_rank)
             one, verdict = _trained(_Run(settings, compute, world, progress, stop, started), resume)
         return one.end(verdict)
 
 
-def _told(settings: Settings, progress: RunProgress, held: ExitStack) -> RunProgress:
+def _listeners(settings: Settings, progress: RunProgress, held: ExitStack) -> RunProgress:
     """Everyone who is told how the run goes."""
     others = files_told(Path(settings.out_dir), progress.note, tensorboard=settings.tensorboard)
     for one in others:
@@ -125,7 +125,7 @@ class _Run:
             if self.world.is_first:
                 self._clear_the_way()
             return
-        contents = checkpoints.load(resume)
+        contents = checkpoints.load_whole(resume)
         past = contents["run"]
         self.trainer.restore(resume, contents)
         self.val_loss, self.val_step = past["val_loss"], past["val_step"]

@@ -26,7 +26,7 @@ from lowtide.arguments import one_of
 from lowtide.train.model import Shape
 from lowtide.units import parse_size
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+NUMBER_FORMATS = ("auto", "float32", "bfloat16", "float16")
 CONTROLS = ("auto", "yes", "no")
 WINDOW_CUTS = ("stride", "packed")
 MODEL_FIELDS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
@@ -115,9 +115,10 @@ class Settings:
                 f"--n-embd: expected an even number of features for each of {self.n_head} heads, "
                 f"got {self.n_embd}. Use --n-embd {nearest}."
             )
-        if self.dtype not in DTYPES:
+        if self.dtype not in NUMBER_FORMATS:
             raise ValueError(
-                f"--dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}. The tokens' dtype is --data-dtype."
+                f"--dtype: expected one of {', '.join(NUMBER_FORMATS)}, got {self.dtype!r}. "
+                "The tokens' dtype is --data-dtype."
             )
         one_of("--control", self.control, CONTROLS)
         one_of("--cut", self.cut, WINDOW_CUTS)
@@ -178,7 +179,7 @@ _AT_LEAST = {
     "sample_tokens": 0,
     "vocab_size": 0,
 }
-_KINDS: dict[str, type] = {setting.name: type(setting.default) for setting in fields(Settings)}
+_SETTING_KINDS: dict[str, type] = {setting.name: type(setting.default) for setting in fields(Settings)}
 
 
 def layered(*layers: Mapping[str, Any]) -> Settings:
@@ -186,7 +187,7 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer)
-    return replace(Settings(), **{name: checked(name, value, _flag(name)) for name, value in merged.items()})
+    return replace(Settings(), **{name: checked_setting(name, value, _flag(name)) for name, value in merged.items()})
 
 
 def from_toml(path: str | Path) -> dict[str, Any]:
@@ -196,14 +197,14 @@ def from_toml(path: str | Path) -> dict[str, Any]:
             table = tomllib.load(file)
         except tomllib.TOMLDecodeError as problem:
             raise ValueError(f"{path}: expected TOML, got {problem}. Write one `name = value` per line.") from problem
-    return {name: checked(name, value, f"{path}: {name}") for name, value in table.items()}
+    return {name: checked_setting(name, value, f"{path}: {name}") for name, value in table.items()}
 
 
-def checked(name: str, value: Any, where: str) -> Any:
+def checked_setting(name: str, value: Any, where: str) -> Any:
     """``value`` in the setting's own type; ValueError for an unknown name or another type."""
-    kind = _KINDS.get(name)
+    kind = _SETTING_KINDS.get(name)
     if kind is None:
-        nearest = difflib.get_close_matches(name, _KINDS, n=1, cutoff=0.0)[0]
+        nearest = difflib.get_close_matches(name, _SETTING_KINDS, n=1, cutoff=0.0)[0]
         raise ValueError(f"{where}: expected the name of a setting, got {name!r}. Did you mean {nearest!r}?")
     if name == "mix" and isinstance(value, dict):
         return mix_text(value)

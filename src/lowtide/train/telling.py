@@ -187,7 +187,7 @@ class Lines(RunProgress):
 
     def started(self, facts: Facts) -> None:
         self._max_iters = facts.max_iters
-        for line in describe(facts):
+        for line in opening_lines(facts):
             self.note(line)
 
     def stepped(self, now: Stepped) -> None:
@@ -221,7 +221,7 @@ class Live(RunProgress):
         self._task = self._bar.add_task("train", total=None, figures="")
 
     def started(self, facts: Facts) -> None:
-        for line in describe(facts):
+        for line in opening_lines(facts):
             self.note(line)
         self._bar.update(self._task, total=facts.max_iters, completed=facts.first_step)
         self._bar.start()
@@ -332,7 +332,7 @@ def files_told(directory: Path, note: Callable[[str], None], *, tensorboard: boo
     return [MetricsFile(directory, note), *([Board(directory)] if tensorboard else [])]
 
 
-def describe(facts: Facts) -> list[str]:
+def opening_lines(facts: Facts) -> list[str]:
     """The run in four lines."""
     ranks = "1 rank" if facts.world == 1 else f"{facts.world} ranks"
     first = f", from step {facts.first_step:,}" if facts.first_step else ""

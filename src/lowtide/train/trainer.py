@@ -209,10 +209,10 @@ class Trainer:
         return ledger.checksum(x.cpu().numpy(), first + self.world.rank * share)
 
     def _write_ledger(self, sums: list[int]) -> None:
-        everyone = self.world.gather(ledger.add(sums))
+        everyone = self.world.gather(ledger.add_sums(sums))
         if self.ledger is not None:
             last = self.rows_done + self.settings.rows_per_step - 1
-            self.ledger.stepped(self.step, self.rows_done, last, ledger.add(everyone))
+            self.ledger.stepped(self.step, self.rows_done, last, ledger.add_sums(everyone))
 
     def contents(self, past: checkpoints.Past) -> checkpoints.Contents:
         """What a checkpoint holds: this trainer, and what the run knows of itself."""
