@@ -13,7 +13,7 @@ import lowtide
 
 SOURCE = Path(lowtide.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-MOST_LINES = 350
+MOST_LINES = 450
 MOST_PARAMETERS = 8
 # Calls of the user's that docs and README promise: their keyword-only options are as many as users need.
 PROMISED_CALLS = {

@@ -5,28 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.commands import called
-from tests.train.running import flags, start, train, wait_for
-from tests.train.test_train_checkpoint import contents
+from tests.train.running import Forked, flags, start, train, wait_for
+from tests.train.test_train_checkpoint import contents, past
 from tests.train.test_train_run import assert_same_weights
 
 from lowtide.cli import main
-from lowtide.train import Settings, branches, checkpoint
-from lowtide.train.branches import Branch
-from lowtide.train.run_lock import DirectoryInUseError, only_run
+from lowtide.train import Settings, checkpoints
+from lowtide.train.checkpoints import Branch, DirectoryInUseError, only_run
 
 Make = Callable[..., Settings]
 
 
 def names(directory: Path) -> list[str]:
-    return [path.name for path in branches.saved(directory)]
+    return [path.name for path in checkpoints.saved(directory)]
 
 
 def latest(directory: Path) -> str:
@@ -40,12 +37,12 @@ def test_a_branch_from_an_older_checkpoint_keeps_everything_it_must(tiny: Make, 
     (out / "step-00000003.pt").unlink()
     train(tiny(max_iters=10, keep=1), out / "step-00000006.pt")
     assert names(out)[:3] == ["step-00000006.pt", "step-00000009.pt", "step-00000012.pt"]
-    assert {*names(out)[3:]} <= {"step-00000010-2.pt", branches.best(out).name}
+    assert {*names(out)[3:]} <= {"step-00000010-2.pt", checkpoints.best(out).name}
     assert latest(out) == "step-00000010-2.pt"
-    assert branches.newest(out).name == "step-00000010-2.pt"
-    assert checkpoint.load_run(out / "step-00000010-2.pt")["lineage"] == ["step-00000006.pt"]
-    for path in branches.saved(out):
-        checkpoint.load(path)
+    assert checkpoints.newest(out).name == "step-00000010-2.pt"
+    assert checkpoints.glance(out / "step-00000010-2.pt")["run"]["lineage"] == ["step-00000006.pt"]
+    for path in checkpoints.saved(out):
+        checkpoints.load_whole(path)
 
 
 def test_a_plain_resume_goes_on_with_the_branch_and_not_with_the_highest_step(tiny: Make, tmp_path: Path) -> None:
@@ -63,15 +60,15 @@ def test_a_branch_of_a_branch_keeps_both_places_it_came_from(tmp_path: Path) -> 
     trunk = Branch(tmp_path)
     for step in (10, 20, 30, 40):
         trunk.save(contents(step), keep=9)
-    second = branches.continued(tmp_path, tmp_path / "step-00000020.pt", {"file": "step-00000020.pt"})
+    second = checkpoints.continued(tmp_path, tmp_path / "step-00000020.pt", past(file="step-00000020.pt"))
     for step in (25, 30):
         second.save(contents(step), keep=9)
-    past = checkpoint.load_run(tmp_path / "step-00000025-2.pt")
-    third = branches.continued(tmp_path, tmp_path / "step-00000025-2.pt", past)
+    known = checkpoints.glance(tmp_path / "step-00000025-2.pt")["run"]
+    third = checkpoints.continued(tmp_path, tmp_path / "step-00000025-2.pt", known)
     assert (second.number, third.number, third.lineage) == (2, 3, ("step-00000020.pt", "step-00000025-2.pt"))
     third.save(contents(26), keep=1)
     for path, keeps in (("step-00000040.pt", "step-00000020.pt"), ("step-00000030-2.pt", "step-00000025-2.pt")):
-        again = branches.continued(tmp_path, tmp_path / path, checkpoint.load_run(tmp_path / path))
+        again = checkpoints.continued(tmp_path, tmp_path / path, checkpoints.glance(tmp_path / path)["run"])
         for step in (50, 60, 70):
             again.save(contents(step), keep=1)
         assert keeps in names(tmp_path)
@@ -82,7 +79,7 @@ def test_a_branch_of_a_branch_keeps_both_places_it_came_from(tmp_path: Path) -> 
 def test_going_on_from_the_newest_extends_its_branch_and_prunes_it(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         Branch(tmp_path).save(contents(step), keep=2)
-    branch = branches.continued(tmp_path, tmp_path / "step-00000030.pt", {"file": "step-00000030.pt"})
+    branch = checkpoints.continued(tmp_path, tmp_path / "step-00000030.pt", past(file="step-00000030.pt"))
     assert branch.number == 1
     for step in (40, 50, 60):
         branch.save(contents(step), keep=2)
@@ -94,7 +91,7 @@ def test_a_kill_between_a_save_and_its_link_does_not_start_a_branch(tmp_path: Pa
         Branch(tmp_path).save(contents(step), keep=2)
     (tmp_path / "latest.pt").unlink()
     (tmp_path / "latest.pt").symlink_to("step-00000010.pt")
-    assert branches.newest(tmp_path).name == "step-00000020.pt"
+    assert checkpoints.newest(tmp_path).name == "step-00000020.pt"
 
 
 def test_a_directory_copied_without_links_goes_on(tiny: Make, tmp_path: Path) -> None:
@@ -102,7 +99,7 @@ def test_a_directory_copied_without_links_goes_on(tiny: Make, tmp_path: Path) ->
     train(tiny(max_iters=6))
     shutil.copytree(out, copy)  # follows links
     assert not (copy / "latest.pt").is_symlink()
-    train(tiny(max_iters=9, out_dir=str(copy)), branches.newest(copy))
+    train(tiny(max_iters=9, out_dir=str(copy)), checkpoints.newest(copy))
     assert names(copy) == ["step-00000003.pt", "step-00000006.pt", "step-00000009.pt"]
     assert (copy / "latest.pt").is_symlink()
 
@@ -125,8 +122,8 @@ def test_best_names_the_lowest_val_loss_and_stays(tiny: Make, tmp_path: Path) ->
     out = tmp_path / "out"
     events = train(tiny(max_iters=30, eval_interval=3, learning_rate=0.3, grad_clip=0.0, warmup_iters=0, keep=1))
     lowest = min((event["val_loss"], event["step"]) for event in events if event["event"] == "eval" and event["step"])
-    best = branches.best(out)
-    assert checkpoint.load(best)["run"]["val_loss"] == lowest[0]
+    best = checkpoints.best(out)
+    assert checkpoints.load_whole(best)["run"]["val_loss"] == lowest[0]
     assert names(out) == sorted({best.name, "step-00000030.pt"})
 
 
@@ -137,7 +134,7 @@ def test_best_names_the_lowest_val_loss_and_stays(tiny: Make, tmp_path: Path) ->
 def test_a_second_run_in_the_directory_is_refused_and_a_dead_one_does_not_block(tiny: Make, tmp_path: Path) -> None:
     settings = tiny(max_iters=100_000, eval_interval=5)
     first = start(*flags(settings))
-    wait_for(lambda: len(branches.saved(tmp_path / "out")) > 1, first)
+    wait_for(lambda: len(checkpoints.saved(tmp_path / "out")) > 1, first)
     second = called("train", *flags(settings))
     assert (second.returncode, second.stdout) == (1, "")
     held = f"expected a directory that no other run is using, got one in use by process {first.pid} on "
@@ -150,24 +147,20 @@ def test_a_second_run_in_the_directory_is_refused_and_a_dead_one_does_not_block(
     assert names(tmp_path / "out") == ["step-00000003.pt"]
 
 
+def leave_a_child_behind(directory: Path) -> None:
+    with only_run(directory):
+        child = os.fork()
+        if child == 0:
+            os.execvp("sleep", ["sleep", "300"])
+        print(child, flush=True)
+        os._exit(0)
+
+
 @pytest.mark.slow
 def test_a_lock_is_not_inherited_by_a_child_that_outlives_the_run(tmp_path: Path) -> None:
-    script = f"""
-import os, subprocess, sys
-from pathlib import Path
-from lowtide.train.run_lock import only_run
-with only_run(Path({str(tmp_path)!r})):
-    child = os.fork()
-    if child == 0:
-        os.execvp("sleep", ["sleep", "300"])
-    print(child, flush=True)
-    os._exit(0)
-"""
-    # Its output is a file: a pipe would stay open as long as the child.
-    with (tmp_path / "child").open("w+") as said:
-        subprocess.run([sys.executable, "-c", script], check=True, timeout=280, stdout=said)
-        said.seek(0)
-        child = int(said.read())
+    holder = Forked(leave_a_child_behind, tmp_path)
+    holder.communicate()
+    child = int(holder.said())
     try:
         with only_run(tmp_path):
             pass

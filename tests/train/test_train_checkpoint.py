@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import pickle
 import resource
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from tests.train.running import SERVER
 
 from lowtide.errors import StateError
-from lowtide.train import branches, checkpoint
-from lowtide.train.branches import Branch
+from lowtide.train import checkpoints
+from lowtide.train.checkpoints import Branch, Contents, Past
 
 
-def contents(step: int, size: int = 1000) -> dict[str, Any]:
+def past(**known: object) -> Past:
+    """What a run remembers, as far as a test needs it."""
+    return cast(Past, known)
+
+
+def contents(step: int, size: int = 1000) -> Contents:
     return {
         "step": step,
         "rows": 16 * step,
@@ -28,24 +33,24 @@ def contents(step: int, size: int = 1000) -> dict[str, Any]:
         "optimizer": {},
         "scaler": {},
         "feed": {"rows": step},
-        "run": {"points": [[1.0, 2, float("nan")]]},
+        "run": past(points=[[1.0, 2, float("nan")]]),
     }
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     path = Branch(tmp_path).save(contents(7), keep=2)
-    loaded = checkpoint.load(path)
+    loaded = checkpoints.load_whole(path)
     assert (path.name, loaded["step"], loaded["feed"]) == ("step-00000007.pt", 7, {"rows": 7})
     torch.testing.assert_close(loaded["model"]["weight"], torch.full((1000,), 7.0))
-    assert checkpoint.load_settings(path) == {"seed": 1}
+    assert checkpoints.glance(path)["settings"] == {"seed": 1}
 
 
 def test_the_newest_are_kept_and_latest_points_at_the_last(tmp_path: Path) -> None:
     for step in (10, 20, 30, 100_000_000):
         Branch(tmp_path).save(contents(step), keep=2)
-    assert [path.name for path in branches.saved(tmp_path)] == ["step-00000030.pt", "step-100000000.pt"]
+    assert [path.name for path in checkpoints.saved(tmp_path)] == ["step-00000030.pt", "step-100000000.pt"]
     assert (tmp_path / "latest.pt").resolve().name == "step-100000000.pt"
-    assert branches.newest(tmp_path).name == "step-100000000.pt"
+    assert checkpoints.newest(tmp_path).name == "step-100000000.pt"
 
 
 @pytest.mark.parametrize("left", [0, 1, 100, 0.5, 0.99])
@@ -55,9 +60,9 @@ def test_a_checkpoint_cut_short_is_refused_naming_the_one_before(tmp_path: Path,
     with bad.open("r+b") as file:
         file.truncate(int(left * size) if isinstance(left, float) else left)
     with pytest.raises(StateError, match=rf"{bad}: expected a whole checkpoint, got .*--resume {good}\."):
-        checkpoint.load(bad)
+        checkpoints.load_whole(bad)
     with pytest.raises(StateError, match="expected a whole checkpoint"):
-        checkpoint.load_settings(bad)
+        checkpoints.glance(bad)["settings"]
 
 
 def test_one_flipped_bit_in_the_weights_is_found(tmp_path: Path) -> None:
@@ -67,7 +72,7 @@ def test_one_flipped_bit_in_the_weights_is_found(tmp_path: Path) -> None:
     whole[place + 1] ^= 4
     path.write_bytes(whole)
     with pytest.raises(StateError, match=r"wrong checksum in .*No whole one is beside it"):
-        checkpoint.load(path)
+        checkpoints.load_whole(path)
 
 
 class Harmful:
@@ -79,10 +84,10 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_not_run(tmp_path: Path) -> 
     path = tmp_path / "step-00000001.pt"
     torch.save({**contents(1), "format": 1, "run": Harmful()}, path)
     with pytest.raises(StateError, match="expected a whole checkpoint"):
-        checkpoint.load(path)
+        checkpoints.load_whole(path)
     path.write_bytes(pickle.dumps(Harmful()))
     with pytest.raises(StateError, match="expected a whole checkpoint"):
-        checkpoint.load(path)
+        checkpoints.load_whole(path)
     assert not Path("/tmp/lowtide-harm").exists()
 
 
@@ -90,14 +95,14 @@ def test_another_programs_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001.pt"
     torch.save({"model": {}, "iter_num": 5}, path)
     with pytest.raises(StateError, match="expected a checkpoint of `lowtide train`, got other contents"):
-        checkpoint.load(path)
+        checkpoints.load_whole(path)
 
 
 def test_nothing_to_resume_from_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"expected a checkpoint to resume from, got none\. Start without"):
-        branches.newest(tmp_path / "none")
+        checkpoints.newest(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="expected a checkpoint, got no such file"):
-        checkpoint.load(tmp_path / "none.pt")
+        checkpoints.load_whole(tmp_path / "none.pt")
 
 
 def test_what_is_no_file_is_refused_naming_one_that_is_whole(tmp_path: Path) -> None:
@@ -107,7 +112,7 @@ def test_what_is_no_file_is_refused_naming_one_that_is_whole(tmp_path: Path) -> 
     link.symlink_to("gone.pt")
     for path, what in ((directory, "a directory"), (link, "a link to nothing")):
         with pytest.raises(FileNotFoundError, match=rf"got {what}\. Go on from a whole one: --resume {good}\."):
-            checkpoint.load(path)
+            checkpoints.load_whole(path)
 
 
 def test_a_damaged_checkpoint_is_never_offered_instead_of_another_damaged_one(tmp_path: Path) -> None:
@@ -116,14 +121,14 @@ def test_a_damaged_checkpoint_is_never_offered_instead_of_another_damaged_one(tm
         path.write_bytes(path.read_bytes()[:-100])
     for path in paths:
         with pytest.raises(StateError, match="No whole one is beside it: start again without --resume"):
-            checkpoint.load(path)
+            checkpoints.load_whole(path)
 
 
 def test_a_path_with_a_blank_is_quoted_in_the_advice(tmp_path: Path) -> None:
     directory = tmp_path / "my runs"
     good = Branch(directory).save(contents(1), keep=9)
     with pytest.raises(FileNotFoundError, match=rf"--resume '{good}'\."):
-        checkpoint.load(directory / "step-00000009.pt")
+        checkpoints.load_whole(directory / "step-00000009.pt")
 
 
 def _save_with_little_room(directory: Path, answers: Any) -> None:
@@ -140,36 +145,35 @@ def _save_with_little_room(directory: Path, answers: Any) -> None:
 @pytest.mark.slow
 def test_a_write_that_fails_keeps_the_last_good_checkpoint_and_leaves_nothing_behind(tmp_path: Path) -> None:
     good = Branch(tmp_path).save(contents(1), keep=1)
-    fresh = multiprocessing.get_context("spawn")
-    answers = fresh.SimpleQueue()
-    child = fresh.Process(target=_save_with_little_room, args=(tmp_path, answers))
+    answers = SERVER.SimpleQueue()
+    child = SERVER.Process(target=_save_with_little_room, args=(tmp_path, answers))
     child.start()
     number, message = answers.get()
     child.join()
     assert number == errno.EFBIG
     assert f"the last good one is {good}" in message
-    assert checkpoint.load(good)["step"] == 1
+    assert checkpoints.load_whole(good)["step"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.pt", "step-00000001.pt"]
 
 
 def test_what_a_killed_writer_left_is_tidied(tmp_path: Path) -> None:
     (tmp_path / ".step-00000009.pt.123-abcd.tmp").write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("mine")
-    branches.tidy(tmp_path)
+    checkpoints.tidy(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_an_earlier_run_is_set_aside_whole(tmp_path: Path) -> None:
-    assert branches.set_aside(tmp_path) is None
+    assert checkpoints.set_aside(tmp_path) is None
     for expected in ("earlier-1", "earlier-2"):
         Branch(tmp_path).save(contents(5), keep=2)
-        aside = branches.set_aside(tmp_path)
+        aside = checkpoints.set_aside(tmp_path)
         assert aside == tmp_path / expected
-        assert checkpoint.load(aside / "step-00000005.pt")["step"] == 5
-        assert branches.saved(tmp_path) == []
+        assert checkpoints.load_whole(aside / "step-00000005.pt")["step"] == 5
+        assert checkpoints.saved(tmp_path) == []
         assert not (tmp_path / "latest.pt").is_symlink()
 
 
 def test_values_that_differ_are_named() -> None:
     with pytest.raises(StateError, match=r"checkpoint's model \(n_layer=2\), got n_layer=3"):
-        checkpoint.check_same(Path("a.pt"), "model", {"n_layer": 2, "n_head": 1}, {"n_layer": 3, "n_head": 1})
+        checkpoints.check_same(Path("a.pt"), "model", {"n_layer": 2, "n_head": 1}, {"n_layer": 3, "n_head": 1})

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.commands import called
-from tests.train.running import flags, losses, start, train, wait_for
+from tests.train.running import flags, losses, start, start_fresh, train, wait_for
 from tests.train.test_train_progress import LAST_LINE
 from tests.train.test_train_run import assert_same_weights
 
 from lowtide.cli import main
-from lowtide.train import Settings, branches, checkpoint
+from lowtide.train import Settings, checkpoints
 from lowtide.units import MIB, parse_size
 
 Make = Callable[..., Settings]
@@ -84,8 +84,14 @@ def test_cuda_that_is_not_there_is_refused_in_one_line(capsys: pytest.CaptureFix
     ],
 )
 def test_a_mistake_is_one_line_and_its_exit_code(
-    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # a run without --out-dir locks ./out
     assert main(["train", *words]) == code
     said = capsys.readouterr()
     assert said.out == ""
@@ -122,8 +128,8 @@ def test_a_signal_saves_and_says_how_to_go_on(tiny: Make, tmp_path: Path, number
     process.send_signal(number)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number
-    saved = branches.newest(out_dir)
-    steps = checkpoint.load(saved)["step"]
+    saved = checkpoints.newest(out_dir)
+    steps = checkpoints.load_whole(saved)["step"]
     assert 0 < steps < 2000
     assert err.splitlines()[-1] == (
         f"stopped after step {steps} and saved; go on with: lowtide train --resume --out-dir '{out_dir}'"
@@ -155,7 +161,7 @@ def test_without_data_it_prepares_this_machines_text_and_draws_the_control_besid
     assert "through a kept np.memmap" in found.stdout
     assert "prepared" in found.stderr
     (corpus,) = (tmp_path / "cache").glob("corpus-machine-*")
-    settings = checkpoint.load_settings(branches.newest(tmp_path / "out"))
+    settings = checkpoints.glance(checkpoints.newest(tmp_path / "out"))["settings"]
     assert settings["data"] == str(corpus), "a checkpoint names its corpus"
     size = sum(path.stat().st_size for path in corpus.glob("*/*.bin"))
     assert parse_size(settings["budget"]) <= size // 8
@@ -182,7 +188,7 @@ def test_reading_keeps_the_budget_that_mapping_breaks(tiny: Make, tmp_path: Path
     ends = {}
     for strategy in ("read", "map"):
         out = str(tmp_path / strategy)
-        process = start("--json", *flags(replace(settings, strategy=strategy, out_dir=out, log_interval=10)))
+        process = start_fresh("--json", *flags(replace(settings, strategy=strategy, out_dir=out, log_interval=10)))
         said, err = process.communicate(timeout=280)
         assert process.returncode == 0, err
         ends[strategy] = json.loads(said.splitlines()[-1])

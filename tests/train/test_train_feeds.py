@@ -17,9 +17,8 @@ import lowtide
 from lowtide.cli import main
 from lowtide.errors import StateError
 from lowtide.train import GPT, Settings, Shape
-from lowtide.train.mix_setting import first_corpus, mix_plan, mix_text
 from lowtide.train.model import inside_documents
-from lowtide.train.settings import from_toml, layered
+from lowtide.train.settings import first_corpus, from_toml, layered, mix_plan, mix_text
 
 Make = Callable[..., Settings]
 EOT = 63
@@ -45,7 +44,7 @@ def test_a_document_is_computed_as_if_it_stood_alone() -> None:
     model = GPT(Shape(vocab_size=31, block_size=16, n_layer=2, n_head=2, n_embd=16)).eval()
     tokens = torch.randint(0, 31, (1, 12))
     runs = torch.tensor([[0] * 5 + [1] * 7])
-    together = model(tokens, runs=runs)[0]
+    together = model(tokens, documents=runs)[0]
     torch.testing.assert_close(together[:, :5], model(tokens[:, :5])[0])
     torch.testing.assert_close(together[:, 5:], model(tokens[:, 5:])[0])
     assert not torch.allclose(together[:, 5:], model(tokens)[0][:, 5:]), "the control: without runs it looks back"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 import signal
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.train.running import SERVER
 
 from lowtide.errors import LowtideError, StateError
 from lowtide.train import ledger
@@ -21,7 +21,7 @@ def test_ranks_sums_add_up_to_the_whole_batches_sum() -> None:
     for world in (2, 3, 4, 12):
         share = 12 // world
         parts = [ledger.checksum(rows[r * share : (r + 1) * share], 1000 + r * share) for r in range(world)]
-        assert ledger.add(parts) == whole
+        assert ledger.add_sums(parts) == whole
 
 
 def test_another_order_token_or_place_gives_another_sum() -> None:
@@ -90,9 +90,8 @@ def _write_with_little_room(path: Path, answers: Any) -> None:
 @pytest.mark.slow
 def test_a_full_disk_is_a_typed_error_and_leaves_only_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    fresh = multiprocessing.get_context("spawn")
-    answers = fresh.SimpleQueue()
-    child = fresh.Process(target=_write_with_little_room, args=(path, answers))
+    answers = SERVER.SimpleQueue()
+    child = SERVER.Process(target=_write_with_little_room, args=(path, answers))
     child.start()
     typed, message = answers.get()
     child.join()

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from lowtide.train.model import GPT, Shape, rotary_table, rotate
-from lowtide.train.optimize import build_optimizer, decay_groups, learning_rate
 from lowtide.train.settings import Settings
+from lowtide.train.trainer import build_optimizer, decay_groups, learning_rate
 
 TINY = Shape(vocab_size=31, block_size=16, n_layer=2, n_head=2, n_embd=16)
 

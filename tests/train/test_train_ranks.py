@@ -14,15 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.train.running import flags, losses, start, start_ranks, train, wait_for
+from tests.train.running import Forked, flags, losses, start, start_ranks, train, wait_for
 from tests.train.test_train_run import weights
 
-from lowtide.train import Settings, branches, checkpoint, ledger
+from lowtide.cli import main
+from lowtide.errors import LowtideError
+from lowtide.train import Settings, checkpoints, ledger, run
+from lowtide.train.telling import RunProgress
 
 Make = Callable[..., Settings]
 
 
-def ended(processes: list[subprocess.Popen[str]], seconds: float = 240) -> list[tuple[int, str, str]]:
+def ended(processes: list[Forked], seconds: float = 240) -> list[tuple[int | None, str, str]]:
     results = []
     for process in processes:
         out, err = process.communicate(timeout=seconds)
@@ -56,22 +59,13 @@ def test_two_ranks_under_torchrun_read_the_rows_of_one_and_learn_the_same(tiny: 
         torch.testing.assert_close(weights(tmp_path / "ranks" / last)[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-GLOO_THREADS = """
-import os, sys
-from pathlib import Path
-from lowtide.train import Settings, run
-from lowtide.train.progress import Silent
-from lowtide.train.settings import from_toml, layered
-
-def gloo():
-    return sorted(name for task in Path("/proc/self/task").iterdir() if "gloo" in (name := (task / "comm").read_text()))
-
-try:
-    run(layered(from_toml(sys.argv[1])), Silent())
-except Exception as problem:
-    print("failed", end=" ")
-print("threads", gloo())
-"""
+def threads_after_training(settings: Settings) -> None:
+    try:
+        run(settings, RunProgress())
+    except LowtideError:
+        print("failed", end=" ")
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    print("threads", sorted(name for name in names if "gloo" in name), flush=True)
 
 
 @pytest.mark.slow
@@ -79,14 +73,9 @@ print("threads", gloo())
     not Path("/proc/self/task").exists(), reason="NOT TESTED: gloo's threads, no /proc here to see them"
 )
 @pytest.mark.parametrize(("changed", "said"), [({}, "threads []"), ({"learning_rate": 1e30}, "failed threads []")])
-def test_gloos_threads_end_with_the_run_also_after_an_error(
-    tiny: Make, tmp_path: Path, changed: dict[str, float], said: str
-) -> None:
+def test_gloos_threads_end_with_the_run_also_after_an_error(tiny: Make, changed: dict[str, float], said: str) -> None:
     """A thread that outlives the run may abort the process while the interpreter is torn down."""
-    config = tmp_path / "run.toml"
-    settings = tiny(grad_clip=0.0, warmup_iters=0, **changed)
-    config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in vars(settings).items()))
-    ranks = start_ranks(2, str(config), command=["-c", GLOO_THREADS])
+    ranks = start_ranks(2, threads_after_training, tiny(grad_clip=0.0, warmup_iters=0, **changed))
     for code, out, err in ended(ranks):
         assert (code, out.strip()) == (0, said), err
 
@@ -95,7 +84,7 @@ def test_gloos_threads_end_with_the_run_also_after_an_error(
 def test_a_rank_that_is_killed_ends_the_other_with_a_clear_line(tiny: Make, tmp_path: Path) -> None:
     lines = tmp_path / "ledger"
     settings = tiny(max_iters=100_000, eval_interval=100_000, ledger=str(lines))
-    first, second = ranks = start_ranks(2, *flags(settings))
+    first, second = ranks = start_ranks(2, main, ["train", *flags(settings)])
     wait_for(lambda: lines.exists() and lines.stat().st_size > 500, first)
     second.kill()
     (code, out, err), _ = ended(ranks)  # long before the time limit of 600 s
@@ -110,8 +99,8 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_clear_line(tiny: Make, tmp_
 @pytest.mark.slow
 def test_a_rank_that_falls_silent_ends_the_other_after_the_time_limit(tiny: Make, tmp_path: Path) -> None:
     lines = tmp_path / "ledger"
-    settings = tiny(max_iters=100_000, eval_interval=100_000, ledger=str(lines), rank_timeout=10)
-    first, second = start_ranks(2, *flags(settings))
+    settings = tiny(max_iters=100_000, eval_interval=100_000, ledger=str(lines), rank_timeout=3)
+    first, second = start_ranks(2, main, ["train", *flags(settings)])
     wait_for(lambda: lines.exists() and lines.stat().st_size > 500, first)
     second.send_signal(signal.SIGSTOP)
     try:
@@ -128,17 +117,17 @@ def test_kills_at_any_moment_and_other_world_sizes_leave_the_same_rows_behind_th
     tiny: Make, tmp_path: Path
 ) -> None:
     quiet, hunted = tmp_path / "quiet", tmp_path / "hunted"
-    steps = 60
+    steps = 40
     settings = tiny(max_iters=steps, eval_interval=4, eval_iters=1, keep=2, ledger=str(hunted))
-    train(tiny(max_iters=steps, eval_interval=60, ledger=str(quiet), out_dir=str(tmp_path / "quiet-out")))
+    train(tiny(max_iters=steps, eval_interval=40, ledger=str(quiet), out_dir=str(tmp_path / "quiet-out")))
     chooses = random.Random(20)
     out = tmp_path / "out"
     for world in (1, 2, 1):  # `make torture` goes on for as long as one likes
         # Two saves further than before, then a kill at a random moment, which may be in the middle of the next save.
-        before = branches.saved(out)[-1].name if branches.saved(out) else ""
+        before = checkpoints.saved(out)[-1].name if checkpoints.saved(out) else ""
         words = ["--resume", "--out-dir", str(out)] if before else flags(settings)
-        ranks = start_ranks(world, *words) if world > 1 else [start(*words)]
-        wait_for(lambda: bool(found := branches.saved(out)) and found[-1].name > before, ranks[0])  # noqa: B023
+        ranks = start_ranks(world, main, ["train", *words]) if world > 1 else [start(*words)]
+        wait_for(lambda: bool(found := checkpoints.saved(out)) and found[-1].name > before, ranks[0])  # noqa: B023
         time.sleep(chooses.uniform(0, 0.03))
         for process in ranks:
             process.kill()
@@ -148,5 +137,5 @@ def test_kills_at_any_moment_and_other_world_sizes_leave_the_same_rows_behind_th
     restarts = [json.loads(line) for line in hunted.read_text().splitlines() if "resume" in line]
     assert len(restarts) >= 3
     assert ledger.chain(hunted) == ledger.chain(quiet)
-    assert checkpoint.load(out / f"step-{steps:08d}.pt")["rows"] == steps * 4
+    assert checkpoints.load_whole(out / f"step-{steps:08d}.pt")["rows"] == steps * 4
     assert not list(out.glob(".step-*.tmp"))

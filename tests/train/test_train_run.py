@@ -14,14 +14,14 @@ import torch
 from tests.train.running import losses, train, write_tokens
 
 from lowtide.errors import FormatError, StateError
-from lowtide.train import Settings, branches, checkpoint, ledger
-from lowtide.train.branches import Branch
+from lowtide.train import Settings, checkpoints, ledger
+from lowtide.train.checkpoints import Branch
 
 Make = Callable[..., Settings]
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = checkpoint.load(path)["model"]
+    found: dict[str, torch.Tensor] = checkpoints.load_whole(path)["model"]
     return found
 
 
@@ -65,8 +65,8 @@ def test_without_its_feeds_cursor_a_resumed_run_would_differ(tiny: Make, tmp_pat
     """The control: the comparison above can fail."""
     train(tiny())
     path = tmp_path / "out" / "step-00000006.pt"
-    contents = checkpoint.load(path)
-    fresh = checkpoint.load(tmp_path / "out" / "step-00000003.pt")
+    contents = checkpoints.load_whole(path)
+    fresh = checkpoints.load_whole(tmp_path / "out" / "step-00000003.pt")
     Branch(tmp_path / "b").save({**contents, "feed": fresh["feed"], "format": 1}, keep=9)
     train(tiny(out_dir=str(tmp_path / "b")), tmp_path / "b" / path.name)
     with pytest.raises(AssertionError):
@@ -151,7 +151,7 @@ def test_nanogpts_directory_is_taken_as_it_is(tiny: Make, tmp_path: Path) -> Non
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(tiny: Make, tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"expected a finite loss, got nan.*--resume and a lower --learning-rate"):
         train(tiny(learning_rate=1e30, grad_clip=0.0, warmup_iters=0, log_interval=1000))
-    for path in branches.saved(tmp_path / "out"):
+    for path in checkpoints.saved(tmp_path / "out"):
         assert all(bool(tensor.isfinite().all()) for tensor in weights(path).values())
 
 
@@ -159,8 +159,8 @@ def test_a_new_run_sets_an_earlier_ones_checkpoints_aside(tiny: Make, tmp_path: 
     train(tiny(max_iters=6))
     events = train(tiny(max_iters=3))
     assert any("earlier-1" in event.get("text", "") for event in events)
-    assert [path.name for path in branches.saved(tmp_path / "out")] == ["step-00000003.pt"]
-    assert [path.name for path in branches.saved(tmp_path / "out" / "earlier-1")][-1] == "step-00000006.pt"
+    assert [path.name for path in checkpoints.saved(tmp_path / "out")] == ["step-00000003.pt"]
+    assert [path.name for path in checkpoints.saved(tmp_path / "out" / "earlier-1")][-1] == "step-00000006.pt"
 
 
 def test_a_run_of_one_step_cannot_say_whether_the_budget_was_kept(tiny: Make) -> None:
@@ -191,7 +191,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_the_run_goes_on(tiny: Ma
     settings = tiny(out_dir=str(small_disk), keep=1)
     with pytest.raises(OSError, match=r"No space left on device.*the last good one is .*step-00000003\.pt"):
         train(settings)
-    assert checkpoint.load(small_disk / "step-00000003.pt")["step"] == 3
+    assert checkpoints.load_whole(small_disk / "step-00000003.pt")["step"] == 3
     found = {path.name for path in small_disk.iterdir()} - {".lock", "metrics.jsonl"}
     assert found == {"latest.pt", "best.pt", "step-00000003.pt"}
     finished = train(replace(settings, out_dir=str(small_disk.parent / "roomy")), small_disk / "step-00000003.pt")

@@ -15,7 +15,7 @@ from tests.train.running import TINY, train
 
 from lowtide.cli import main
 from lowtide.survey.spelling import ByteWords, NumberWords, words_of
-from lowtide.train import GPT, Settings, Shape, branches
+from lowtide.train import GPT, Settings, Shape, checkpoints
 from lowtide.train.generate import load_trained
 
 Make = Callable[..., Settings]
@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_text_and_json_is_one_document(
 
 
 def test_any_checkpoint_can_write(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([str(branches.saved(trained)[0])], [str(trained), "--best"]):
+    for words in ([str(checkpoints.saved(trained)[0])], [str(trained), "--best"]):
         assert len(said(capsys, *words, "--prompt", "a", "--tokens", "4")) > 1
 
 

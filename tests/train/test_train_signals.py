@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -11,56 +12,46 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.train.running import flags, losses, start, train, wait_for
+from tests.train.running import Forked, flags, losses, start_fresh, train, wait_for
 
-from lowtide.cli import no_interrupt_lost
+from lowtide.cli import main, no_interrupt_lost
 from lowtide.memory.measure.process import children, process_identity
-from lowtide.train import Settings, branches, checkpoint, ledger
+from lowtide.train import Settings, checkpoints, ledger
+from lowtide.train.model import Block
+from lowtide.train.run import _Run
+from lowtide.train.trainer import Trainer
 
 Make = Callable[..., Settings]
 
-# One part of the run, made to last as long as the test likes.
-SLOW_STEP = """
-import hashlib, os, sys, time
-from lowtide.cli import main
-from lowtide.train.{module} import {owner}
-
-real = {owner}.{method}
-def slow(*given):
-    print("slow", flush=True)
-    until = time.monotonic() + {seconds}
-    while {when} and time.monotonic() < until:
-        {wait}
-    return real(*given)
-{owner}.{method} = slow
-sys.exit(main(sys.argv[1:]))
-"""
+PYTHON = "python"  # where a handler can run
+ONE_CALL = "one call"  # minutes outside of Python, as a large product is
 
 
-PYTHON = "time.sleep(0.01)"  # where a handler can run
-ONE_CALL = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"  # minutes outside of Python, as a large product is
+def slow_training(
+    owner: type, method: str, wait: str, words: list[str], seconds: float = 300.0, begun: Path | None = None
+) -> int:
+    """``lowtide train`` with one method made to last as long as the test likes, from two ledger lines of steps on."""
+    real = getattr(owner, method)
+
+    def slow(*given: Any) -> Any:
+        print("slow", flush=True)
+        until = time.monotonic() + seconds
+        while (begun is None or (begun.exists() and begun.read_text().count("\n") > 2)) and time.monotonic() < until:
+            if wait == PYTHON:
+                time.sleep(0.01)
+            else:
+                hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+        return real(*given)
+
+    setattr(owner, method, slow)
+    return main(["train", *words])
 
 
-def start_slow(place: str, wait: str, *words: str, seconds: float = 300.0, when: str = "True") -> subprocess.Popen[str]:
-    module, owner, method = place.split(".")
-    script = SLOW_STEP.format(module=module, owner=owner, method=method, wait=wait, seconds=seconds, when=when)
-    return subprocess.Popen(
-        [sys.executable, "-c", script, "train", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-def read_until(process: subprocess.Popen[str], word: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.strip() == word:
-            return
-    pytest.fail(f"ended before it said {word!r}: {process.communicate()}")
+def wait_until_slow(process: Forked) -> None:
+    wait_for(lambda: "slow" in process.said().splitlines(), process)
 
 
 @pytest.mark.slow
@@ -69,18 +60,15 @@ def test_a_signal_inside_a_step_leaves_it_and_the_resumed_run_is_exact(tiny: Mak
     """From the third step on each pass sleeps, so that the signal comes inside a step long before the last one."""
     lines = tmp_path / "ledger"
     settings = tiny(max_iters=6, n_layer=2, gradient_accumulation_steps=passes, ledger=str(lines), eval_interval=2)
-    begun = (
-        f"os.path.exists({str(lines)!r}) and open({str(lines)!r}).read().count('\\n') > 2"  # a first line, two steps
-    )
-    process = start_slow("model.Block.forward", PYTHON, "--json", *flags(settings), seconds=0.2, when=begun)
+    process = Forked(slow_training, Block, "forward", PYTHON, ["--json", *flags(settings)], 0.2, lines)
     wait_for(lambda: lines.exists() and len(ledger.chain(lines)) >= 3, process)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM, err
     stopped = json.loads(out.splitlines()[-1])["steps"]
     assert stopped < 6
-    assert checkpoint.load(branches.newest(tmp_path / "out"))["rows"] == stopped * 4 * passes
-    resumed = train(settings, branches.newest(tmp_path / "out"))
+    assert checkpoints.load_whole(checkpoints.newest(tmp_path / "out"))["rows"] == stopped * 4 * passes
+    resumed = train(settings, checkpoints.newest(tmp_path / "out"))
     whole = train(tiny(max_iters=6, n_layer=2, gradient_accumulation_steps=passes, out_dir=str(tmp_path / "whole")))
     assert losses(resumed) == {step: loss for step, loss in losses(whole).items() if step > stopped}
     assert len(ledger.chain(lines)) == 6
@@ -88,8 +76,8 @@ def test_a_signal_inside_a_step_leaves_it_and_the_resumed_run_is_exact(tiny: Mak
 
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once_with_one_line_whatever_the_main_thread_does(tiny: Make, tmp_path: Path) -> None:
-    process = start_slow("trainer.Trainer._update", ONE_CALL, *flags(tiny()))
-    read_until(process, "slow")
+    process = Forked(slow_training, Trainer, "_update", ONE_CALL, flags(tiny()))
+    wait_until_slow(process)
     for _ in range(2):
         os.kill(process.pid, signal.SIGTERM)
         time.sleep(0.5)  # two at one moment are one: signals do not queue
@@ -104,8 +92,8 @@ def test_a_second_signal_ends_at_once_with_one_line_whatever_the_main_thread_doe
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("wait", [PYTHON, ONE_CALL], ids=["python", "one long call"])
 def test_a_signal_while_starting_is_one_line(tiny: Make, wait: str, number: signal.Signals) -> None:
-    process = start_slow("run._Run._with_corpus", wait, *flags(tiny()))
-    read_until(process, "slow")
+    process = Forked(slow_training, _Run, "_with_corpus", wait, flags(tiny()))
+    wait_until_slow(process)
     process.send_signal(number)
     _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number
@@ -126,7 +114,7 @@ def test_a_ctrl_c_that_an_import_swallows_is_raised_behind_it() -> None:
 
 
 def test_ctrl_c_while_torch_is_imported_is_one_line(tiny: Make) -> None:
-    process = start(*flags(tiny()))
+    process = start_fresh(*flags(tiny()))
     maps = Path(f"/proc/{process.pid}/maps")
     if not maps.exists():
         process.kill()
@@ -173,5 +161,5 @@ def test_ranks_whose_launcher_was_killed_save_and_end(tiny: Make, tmp_path: Path
         os.kill(rank, signal.SIGKILL)
     assert not alive
     assert "the process that started this rank is gone: stopping and saving" in (tmp_path / "said").read_text()
-    step = checkpoint.load(branches.newest(tmp_path / "out"))["step"]
+    step = checkpoints.load_whole(checkpoints.newest(tmp_path / "out"))["step"]
     assert len(ledger.chain(lines)) == step

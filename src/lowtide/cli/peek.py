@@ -1,6 +1,6 @@
 """``lowtide peek``: what a step is or was trained on - every row's file, byte, document, ids and text.
 
-One idea: name a corpus and the feed's settings, or the directory of a run, which has them. ``survey`` finds the rows,
+Name a corpus and the feed's settings, or the directory of a run, which has them. ``survey`` finds the rows,
 this file prints them. torch is imported for a run's directory only.
 """
 
@@ -78,7 +78,7 @@ def _of_run(place: Path, arguments: argparse.Namespace) -> Peeked:
     if stated:
         raise ValueError(f"{stated[0]}: expected none, got one: {place} has its own. Leave out {', '.join(stated)}.")
     try:
-        from lowtide.train.peeked_run import run_step
+        from lowtide.train.peek import run_step
     except ModuleNotFoundError as problem:
         if problem.name != "torch":
             raise

@@ -1,6 +1,6 @@
 """``lowtide sample``: text from a trained model.
 
-One idea: the checkpoint says what the model is and which corpus it learned from, and the corpus says what its ids mean;
+The checkpoint says what the model is and which corpus it learned from, and the corpus says what its ids mean;
 all that is left to say is the prompt. Text appears as it is made.
 """
 
@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from lowtide.arguments import at_least
 
 try:
     from lowtide.survey.spelling import NumberWords, Words, words_of
-    from lowtide.train.compute import choose
     from lowtide.train.generate import TrainedModel, load_trained, sampled
-    from lowtide.train.mix_setting import first_corpus
+    from lowtide.train.model import choose_compute
+    from lowtide.train.settings import first_corpus
 except ModuleNotFoundError as problem:
     if problem.name != "torch":
         raise
@@ -39,7 +40,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="0: always the likeliest; 1: as learned (default: 0.8)",
     )
     parser.add_argument(
-        "--top-k", type=int, default=50, metavar="K", help="choose among the K likeliest; 0: among all (default: 50)"
+        "--top-k",
+        type=int,
+        default=50,
+        metavar="K",
+        help="choose among the K likeliest; 0: among all (default: 50)",
     )
     parser.add_argument(
         "--seed", type=int, default=1337, metavar="N", help="the same seed, the same text (default: 1337)"
@@ -55,7 +60,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     prompt = _prompt(arguments.prompt)
-    trained = load_trained(Path(arguments.place), choose(arguments.device, "float32").device, best=arguments.best)
+    trained = load_trained(
+        Path(arguments.place), choose_compute(arguments.device, "float32").device, best=arguments.best
+    )
     vocab = trained.model.shape.vocab_size
     words = words_of(first_corpus(trained.settings), vocab, arguments.tokenizer)
     ids = _first_ids(words, prompt, vocab)
@@ -96,7 +103,7 @@ def _first_ids(words: Words, prompt: str, vocab: int) -> list[int]:
     return ids
 
 
-def _sampled(arguments: argparse.Namespace, trained: TrainedModel, ids: list[int]):  # type: ignore[no-untyped-def]
+def _sampled(arguments: argparse.Namespace, trained: TrainedModel, ids: list[int]) -> Iterator[int]:
     return sampled(
         trained.model,
         ids,

@@ -1,6 +1,6 @@
 """``lowtide train``: train a small GPT on tokens from disk.
 
-One idea: every flag is made from a field of `Settings`; this file only finds out what was asked for and
+Every flag is made from a field of `Settings`; this file only finds out what was asked for and
 hands it on. Flags win over ``--config``, which wins over what a resumed checkpoint remembers. nanoGPT's
 spelling with underscores works too.
 """
@@ -22,13 +22,12 @@ from lowtide.errors import LowtideError
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 try:
-    from lowtide.train import branches, checkpoint
-    from lowtide.train.compute import choose
-    from lowtide.train.live import Live
-    from lowtide.train.progress import JsonLines, Lines, RunProgress
+    from lowtide.train import checkpoints
+    from lowtide.train.model import choose_compute
     from lowtide.train.run import run as run_training
     from lowtide.train.settings import Settings, from_toml, layered
     from lowtide.train.signals import StoppedEarly
+    from lowtide.train.telling import JsonLines, Lines, Live, RunProgress
 except ModuleNotFoundError as problem:
     if problem.name != "torch":
         raise
@@ -52,11 +51,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one JSON object per line on stdout; the last has the figures"
     )
+    defaults = Settings()
     for setting in fields(Settings):
-        _add_setting(parser, setting.name, setting.default, setting.metadata["help"])
+        _add_setting(parser, setting.name, getattr(defaults, setting.name), setting.metadata["help"])
 
 
-def _add_setting(parser: argparse.ArgumentParser, name: str, default: Any, text: str) -> None:
+def _add_setting(parser: argparse.ArgumentParser, name: str, default: str | int | float, text: str) -> None:
     shown = f"{text} (default: {default})" if default != "" and not isinstance(default, bool) else text
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
     if isinstance(default, bool):
@@ -75,7 +75,7 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings, resume = _asked_for(arguments)
-        choose(settings.device, settings.dtype)
+        choose_compute(settings.device, settings.dtype)
     except LowtideError:  # a damaged checkpoint is no mistake in the flags
         raise
     except ValueError as problem:
@@ -100,10 +100,10 @@ def _asked_for(arguments: argparse.Namespace) -> tuple[Settings, Path | None]:
     if arguments.resume is None:
         return settings, None
     if arguments.resume == NEWEST:
-        path = branches.newest(Path(settings.out_dir))
-        return layered(checkpoint.load_settings(path), {"out_dir": settings.out_dir}, config, flags), path
+        path = checkpoints.newest(Path(settings.out_dir))
+        return layered(checkpoints.glance(path)["settings"], {"out_dir": settings.out_dir}, config, flags), path
     path = Path(arguments.resume)  # goes on where it lies, unless told otherwise
-    return layered(checkpoint.load_settings(path), {"out_dir": str(path.parent)}, config, flags), path
+    return layered(checkpoints.glance(path)["settings"], {"out_dir": str(path.parent)}, config, flags), path
 
 
 def _progress(as_json: bool) -> RunProgress:

@@ -1,14 +1,14 @@
 """A small GPT and its training loop, on batches that Lowtide reads.
 
-Reading order: ``settings.py`` (every number) -> ``halves.py`` (what is read) -> ``model.py`` ->
-``trainer.py`` (one step) -> ``run.py`` (all of them). ``checkpoint.py``, ``ranks.py``, ``signals.py`` and
-``ledger.py`` make it safe to leave alone; ``gauge.py``, ``progress.py``, ``live.py`` and ``curves.py`` say
-how it goes. Only this package and ``lowtide.torch`` import torch.
+Reading order: ``run.py`` (a whole run) -> ``trainer.py`` (one step) -> ``data.py`` (what is read), ``model.py`` and
+``checkpoints.py`` (what is saved); ``settings.py`` has every number. ``ranks.py``, ``signals.py`` and ``ledger.py``
+make it safe to leave alone; ``gauge.py`` measures and ``telling.py`` says how it goes. ``generate.py`` and ``peek.py``
+look at a run afterwards. Only this package and ``lowtide.torch`` import torch.
 """
 
 from lowtide.train.model import GPT, Shape
-from lowtide.train.progress import RunOutcome
 from lowtide.train.run import run
 from lowtide.train.settings import Settings
+from lowtide.train.telling import RunOutcome
 
 __all__ = ["GPT", "RunOutcome", "Settings", "Shape", "run"]

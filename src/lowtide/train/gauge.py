@@ -1,6 +1,6 @@
 """Memory by kind while training, and whether the reader kept to its budget.
 
-One idea: the reader cannot be weighed apart from torch, so we weigh the whole process and take growth.
+The reader cannot be weighed apart from torch, so we weigh the whole process and take growth.
 After `SETTLE_STEPS` steps the model, the optimiser's state and torch's own caches exist; whatever anon +
 mapped gain from there on is at most what reading added. ``budget=ok`` says this growth never passed the
 reader's budget; a run that ended before it settled says ``unknown``. It is an upper bound: growth of torch's own
@@ -17,12 +17,15 @@ holds as many as a minute.
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowtide.machine import page_cache
 from lowtide.memory import process_memory
+from lowtide.prepare import Control
+from lowtide.units import MIB, format_size
 
 SETTLE_STEPS = 20
 CACHE_SHARE = 0.005
@@ -111,8 +114,8 @@ class Gauge:
         last = self.read()
         settled, peak = self._settled or last, self._peak or last
         known = self.measurable and self._settled is not None
-        kept = peak.held - settled.held <= self._budget
-        return BudgetVerdict(settled, peak, last, self._budget, kept if known else None)
+        within = peak.held - settled.held <= self._budget
+        return BudgetVerdict(settled, peak, last, self._budget, within if known else None)
 
     def _cached(self) -> int:
         started = time.monotonic()
@@ -142,3 +145,85 @@ def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
         for place, point in enumerate(points)
         if place % 2 == 0 or place == last or point.val_loss == point.val_loss
     ]
+
+
+# The picture, as plain series
+
+BLUE, ORANGE, GREEN, GREY = "#1f5fa8", "#d9722b", "#3a8f5c", "#6b7280"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a panel, or where ``ys`` has one value a level across it. ``look``: a line style of matplotlib's."""
+
+    label: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    color: str
+    look: str = "-"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Plain series over one axis; ``stacked`` ones lie on each other."""
+
+    title: str
+    across: str
+    up: str
+    curves: Sequence[Curve]
+    stacked: Sequence[Curve] = ()
+    limits: tuple[float, float | None] = (0.0, None)
+
+
+def panels(
+    points: Sequence[CurvePoint], unigram: float, verdict: BudgetVerdict, control: Control | None = None
+) -> list[Panel]:
+    """Loss and memory over the same minutes, because the claim is about both at once: the loss falls while memory stays
+    where it was. Where a control was measured, a third panel puts the growth of both beside the budget."""
+    trained = [point for point in points if not math.isnan(point.loss)]
+    checked = [point for point in points if not math.isnan(point.val_loss)]
+    losses = [
+        Curve("train", _minutes(trained), [point.loss for point in trained], BLUE),
+        Curve("val", _minutes(checked), [point.val_loss for point in checked], ORANGE, "o-"),
+    ]
+    if not math.isnan(unigram):
+        losses.append(Curve(f"knowing only token counts ({unigram:.2f})", (), [unigram], GREY, "--"))
+    kinds = [
+        Curve(label, _minutes(points), [getattr(point.reading, label.split(":")[0]) / MIB for point in points], color)
+        for label, color in (
+            ("anon: heap of torch, model, reader", BLUE),
+            ("mapped: file pages in this process", GREEN),
+            ("cache: the corpus' page cache", ORANGE),
+        )
+    ]
+    allowed = (verdict.settled.held + verdict.budget) / MIB
+    text = f"anon + mapped after warm-up, plus the budget of {format_size(verdict.budget)}: {verdict.word}"
+    highest = max(allowed, *(sum(held) for held in zip(*(kind.ys for kind in kinds), strict=True)))
+    found = [
+        Panel("Loss", "minutes", "loss, nats per token", losses),
+        Panel("Memory by kind", "minutes", "MiB", [Curve(text, (), [allowed], GREY, "--")], kinds, (0, 1.55 * highest)),
+    ]
+    return found if control is None else [*found, _beside_control(points, verdict, control)]
+
+
+def _minutes(points: Sequence[CurvePoint]) -> list[float]:
+    return [point.seconds / 60 for point in points]
+
+
+def _beside_control(points: Sequence[CurvePoint], verdict: BudgetVerdict, control: Control) -> Panel:
+    """Growth of anon + mapped, of this run since its warm-up and of the pass through kept maps, side by side."""
+    since = [point for point in points if point.step >= SETTLE_STEPS] or list(points)
+    first, last = since[0].seconds, since[-1].seconds
+    shares = [100 * (point.seconds - first) / max(1e-9, last - first) for point in since]
+    grown = [(point.reading.held - verdict.settled.held) / MIB for point in since]
+    passed = [100 * share for share, _, _ in control.trace]
+    mapped = [held / MIB for _, held, _ in control.trace]  # its anon is the list of windows it goes through
+    size, budget = control.corpus_bytes, verdict.budget
+    curves = [
+        Curve("control: one pass through a kept np.memmap", passed, mapped, ORANGE),
+        Curve("this run since its warm-up", shares, grown, BLUE),
+        Curve(f"budget {format_size(budget)}", (), [budget / MIB], GREY, "--"),
+        Curve(f"the train tokens, {format_size(size)}", (), [size / MIB], GREY, ":"),
+    ]
+    limits = min(0.0, *grown), 1.5 * size / MIB
+    return Panel("Growth of anon + mapped", "% of the run, and of the pass", "MiB", curves, limits=limits)

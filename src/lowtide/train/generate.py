@@ -1,6 +1,6 @@
 """A trained model taken out of its run: text from any checkpoint, weights for other code.
 
-One idea: a checkpoint holds the model's shape beside its weights, so nothing but the file is needed. Costs the model in
+A checkpoint holds the model's shape beside its weights, so nothing but the file is needed. Costs the model in
 memory once; one sampled token costs one forward pass over the last window. The optimiser's state stays on disk.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lowtide.atomic import atomic_write
-from lowtide.train import branches, checkpoint
+from lowtide.train import checkpoints
 from lowtide.train.model import GPT, Shape
 
 WEIGHTS = "weights.safetensors"
@@ -34,8 +34,8 @@ class TrainedModel:
 def load_trained(place: Path, device: torch.device, *, best: bool = False) -> TrainedModel:
     """The model of a checkpoint file, or of an out directory: its newest one, or with ``best`` the one with the lowest
     val loss."""
-    path = (branches.best(place) if best else branches.newest(place)) if place.is_dir() else place
-    contents = checkpoint.load(path)
+    path = (checkpoints.best(place) if best else checkpoints.newest(place)) if place.is_dir() else place
+    contents = checkpoints.load_whole(path)
     model = GPT(Shape(**contents["shape"]))
     model.load_state_dict(contents["model"])
     return TrainedModel(model.to(device).eval(), path, contents["step"], dict(contents["settings"]))

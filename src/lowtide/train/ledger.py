@@ -1,11 +1,13 @@
 """The ledger: which rows stand behind the weights, one line for each step, through any number of kills.
 
-One idea: a step's line holds the span of rows it used and one number made from their tokens. The number is
+A step's line holds the span of rows it used and one number made from their tokens. The number is
 a sum over rows of (checksum of the row) x (odd weight of its place), so ranks can each sum their own share
 and the total is the same for every world size. Every run first writes where it begins, ``resume``; `chain` then
 knows which lines were overtaken, also those of a run that was killed before its first checkpoint.
 
-A line is there whole or not at all (``whole_lines.py``), after a full disk or a power failure too.
+A line is there whole or not at all: `WholeLines`, which ``metrics.jsonl`` is written with too, knows where the last
+whole line ends. One that could not be written to its end (a full disk, a kill, a power failure) is cut off again, at
+once where that is possible and else when the file is opened next.
 
 Cost: a crc32 of each batch (about 1 GB/s) and one write of 80 bytes per step. It proves which data was used,
 not what the optimiser did with it.
@@ -15,22 +17,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import zlib
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import StateError
-from lowtide.train.run_lock import SaveError, reason
-from lowtide.train.whole_lines import WholeLines
+from lowtide.train.checkpoints import SaveError, reason
 
 _WRAP = 1 << 62  # sums stay inside a signed 64-bit integer, which is what ranks can add up
 
 
-def checksum(x: NDArray[Any], first_row: int) -> int:
+def checksum(x: NDArray[np.integer], first_row: int) -> int:
     """A number for these rows at these places of the stream; sums over ranks modulo 2**62."""
     total = 0
     for place, row in enumerate(np.ascontiguousarray(x), first_row):
@@ -38,8 +39,35 @@ def checksum(x: NDArray[Any], first_row: int) -> int:
     return total % _WRAP
 
 
-def add(checksums: list[int]) -> int:
+def add_sums(checksums: list[int]) -> int:
     return sum(checksums) % _WRAP
+
+
+class WholeLines:
+    """A file that grows by whole lines, one system call each; an OSError leaves it as it was. One writer only."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = end = os.fstat(self._descriptor).st_size
+        while end and os.pread(self._descriptor, 1, end - 1) != b"\n":
+            end -= 1
+        if end < size:
+            os.ftruncate(self._descriptor, end)
+        self._end = end
+
+    def append(self, line: bytes) -> None:
+        try:
+            done = 0
+            while done < len(line):  # a write may take only part of it
+                done += os.pwrite(self._descriptor, line[done:], self._end + done)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+            raise
+        self._end += len(line)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 class Ledger:
@@ -84,20 +112,20 @@ def chain(path: str | Path) -> list[dict[str, int]]:
     steps: list[dict[str, int]] = []
     *lines, _torn = Path(path).read_bytes().split(b"\n")  # what follows the last line's end was never finished
     for number, line in enumerate(lines, 1):
-        entry = _parsed(path, number, line)
+        entry = _ledger_entry(path, number, line)
         if "resume" in entry:
             del steps[entry["resume"] :]
             continue
         if entry["step"] != len(steps):
             raise StateError(
                 f"{path}: expected a line for step {len(steps)}, got step {entry['step']}. "
-                "Keep one ledger for all parts of a run."
+                "Keep one ledger for all of a run, however often it is resumed."
             )
         steps.append(entry)
     return steps
 
 
-def _parsed(path: str | Path, number: int, line: bytes) -> dict[str, int]:
+def _ledger_entry(path: str | Path, number: int, line: bytes) -> dict[str, int]:
     with contextlib.suppress(ValueError):
         entry = json.loads(line)
         if isinstance(entry, dict) and {"resume", "step"} & entry.keys():

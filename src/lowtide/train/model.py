@@ -1,6 +1,6 @@
-"""A compact GPT: read it top to bottom and you know the whole model.
+"""A compact GPT, and the device and number format it runs in: read it top to bottom and you know the whole model.
 
-One idea: pre-norm residual blocks with rotary positions, so that no parameter depends on the window's
+Pre-norm residual blocks with rotary positions, so that no parameter depends on the window's
 length and the embedding (shared with the output layer) is the only table. Attention is torch's own fused
 causal kernel; documents that must not see each other get a mask of one bit per pair of tokens instead.
 
@@ -8,11 +8,16 @@ Costs ``12 * n_layer * n_embd**2 + vocab_size * n_embd`` parameters, and per tok
 operations for each of them. It does not know where batches come from, and it keeps no cache of keys while
 sampling: each sampled token runs the last ``block_size`` tokens again, which is fine for the few hundred a
 training run prints.
+
+A device or format that this machine lacks is refused in one line before anything is opened. ``auto`` is float32 on a
+CPU (bfloat16 there is slower without matrix units), and on a GPU bfloat16 where it has it, else float16 with a loss
+scaler. The GPU paths were not run on the machines this was written on.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812  # the name every torch reade
 
 ROTARY_BASE = 10_000.0  # the wavelength ratio of the slowest to the fastest pair, as in the paper that introduced it
 INIT_STD = 0.02  # GPT-2's
+_NUMBER_FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 IGNORED = -100  # a target that does not count, as torch spells it
 
 
@@ -115,12 +121,12 @@ class GPT(nn.Module):
         self,
         tokens: Tensor,
         targets: Tensor | None = None,
-        runs: Tensor | None = None,
+        documents: Tensor | None = None,
         counted: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """``runs`` numbers the document of each token: attention stays inside it. ``counted``: targets in the loss."""
+        """``documents`` numbers each token's document: attention stays inside it. ``counted``: targets in the loss."""
         length = tokens.shape[1]
-        mask = None if runs is None else inside_documents(runs)
+        mask = None if documents is None else inside_documents(documents)
         cos, sin = self.cos[:length], self.sin[:length]
         x = F.dropout(self.embed(tokens), self.shape.dropout, self.training)
         for block in self.blocks:
@@ -158,12 +164,12 @@ class GPT(nn.Module):
         return tokens
 
 
-def inside_documents(runs: Tensor) -> Tensor:
+def inside_documents(documents: Tensor) -> Tensor:
     """(rows, 1, length, length): True where a token may look: back, and at its own document only. Rotary positions are
     relative, so they need not begin anew with a document."""
-    length = runs.shape[1]
-    back = torch.ones(length, length, dtype=torch.bool, device=runs.device).tril()
-    return (runs[:, None, :, None] == runs[:, None, None, :]) & back
+    length = documents.shape[1]
+    back = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    return (documents[:, None, :, None] == documents[:, None, None, :]) & back
 
 
 def rotary_table(length: int, width: int) -> tuple[Tensor, Tensor]:
@@ -177,3 +183,56 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (first half, second half) of a head by its position's angle; lengths are kept."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One device and the number format of its forward passes."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Float16 loses small gradients unless the loss is scaled up; the other formats pass through unchanged."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
+
+    def __str__(self) -> str:
+        return f"{self.device}, {str(self.dtype).removeprefix('torch.')}"
+
+
+def choose_compute(device: str, dtype: str, local_rank: int = 0) -> Compute:
+    """The device and format asked for; ValueError when this machine lacks them."""
+    try:
+        place = torch.device(device)
+    except RuntimeError as problem:
+        raise ValueError(
+            f"--device {device}: expected cpu, cuda or cuda:N, got {device!r}. Use --device cpu."
+        ) from problem
+    if place.type == "cuda":
+        place = _cuda(device, place, local_rank)
+    elif place.type != "cpu":
+        raise ValueError(f"--device {device}: expected cpu, cuda or cuda:N, got {device!r}. Use --device cpu.")
+    if dtype != "auto":
+        return Compute(place, _NUMBER_FORMATS[dtype])
+    if place.type == "cpu":
+        return Compute(place, torch.float32)
+    return Compute(place, torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16)
+
+
+def _cuda(asked: str, place: torch.device, local_rank: int) -> torch.device:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise ValueError(f"--device {asked}: expected a CUDA device, got none. Use --device cpu.")
+    index = local_rank if place.index is None else place.index
+    if index >= count:
+        raise ValueError(
+            f"--device {asked}: expected a device below cuda:{count}, got cuda:{index}. Use --device cuda:0."
+        )
+    chosen = torch.device("cuda", index)
+    torch.cuda.set_device(chosen)
+    return chosen

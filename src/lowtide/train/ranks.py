@@ -1,11 +1,11 @@
 """The ranks of a run: who this process is, and the few things ranks say to each other.
 
-One idea: without ``torchrun`` there is one rank and every call here returns at once; with it, all talk goes
+Without ``torchrun`` there is one rank and every call here returns at once; with it, all talk goes
 through gloo on CPU tensors (and NCCL for gradients on GPUs), with a time limit, so that a rank that dies
 ends the others with one clear line instead of a hang. Gradients are averaged by torch's DDP; this file does
 not touch them.
 
-Leaving is the delicate part. ``destroy_process_group`` only forgets the group: gloo's worker threads live until
+Leaving is delicate. ``destroy_process_group`` only forgets the group: gloo's worker threads live until
 nothing refers to it. A worker that wakes up late drops the last reference to a tensor of Python's, asks for the
 interpreter's lock while the interpreter is being torn down, is ended by Python in the middle of a C++ destructor, and
 aborts the process ("terminate called without an active exception"). Two things kept the group alive: DDP, and default
@@ -23,13 +23,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # before any group exists: see the top of this file
 
 from lowtide.errors import LowtideError
+
+Plain = TypeVar("Plain")  # what pickle carries between ranks
 
 
 class RankLostError(LowtideError):
@@ -52,7 +54,10 @@ class World:
         """Each value summed over all ranks, in double precision."""
         if self.world == 1:
             return values
-        return [float(value) for value in self._summed(torch.tensor(values, dtype=torch.float64))]
+        summed = torch.tensor(values, dtype=torch.float64)
+        with self.listening():
+            dist.all_reduce(summed)
+        return [float(value) for value in summed]
 
     def any(self, flag: int) -> int:
         """The largest of all ranks' flags."""
@@ -63,16 +68,16 @@ class World:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return int(largest)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Plain) -> list[Plain]:
         """One plain value from each rank, on every rank."""
         if self.world == 1:
             return [value]
-        values: list[Any] = [None] * self.world
+        values = [value] * self.world
         with self.listening():
             dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, value: Any) -> Any:
+    def from_first(self, value: Plain) -> Plain:
         """Rank 0's plain value, on every rank."""
         if self.world == 1:
             return value
@@ -80,11 +85,6 @@ class World:
         with self.listening():
             dist.broadcast_object_list(values, src=0)
         return values[0]
-
-    def _summed(self, tensor: torch.Tensor) -> torch.Tensor:
-        with self.listening():
-            dist.all_reduce(tensor)
-        return tensor
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -121,14 +121,14 @@ def joined(world: World, device: torch.device, timeout: int) -> Iterator[World]:
         with world.listening():
             dist.barrier()  # no rank closes its connections while another still waits for an answer
     except BaseException as problem:
-        _let_go(problem)
+        _clear_frames(problem)
         raise
     finally:
         dist.destroy_process_group()
         gc.collect()  # DDP is full of circles; see the top of this file
 
 
-def _let_go(problem: BaseException | None) -> None:
+def _clear_frames(problem: BaseException | None) -> None:
     """Clear the frames an error remembers: DDP, and with it the group, would live in them as long as the error does."""
     seen: set[int] = set()
     while problem is not None and id(problem) not in seen:
@@ -158,7 +158,7 @@ def _is_connection(problem: RuntimeError) -> bool:
 
 
 def _reason(problem: RuntimeError) -> str:
-    """The part of torch's message after its source location: ``[.../pair.cc:544] Connection closed by peer [...]``."""
+    """What torch's message says after its source location: ``[.../pair.cc:544] Connection closed by peer [...]``."""
     line = str(problem).splitlines()[0]
     text = line.split("] ", 1)[1] if line.startswith("[") and "] " in line else line
     return text.split(" [")[0].strip(" .")

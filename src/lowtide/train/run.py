@@ -1,6 +1,6 @@
 """A whole run: open the data, take up a checkpoint, step, evaluate, save, and say how it went.
 
-One idea: the loop is a list of things that happen at known steps. ``resume`` puts every part where the
+The loop is a list of things that happen at known steps. ``resume`` puts everything where the
 checkpoint left it, so the steps after it are those of a run that was never interrupted. Everything on disk
 is written by rank 0.
 
@@ -15,56 +15,44 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from lowtide.errors import LowtideError
 from lowtide.prepare import Control
 from lowtide.survey.spelling import NumberWords, words_of
-from lowtide.train import branches, checkpoint
-from lowtide.train.board import Board, check_installed
-from lowtide.train.branches import Branch
-from lowtide.train.compute import Compute, choose
-from lowtide.train.curves import draw
-from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, thinned
+from lowtide.train import checkpoints
+from lowtide.train.checkpoints import Branch, Past, SaveError, only_run, reason
+from lowtide.train.data import control_of, open_data, with_corpus
+from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, panels, thinned
 from lowtide.train.generate import WEIGHTS, write_weights
-from lowtide.train.halves import open_data
 from lowtide.train.ledger import Ledger
-from lowtide.train.mix_setting import first_corpus
-from lowtide.train.optimize import learning_rate
-from lowtide.train.own_text import control_of, with_corpus
-from lowtide.train.progress import Facts, RunOutcome, RunProgress, Several, Silent, Stepped
+from lowtide.train.model import Compute, choose_compute
 from lowtide.train.ranks import World, described, joined
-from lowtide.train.run_lock import SaveError, only_run, reason
-from lowtide.train.run_metrics import METRICS, MetricsFile
-from lowtide.train.settings import Settings
+from lowtide.train.settings import Settings, first_corpus
 from lowtide.train.signals import StopRequest
-from lowtide.train.trainer import Trainer
+from lowtide.train.telling import METRICS, Facts, RunOutcome, RunProgress, Several, Stepped, draw, files_told
+from lowtide.train.trainer import Trainer, learning_rate
 
 
 def run(settings: Settings, progress: RunProgress, resume: Path | None = None) -> RunOutcome:
     """Train to ``max_iters`` or until asked to stop; ``resume`` is the checkpoint to go on from."""
     started = time.monotonic()
-    compute = choose(settings.device, settings.dtype)
+    compute = choose_compute(settings.device, settings.dtype)
     here = described()
     with ExitStack() as held:
-        progress = _told(settings, progress, held) if here.is_first else Silent()
+        progress = _listeners(settings, progress, held) if here.is_first else RunProgress()
         stop = held.enter_context(StopRequest(progress.note, alone=here.world == 1))
         with joined(here, compute.device, settings.rank_timeout) as world:
             if world.is_first:  # inside: when it is refused, the other ranks end with this one
                 held.enter_context(only_run(Path(settings.out_dir)))
-            compute = choose(settings.device, settings.dtype, world.local_rank)
+            compute = choose_compute(settings.device, settings.dtype, world.local_rank)
             one, verdict = _trained(_Run(settings, compute, world, progress, stop, started), resume)
         return one.end(verdict)
 
 
-def _told(settings: Settings, progress: RunProgress, held: ExitStack) -> RunProgress:
+def _listeners(settings: Settings, progress: RunProgress, held: ExitStack) -> RunProgress:
     """Everyone who is told how the run goes."""
-    others: list[RunProgress] = [MetricsFile(Path(settings.out_dir), progress.note)]
-    if settings.tensorboard:
-        check_installed()
-        others.append(Board(Path(settings.out_dir)))
+    others = files_told(Path(settings.out_dir), progress.note, tensorboard=settings.tensorboard)
     for one in others:
         held.callback(one.close)
     return Several(progress, *others)
@@ -74,7 +62,7 @@ def _trained(one: _Run, resume: Path | None) -> tuple[_Run, BudgetVerdict]:
     """All that needs the other ranks. A frame of its own: what it refers to must be gone when an error leaves it."""
     one.whole(resume)
     verdict = one.verdict()
-    one.trainer.part()
+    one.trainer.leave_ranks()
     return one, verdict
 
 
@@ -137,30 +125,30 @@ class _Run:
             if self.world.is_first:
                 self._clear_the_way()
             return
-        contents = checkpoint.load(resume)
+        contents = checkpoints.load_whole(resume)
         past = contents["run"]
-        self.trainer.restore(resume, contents, past["partial_loss"])
+        self.trainer.restore(resume, contents)
         self.val_loss, self.val_step = past["val_loss"], past["val_step"]
         self.best = past.get("best", math.inf)
         self.seconds_before = past["seconds"]
         self.points = [CurvePoint.from_numbers(numbers) for numbers in past["points"]]
         self.first_step = self.trainer.step
         if self.world.is_first:
-            branches.tidy(self.directory)
-            self.branch = branches.continued(self.directory, resume, past)
+            checkpoints.tidy(self.directory)
+            self.branch = checkpoints.continued(self.directory, resume, past)
             self._say_which_branch(resume, past.get("file", resume.name))
 
     def _say_which_branch(self, resume: Path, came_from: str) -> None:
         number = self.branch.number
-        if number > 1 and number != branches.branch_of(Path(came_from)):
+        if number > 1 and number != checkpoints.branch_of(Path(came_from)):
             self.progress.note(
                 f"{resume} is not the newest checkpoint of its branch: this run saves as branch {number}, "
                 f"in files ending in -{number}.pt, and leaves the others as they are"
             )
 
     def _clear_the_way(self) -> None:
-        branches.tidy(self.directory)
-        aside = branches.set_aside(self.directory, also=(METRICS,))
+        checkpoints.tidy(self.directory)
+        aside = checkpoints.set_aside(self.directory, also=(METRICS,))
         if aside is not None:
             self.progress.note(f"moved an earlier run's checkpoints to {aside}; --resume would have gone on from them")
 
@@ -234,7 +222,7 @@ class _Run:
         if not self.world.is_first:
             return
         is_best = self.val_step == self.trainer.step and self.val_loss <= self.best
-        past: dict[str, Any] = {
+        past: Past = {
             "partial_loss": partial_loss,
             "val_loss": self.val_loss,
             "val_step": self.val_step,
@@ -242,9 +230,8 @@ class _Run:
             "seconds": self._seconds(),
             "points": [point.numbers() for point in self.points],
         }
-        contents = {**self.trainer.state(), "settings": asdict(self.settings), "run": past}
         try:
-            self.branch.save(contents, self.settings.keep, is_best=is_best)
+            self.branch.save(self.trainer.contents(past), self.settings.keep, is_best=is_best)
         except SaveError as problem:
             if must:
                 raise
@@ -254,8 +241,7 @@ class _Run:
 
     def verdict(self) -> BudgetVerdict:
         """That of the rank that grew most."""
-        verdicts: list[BudgetVerdict] = self.world.gather(self.gauge.verdict())
-        return max(verdicts, key=lambda one: one.peak.held - one.settled.held)
+        return max(self.world.gather(self.gauge.verdict()), key=lambda one: one.peak.held - one.settled.held)
 
     def end(self, verdict: BudgetVerdict) -> RunOutcome:
         """What rank 0 does alone, when all is trained and saved."""
@@ -312,7 +298,7 @@ class _Run:
         if not self.settings.picture:
             return ""
         path = self.directory / "train.png"
-        if draw(path, self.points, self.unigram, verdict, control):
+        if draw(path, panels(self.points, self.unigram, verdict, control)):
             return str(path)
         self.progress.note("no picture: matplotlib is not installed; `pip install 'lowtide[report]'` brings it")
         return ""

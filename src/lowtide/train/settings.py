@@ -1,9 +1,13 @@
 """Every number of a run in one frozen value, from defaults, a checkpoint, a TOML file and flags.
 
-One idea: a setting is a field here, once, with its help text; the command line's flags, the TOML keys and
+A setting is a field here, once, with its help text; the command line's flags, the TOML keys and
 what a checkpoint remembers are all made from these fields, so they cannot disagree. Later layers win:
 defaults, then the checkpoint being resumed, then ``--config``, then flags. The names are nanoGPT's where
 nanoGPT has one.
+
+``--mix`` is one text, so that a checkpoint remembers it like any other setting. A flag spells it
+``web=PATH:0.7,code=PATH:0.3``, with ``;ROW:web=0.5,math=PATH:0.5`` for each change; a TOML file has a table ``[mix]``
+with ``web = ["PATH", 0.7]`` and a table ``[mix.then.ROW]`` for each change. `lowtide.mix` checks the weights' sums.
 
 It costs nothing and opens nothing but the TOML file. It does not look at the data or the device.
 """
@@ -11,24 +15,27 @@ It costs nothing and opens nothing but the TOML file. It does not look at the da
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lowtide.arguments import one_of
-from lowtide.train.mix_setting import mix_plan, mix_text
 from lowtide.train.model import Shape
 from lowtide.units import parse_size
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+NUMBER_FORMATS = ("auto", "float32", "bfloat16", "float16")
 CONTROLS = ("auto", "yes", "no")
-CUTS = ("stride", "packed")
+WINDOW_CUTS = ("stride", "packed")
 MODEL_FIELDS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 
 
-def _setting(default: Any, text: str) -> Any:
+Value = TypeVar("Value", str, int, float, bool)
+
+
+def _setting(default: Value, text: str) -> Value:
     return field(default=default, metadata={"help": text})
 
 
@@ -108,12 +115,13 @@ class Settings:
                 f"--n-embd: expected an even number of features for each of {self.n_head} heads, "
                 f"got {self.n_embd}. Use --n-embd {nearest}."
             )
-        if self.dtype not in DTYPES:
+        if self.dtype not in NUMBER_FORMATS:
             raise ValueError(
-                f"--dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}. The tokens' dtype is --data-dtype."
+                f"--dtype: expected one of {', '.join(NUMBER_FORMATS)}, got {self.dtype!r}. "
+                "The tokens' dtype is --data-dtype."
             )
         one_of("--control", self.control, CONTROLS)
-        one_of("--cut", self.cut, CUTS)
+        one_of("--cut", self.cut, WINDOW_CUTS)
         if self.locality:
             parse_size(self.locality, what="--locality")
         if self.mix:
@@ -171,7 +179,7 @@ _AT_LEAST = {
     "sample_tokens": 0,
     "vocab_size": 0,
 }
-_KINDS: dict[str, type] = {setting.name: type(setting.default) for setting in fields(Settings)}
+_SETTING_KINDS: dict[str, type] = {setting.name: type(setting.default) for setting in fields(Settings)}
 
 
 def layered(*layers: Mapping[str, Any]) -> Settings:
@@ -179,7 +187,7 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer)
-    return replace(Settings(), **{name: checked(name, value, _flag(name)) for name, value in merged.items()})
+    return replace(Settings(), **{name: checked_setting(name, value, _flag(name)) for name, value in merged.items()})
 
 
 def from_toml(path: str | Path) -> dict[str, Any]:
@@ -188,15 +196,15 @@ def from_toml(path: str | Path) -> dict[str, Any]:
         try:
             table = tomllib.load(file)
         except tomllib.TOMLDecodeError as problem:
-            raise ValueError(f"{path}: expected TOML, got {problem}. Write one `name = value` a line.") from problem
-    return {name: checked(name, value, f"{path}: {name}") for name, value in table.items()}
+            raise ValueError(f"{path}: expected TOML, got {problem}. Write one `name = value` per line.") from problem
+    return {name: checked_setting(name, value, f"{path}: {name}") for name, value in table.items()}
 
 
-def checked(name: str, value: Any, where: str) -> Any:
+def checked_setting(name: str, value: Any, where: str) -> Any:
     """``value`` in the setting's own type; ValueError for an unknown name or another type."""
-    kind = _KINDS.get(name)
+    kind = _SETTING_KINDS.get(name)
     if kind is None:
-        nearest = difflib.get_close_matches(name, _KINDS, n=1, cutoff=0.0)[0]
+        nearest = difflib.get_close_matches(name, _SETTING_KINDS, n=1, cutoff=0.0)[0]
         raise ValueError(f"{where}: expected the name of a setting, got {name!r}. Did you mean {nearest!r}?")
     if name == "mix" and isinstance(value, dict):
         return mix_text(value)
@@ -217,3 +225,111 @@ def _example(name: str, kind: type) -> str:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+# What --mix means
+
+_MIX_USAGE = "Use --mix web=PATH:0.7,code=PATH:0.3"
+_THEN = "then"
+
+
+@dataclass(frozen=True)
+class MixPlan:
+    """Paths by name, the weights at first, and the weights from each later row on."""
+
+    paths: dict[str, str]
+    first: dict[str, float]
+    then: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+def mix_text(table: Mapping[str, object]) -> str:
+    """A TOML file's table as the text of the setting."""
+    return json.dumps(table, sort_keys=True)
+
+
+def mix_plan(text: str) -> MixPlan:
+    """The plan a setting spells; ValueError for what is none."""
+    table = _from_json(text) if text.lstrip().startswith("{") else _from_flag(text)
+    paths: dict[str, str] = {}
+    changes = table.pop(_THEN, {})
+    first = _weights("--mix", table, paths)
+    if not isinstance(changes, Mapping):
+        raise _wrong("a table of changes by row", changes)
+    then = {_row(str(row)): changes[row] for row in changes}
+    return MixPlan(paths, first, {row: _weights(f"--mix at row {row}", then[row], paths) for row in sorted(then)})
+
+
+def first_corpus(settings: Mapping[str, object]) -> str:
+    """The corpus whose tokenizer spells a run's text: ``data``, or the first of its mixture."""
+    mix = str(settings.get("mix") or "")
+    return next(iter(mix_plan(mix).paths.values())) if mix else str(settings["data"])
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    try:
+        table = json.loads(text)
+    except ValueError as problem:
+        raise _wrong("a table of corpora", str(problem)) from None
+    return dict(table)
+
+
+def _from_flag(text: str) -> dict[str, Any]:
+    first, *changes = text.split(";")
+    table = _entries(first)
+    if changes:
+        table[_THEN] = {row: _entries(rest) for row, _, rest in (change.partition(":") for change in changes)}
+    return table
+
+
+def _entries(text: str) -> dict[str, Any]:
+    """``name=PATH:weight`` or ``name=weight``, with commas between."""
+    found: dict[str, Any] = {}
+    for entry in text.split(","):
+        name, equals, value = entry.strip().partition("=")
+        path, colon, weight = value.rpartition(":")
+        if not name or not equals or name == _THEN:
+            raise _wrong("name=PATH:weight for each corpus", entry)
+        if name in found:
+            raise _wrong("each corpus once", f"{name!r} twice")
+        number = _number(weight, entry)
+        found[name] = [path, number] if colon else number
+    return found
+
+
+def _number(text: str, entry: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _wrong("a weight after the last colon", entry) from None
+
+
+def _weights(where: str, table: object, paths: dict[str, str]) -> dict[str, float]:
+    """Weights by name; new names' paths are added to those known."""
+    if not isinstance(table, Mapping) or not table:
+        raise _wrong("corpora by name", table)
+    found: dict[str, float] = {}
+    for name, value in table.items():
+        path, weight = value if isinstance(value, list) and len(value) == 2 else (None, value)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not isinstance(path, (str, type(None))):
+            raise _wrong(f"a path and a weight for {name!r}", value)
+        if path is None and name not in paths:
+            raise ValueError(
+                f"{where}: expected a path for {name!r}, which is new there, got only a weight. "
+                f"Use {name}=PATH:{weight}."
+            )
+        if path is not None and paths.setdefault(str(name), path) != path:
+            raise ValueError(
+                f"{where}: expected {paths[name]} for {name!r} as before, got {path}. Give it another name."
+            )
+        found[str(name)] = float(weight)
+    return found
+
+
+def _row(text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        raise _wrong("changes at rows from 1 on, as in ;1000000:web=0.5", text)
+    return int(text)
+
+
+def _wrong(expected: str, got: object) -> ValueError:
+    return ValueError(f"--mix: expected {expected}, got {str(got)[:80]!r}. {_MIX_USAGE}.")

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM: leave at the next safe place and save; a second one ends at once.
 
-One idea: Python runs a handler only between two of its own instructions, and a backward pass on a CPU can be minutes
+Python runs a handler only between two of its own instructions, and a backward pass on a CPU can be minutes
 of one. So a thread reads the signals (``signal.set_wakeup_fd``) and answers at once, whatever the main thread is doing:
 it says that the run is stopping, and ends the process when it is asked twice. Before the first step there is nothing
 to save: there the first signal ends the run.

@@ -1,6 +1,6 @@
-"""One optimiser step, one val loss, one checkpoint: the parts of a run that touch the model.
+"""One optimiser step, one val loss, one checkpoint: all that touches the model.
 
-One idea: everything a step does follows from (settings, weights, step number). The feed's rows come from
+Everything a step does follows from (settings, weights, step number). The feed's rows come from
 its cursor, the learning rate from the step, and what dropout draws from (seed, step, rank) - reseeded
 before each step, so no generator's state needs saving and a resumed run repeats the run that was not
 interrupted, on a CPU to the bit.
@@ -16,8 +16,9 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +26,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lowtide.errors import StateError
 from lowtide.torch import tensors
-from lowtide.train import checkpoint, ledger
-from lowtide.train.compute import Compute
-from lowtide.train.halves import Halves, in_flags
-from lowtide.train.model import GPT
-from lowtide.train.optimize import build_optimizer, learning_rate
+from lowtide.train import checkpoints, ledger
+from lowtide.train.data import RunData, TrainBatch, as_batch, in_flags, train_feed, val_feed
+from lowtide.train.model import GPT, Compute
 from lowtide.train.ranks import World
-from lowtide.train.run_feeds import Batch, as_batch, train_feed, val_feed
 from lowtide.train.settings import MODEL_FIELDS, Settings
 
 
@@ -42,7 +40,7 @@ class AskedToStop(Exception):  # noqa: N818  # not an error: the way out of a st
 class Trainer:
     """The model, its optimiser and its feed, at some step."""
 
-    def __init__(self, settings: Settings, compute: Compute, world: World, data: Halves) -> None:
+    def __init__(self, settings: Settings, compute: Compute, world: World, data: RunData) -> None:
         self.settings, self.compute, self.world, self.data = settings, compute, world, data
         self.step = 0
         self.rows_done = 0  # by all ranks; not step x rows_per_step when a resumed run changed its batch size
@@ -77,7 +75,7 @@ class Trainer:
                 block.register_forward_hook(self._look_between_blocks)
         return forward
 
-    def _look_between_blocks(self, block: nn.Module, inputs: Any, output: Tensor) -> None:  # noqa: ARG002
+    def _look_between_blocks(self, block: nn.Module, inputs: object, output: Tensor) -> None:  # noqa: ARG002
         """One pass of a large model takes minutes on a CPU: someone alone need not wait for its end."""
         self._leave_if_asked()
         if output.requires_grad:
@@ -87,7 +85,7 @@ class Trainer:
         if self.asked_to_stop():
             raise AskedToStop
 
-    def part(self) -> None:
+    def leave_ranks(self) -> None:
         """Let go of the other ranks; the model stays, for this rank alone."""
         self._forward = self.model
 
@@ -126,13 +124,13 @@ class Trainer:
         self.rows_done += self.settings.rows_per_step
         self.step += 1
 
-    def _next_batch(self) -> Batch:
+    def _next_batch(self) -> TrainBatch:
         started = time.perf_counter()
         batch = next(self._batches)
         self.seconds_waiting += time.perf_counter() - started
         return as_batch(batch, self.settings, lambda tensor: tensor)
 
-    def _backward(self, batch: Batch, *, is_last: bool) -> None:
+    def _backward(self, batch: TrainBatch, *, is_last: bool) -> None:
         with self._quiet(is_last), self.compute.autocast():
             loss = cast(Tensor, self._forward(*batch)[1]) / self.passes
         with self._quiet(is_last):
@@ -183,7 +181,7 @@ class Trainer:
             for number in range(self.world.rank, count, self.world.world):
                 self._leave_if_asked()
                 found = self._val[number * len(self._val) // count]
-                batch = as_batch(found, self.settings, lambda part: torch.from_numpy(part).to(self.compute.device))
+                batch = as_batch(found, self.settings, lambda array: torch.from_numpy(array).to(self.compute.device))
                 # The last window may be shorter than the others, and not every target counts.
                 size = batch.x.numel() if batch.counted is None else int(batch.counted.sum())
                 with self.compute.autocast():
@@ -211,27 +209,31 @@ class Trainer:
         return ledger.checksum(x.cpu().numpy(), first + self.world.rank * share)
 
     def _write_ledger(self, sums: list[int]) -> None:
-        everyone = self.world.gather(ledger.add(sums))
+        everyone = self.world.gather(ledger.add_sums(sums))
         if self.ledger is not None:
             last = self.rows_done + self.settings.rows_per_step - 1
-            self.ledger.stepped(self.step, self.rows_done, last, ledger.add(everyone))
+            self.ledger.stepped(self.step, self.rows_done, last, ledger.add_sums(everyone))
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of this trainer."""
+    def contents(self, past: checkpoints.Past) -> checkpoints.Contents:
+        """What a checkpoint holds: this trainer, and what the run knows of itself."""
         return {
             "step": self.step,
             "rows": self.rows_done,
-            "shape": {name: getattr(self.model.shape, name) for name in MODEL_FIELDS},
+            "settings": asdict(self.settings),
+            "run": past,
+            "shape": self._shape(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "feed": self._batches.state_dict(),
         }
 
-    def restore(self, path: Path, contents: dict[str, Any], partial_loss: tuple[float, int]) -> None:
+    def _shape(self) -> dict[str, int]:
+        return {name: getattr(self.model.shape, name) for name in MODEL_FIELDS}
+
+    def restore(self, path: Path, contents: checkpoints.Contents) -> None:
         """Take a checkpoint's place in the run; StateError for another model or corpus."""
-        shape = {name: getattr(self.model.shape, name) for name in MODEL_FIELDS}
-        checkpoint.check_same(path, "model", contents["shape"], shape)
+        checkpoints.check_same(path, "model", contents["shape"], self._shape())
         try:
             self._batches.load_state_dict(contents["feed"])
         except StateError as problem:
@@ -240,8 +242,8 @@ class Trainer:
         self.optimizer.load_state_dict(contents["optimizer"])
         self.scaler.load_state_dict(contents["scaler"])
         self.step, self.rows_done = contents["step"], contents["rows"]
-        self._loss_sum.fill_(partial_loss[0])
-        self._loss_steps = partial_loss[1]
+        loss_sum, self._loss_steps = contents["run"]["partial_loss"]
+        self._loss_sum.fill_(loss_sum)
 
 
 def passes_of(settings: Settings, world: int) -> tuple[int, int]:
@@ -262,3 +264,33 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     """A seed of 63 bits that neighbouring steps, ranks and seeds do not share."""
     digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def learning_rate(step: int, settings: Settings) -> float:
+    """Linear warm-up, then half a cosine down to the lowest rate, then flat."""
+    if step < settings.warmup_iters:
+        return settings.learning_rate * (step + 1) / (settings.warmup_iters + 1)
+    if step >= settings.decay_until:
+        return settings.lowest_rate
+    done = (step - settings.warmup_iters) / max(1, settings.decay_until - settings.warmup_iters)
+    height = 0.5 * (1.0 + math.cos(math.pi * done))
+    return settings.lowest_rate + height * (settings.learning_rate - settings.lowest_rate)
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Matrices decay; norm gains and other vectors do not (decay would pull a gain towards silence)."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def build_optimizer(model: nn.Module, settings: Settings, device: torch.device) -> torch.optim.AdamW:
+    """AdamW with the two groups; its fused kernel where parameters live on a GPU."""
+    return torch.optim.AdamW(
+        decay_groups(model, settings.weight_decay),
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        fused=device.type == "cuda",
+    )

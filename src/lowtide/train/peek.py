@@ -1,6 +1,6 @@
 """The feed of a run that was trained, and where one of its steps begins: for looking at what a step was trained on.
 
-One idea: a checkpoint remembers the run's settings and how many rows it had used at which step; the rest is arithmetic.
+A checkpoint remembers the run's settings and how many rows it had used at which step; the rest is arithmetic.
 Steps are counted as ``metrics.jsonl`` counts them: the line of step 12 is written after the twelfth. Reads one
 checkpoint's settings, no tensors.
 """
@@ -14,11 +14,9 @@ from pathlib import Path
 from lowtide.errors import StateError
 from lowtide.feed import Feed
 from lowtide.survey.step_rows import Read
-from lowtide.train import branches, checkpoint
-from lowtide.train.halves import open_data
-from lowtide.train.mix_setting import first_corpus, mix_plan
-from lowtide.train.run_feeds import train_feed
-from lowtide.train.settings import Settings, layered
+from lowtide.train import checkpoints
+from lowtide.train.data import open_data, train_feed
+from lowtide.train.settings import Settings, first_corpus, layered, mix_plan
 
 
 @dataclass(frozen=True)
@@ -34,15 +32,10 @@ class RunStep:
     notes: tuple[str, ...] = ()
 
 
-def is_run(place: Path) -> bool:
-    """Whether this is a run's out directory or one of its checkpoints."""
-    return bool(branches.NAME.fullmatch(place.name)) if place.is_file() else bool(branches.saved(place))
-
-
 def run_step(place: Path, step: int) -> RunStep:
     """Step ``step`` of the run in ``place``, all ranks' rows, from its newest checkpoint (or the one ``place`` is)."""
-    path = branches.newest(place) if place.is_dir() else place
-    known = checkpoint.load_progress(path)
+    path = checkpoints.newest(place) if place.is_dir() else place
+    known = checkpoints.glance(path)
     settings = layered(known["settings"])
     if not 1 <= step <= settings.max_iters:
         raise ValueError(
@@ -72,7 +65,7 @@ def run_step(place: Path, step: int) -> RunStep:
     steps = range(first // size, (first + rows) // size)
     tokens: Read = data.train
     if data.mixed is not None:
-        tokens = {name: train for name, (train, _) in data.mixed.parts.items()}
+        tokens = {name: train for name, (train, _) in data.mixed.tokens.items()}
     corpus = first_corpus(vars(settings))
     return RunStep(feed, steps, tokens, corpus, data.vocab_size, path, (note,) if changed else ())
 

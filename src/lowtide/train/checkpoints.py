@@ -1,0 +1,385 @@
+"""The checkpoints of an out directory, and the lock that keeps it to one run.
+
+A checkpoint is everything a run needs to go on exactly. It is written beside its name, synced and renamed, so a kill or
+a full disk leaves what was there before. Reading checks every record's CRC and then loads with ``weights_only=True``: a
+checkpoint can hold numbers and text, never code. An error names a checkpoint to use instead, and only one that has been
+read to its end just now. What dropout draws is not in here because it is a function of (seed, step, rank).
+
+A run that goes on from the newest checkpoint of a branch extends that branch; one that goes on from anywhere else
+starts a branch of its own, ``step-00000038-2.pt`` beside ``step-00000040.pt``. So a branch only ever grows, no save can
+replace another run's, and pruning looks at its own branch alone. ``latest.pt`` links to the last save, ``best.pt`` to
+the one with the lowest val loss. What stays: the newest ``keep`` of the branch, what the two links name, and what any
+run came from.
+
+The lock is a POSIX record lock on ``.lock``, which belongs to the process and not to the file: however a run ends,
+SIGKILL and a power failure included, the kernel drops it, so a dead run never blocks the next. The file itself stays
+and holds the name of the last run, for the message. Where a file system has no locks, runs go without one.
+
+Cost: 12 bytes of disk per parameter, one read of the file for the CRCs, one look at the directory per save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import os
+import pickle
+import re
+import shlex
+import socket
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO, NotRequired, TypedDict, cast
+
+import torch
+from torch import Tensor
+
+from lowtide.atomic import atomic_write
+from lowtide.errors import LowtideError, StateError
+
+CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?\.pt")
+LATEST, BEST = "latest.pt", "best.pt"
+CHECKPOINT_FORMAT = 1
+_LOCK = ".lock"
+_locked: set[Path] = set()  # a record lock does not keep its own process out
+
+
+class Past(TypedDict):
+    """What the run that wrote a checkpoint knew of itself."""
+
+    partial_loss: tuple[float, int]
+    val_loss: float
+    val_step: int
+    best: NotRequired[float]  # the lowest val loss of a saved checkpoint
+    seconds: float
+    points: list[list[float]]
+    file: NotRequired[str]
+    lineage: NotRequired[list[str]]
+
+
+class Contents(TypedDict):
+    """What a checkpoint holds. The states are those of torch and of the feed."""
+
+    format: NotRequired[int]
+    step: int
+    rows: int
+    settings: dict[str, Any]
+    shape: dict[str, int]
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+    feed: dict[str, Any]
+    run: Past
+
+
+class DirectoryInUseError(LowtideError):
+    """Another run is writing into the out directory."""
+
+
+class SaveError(LowtideError, OSError):
+    """A checkpoint or a ledger line could not be written; what was there before is still there."""
+
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = number
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def reason(problem: OSError) -> str:
+    """What the system says, such as 'No space left on device'."""
+    return repr(os.strerror(problem.errno) if problem.errno else str(problem))
+
+
+# The file
+
+
+def write_checkpoint(path: Path, contents: Contents, beside: Sequence[Path] = ()) -> None:
+    """Write one checkpoint whole. When that fails, nothing that was there is lost; ``beside`` is what there is else."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            writer = _Remembering(file)  # torch hides the disk's OSError behind a RuntimeError of its own
+            try:
+                torch.save({"format": CHECKPOINT_FORMAT, **contents}, cast(IO[bytes], writer))
+            except RuntimeError as problem:
+                raise writer.problem or problem from problem
+    except OSError as problem:
+        last = f"the last good one is {beside[-1]}" if beside else "no earlier one exists"
+        raise SaveError(
+            f"{path}: expected to save the checkpoint, got {reason(problem)}; {last}. "
+            "Free some space, or use another --out-dir, and start again with --resume.",
+            problem.errno,
+        ) from problem
+
+
+def load_whole(path: Path) -> Contents:
+    """The contents of a whole checkpoint; StateError, with the one to use instead, for anything else."""
+    return _advising(path, whole=True)
+
+
+def glance(path: Path) -> Contents:
+    """The same without reading its tensors, which are only mapped."""
+    return _advising(path, whole=False)
+
+
+def _advising(path: Path, *, whole: bool) -> Contents:
+    """`_read_checkpoint`, with the checkpoint to use instead in its errors."""
+    try:
+        return _read_checkpoint(path, whole=whole)
+    except FileNotFoundError as problem:
+        raise FileNotFoundError(f"{problem}. {_instead(path)}") from problem
+    except StateError as problem:
+        raise StateError(f"{problem}. {_instead(path)}") from problem
+
+
+def _read_checkpoint(path: Path, *, whole: bool) -> Contents:
+    """The contents; with ``whole`` every byte is read and checked, else tensors are only mapped."""
+    if not path.is_file():
+        what = "a directory" if path.is_dir() else "a link to nothing" if path.is_symlink() else "no such file"
+        raise FileNotFoundError(f"{path}: expected a checkpoint, got {what}")
+    try:
+        _check_records(path, every_byte=whole)
+        contents = torch.load(path, map_location="cpu", weights_only=True, mmap=not whole)
+    except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as problem:
+        fault = (str(problem).splitlines() or [""])[0].rstrip(".") or type(problem).__name__
+        size = path.stat().st_size
+        raise StateError(f"{path}: expected a whole checkpoint, got {size:,} bytes with {fault!r}") from problem
+    if (
+        not isinstance(contents, dict)
+        or set(contents) != Contents.__annotations__.keys()
+        or contents["format"] != CHECKPOINT_FORMAT
+    ):
+        raise StateError(f"{path}: expected a checkpoint of `lowtide train`, got other contents")
+    return cast(Contents, contents)
+
+
+def _check_records(path: Path, *, every_byte: bool) -> None:
+    """A torch file is a zip: its directory comes last, so a file cut short has none, and each record has a CRC."""
+    with zipfile.ZipFile(path) as records:
+        damaged = records.testzip() if every_byte else None
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"a wrong checksum in {damaged}")
+
+
+def _instead(path: Path) -> str:
+    """The last written of the other checkpoints that can be read to its end, or the advice to start again."""
+    beside = saved(path) or saved(path.parent)
+    others = [other for other in beside if other.is_file() and not (path.exists() and other.samefile(path))]
+    for other in sorted(others, key=_written, reverse=True):
+        with contextlib.suppress(LowtideError, OSError):
+            _read_checkpoint(other, whole=True)
+            return f"Go on from a whole one: --resume {shlex.quote(str(other))}."
+    return "No whole one is beside it: start again without --resume."
+
+
+def check_same(path: Path, what: str, then: Mapping[str, int], now: Mapping[str, int]) -> None:
+    """StateError naming each value that a checkpoint and this run must share and do not."""
+    differing = [name for name in then if then[name] != now.get(name)]
+    if differing:
+        was = ", ".join(f"{name}={then[name]}" for name in differing)
+        has = ", ".join(f"{name}={now.get(name)}" for name in differing)
+        raise StateError(f"{path}: expected the checkpoint's {what} ({was}), got {has}. Leave these out to resume.")
+
+
+class _Remembering(io.RawIOBase):
+    """Passes writes on and keeps the OSError that torch would replace by a message of its own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.problem: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:  # a buffer, whose type Python 3.11 does not name
+        try:
+            return self._file.write(data)
+        except OSError as problem:
+            self.problem = problem
+            raise
+
+    def flush(self) -> None:
+        if not self.closed:
+            self._file.flush()
+
+
+# The directory
+
+
+def saved(directory: Path) -> list[Path]:
+    """The checkpoints of a directory, branch by branch, oldest first."""
+    if not directory.is_dir():
+        return []
+    return sorted((path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)), key=_branch_and_step)
+
+
+def _branch_and_step(path: Path) -> tuple[int, int]:
+    match = CHECKPOINT_NAME.fullmatch(path.name)
+    return (int(match[2] or 1), int(match[1])) if match else (1, -1)
+
+
+def branch_of(path: Path) -> int:
+    return _branch_and_step(path)[0]
+
+
+def newest(directory: Path) -> Path:
+    """The checkpoint to go on from: the newest of the branch that ``latest.pt`` names."""
+    found = saved(directory)
+    link = directory / LATEST
+    if link.is_symlink():  # also one that dangles: its name says which branch
+        named = link.readlink()
+        of_branch = [path for path in found if branch_of(path) == branch_of(named)]
+        if CHECKPOINT_NAME.fullmatch(named.name) and of_branch:
+            return of_branch[-1]
+    elif link.is_file():  # a copy made by a tool that follows links
+        return link
+    if not found:
+        raise FileNotFoundError(f"{directory}: expected a checkpoint to resume from, got none. Start without --resume.")
+    return max(found, key=_written)
+
+
+def _written(path: Path) -> tuple[int, tuple[int, int]]:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime_ns, _branch_and_step(path)
+    return 0, _branch_and_step(path)
+
+
+def best(directory: Path) -> Path:
+    """The checkpoint with the lowest val loss, or the newest where none was named."""
+    link = directory / BEST
+    return link.resolve() if link.is_file() else newest(directory)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Where one run saves."""
+
+    directory: Path
+    number: int = 1
+    lineage: tuple[str, ...] = ()  # the checkpoints at which this branch and its forebears left another one
+    origins: frozenset[str] = frozenset()  # what this run and every other branch came from
+
+    def save(self, contents: Contents, keep: int, *, is_best: bool = False) -> Path:
+        """Write one checkpoint, name it the latest (and the best), then let the oldest of this branch go."""
+        suffix = f"-{self.number}" if self.number > 1 else ""
+        path = self.directory / f"step-{contents['step']:08d}{suffix}.pt"
+        past: Past = {**contents["run"], "file": path.name, "lineage": list(self.lineage)}
+        write_checkpoint(path, {**contents, "run": past}, beside=saved(self.directory))
+        for link in (LATEST, BEST) if is_best else (LATEST,):
+            _point(self.directory / link, path.name)
+        self._prune(keep)
+        return path
+
+    def _prune(self, keep: int) -> None:
+        named = {link.readlink().name for name in (LATEST, BEST) if (link := self.directory / name).is_symlink()}
+        mine = [path for path in saved(self.directory) if branch_of(path) == self.number]
+        for old in mine[:-keep]:
+            if old.name not in named | self.origins:
+                with contextlib.suppress(OSError):  # a directory of that name is not ours to remove
+                    old.unlink()
+
+
+def continued(directory: Path, resumed: Path, past: Past) -> Branch:
+    """The branch of a run that goes on from ``resumed``, whose memory of itself is ``past``."""
+    found = saved(directory)
+    lineage = tuple(past.get("lineage", ()))
+    came_from = past.get("file", resumed.name)
+    here = resumed.parent.resolve() == directory.resolve() and CHECKPOINT_NAME.fullmatch(came_from) is not None
+    number = branch_of(Path(came_from))
+    if not (here and [path.name for path in found if branch_of(path) == number][-1:] == [came_from]):
+        number = 1 + max(map(branch_of, found), default=0)
+        lineage += (came_from,) if here else (str(resumed.resolve()),)
+    return Branch(directory, number, lineage, frozenset({came_from, *lineage, *_origins(found)}))
+
+
+def _origins(found: list[Path]) -> set[str]:
+    """What the branches of a directory came from, as their newest whole checkpoints say."""
+    origins: set[str] = set()
+    known: set[int] = set()
+    for path in reversed(found):
+        if branch_of(path) not in known:
+            with contextlib.suppress(LowtideError, OSError):
+                origins.update(_read_checkpoint(path, whole=False)["run"].get("lineage", ()))
+                known.add(branch_of(path))
+    return origins
+
+
+def tidy(directory: Path) -> None:
+    """Remove what a killed writer left behind."""
+    for pattern in (".step-*.tmp", f".{LATEST}.*", f".{BEST}.*", ".weights.safetensors.*.tmp", ".train.png.*.tmp"):
+        for temporary in directory.glob(pattern):
+            temporary.unlink(missing_ok=True)
+
+
+def set_aside(directory: Path, also: tuple[str, ...] = ()) -> Path | None:
+    """Move an earlier run's checkpoints out of a new run's way, into a directory of their own; nothing is deleted."""
+    found = saved(directory)
+    if not found:
+        return None
+    number = 1
+    while (aside := directory / f"earlier-{number}").exists():
+        number += 1
+    aside.mkdir()
+    others = [path for name in also if (path := directory / name).exists()]
+    for path in (*found, *others):
+        path.rename(aside / path.name)
+    for name in (LATEST, BEST):
+        link = directory / name
+        if link.is_symlink() or link.exists():
+            link.rename(aside / name)
+    return aside
+
+
+def _point(link: Path, name: str) -> None:
+    """A link that is always there and always whole; a file system without links goes by the files' times."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(name)
+        temporary.replace(link)
+
+
+# The lock
+
+
+@contextlib.contextmanager
+def only_run(directory: Path) -> Iterator[None]:
+    """Hold the directory for this process; DirectoryInUseError, naming the other run, when it is taken."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory.resolve() / _LOCK
+    if path in _locked:  # and must not be opened: closing it would drop the lock that is there
+        raise _in_use(directory, f"process {os.getpid()}, this one")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _lock(descriptor, directory)
+        _locked.add(path)
+        yield
+    finally:
+        _locked.discard(path)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        if problem.errno in (errno.EACCES, errno.EAGAIN):
+            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+            raise _in_use(directory, holder) from problem
+        return  # no locks here: some network and FUSE file systems
+    with contextlib.suppress(OSError):  # a full disk: the lock holds, only its name is missing
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def _in_use(directory: Path, holder: str) -> DirectoryInUseError:
+    return DirectoryInUseError(
+        f"{directory}: expected a directory that no other run is using, got one in use by {holder}. "
+        "Use another --out-dir, or end that run first."
+    )

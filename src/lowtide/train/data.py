@@ -1,0 +1,325 @@
+"""What a run reads: its train and val tokens, the feeds made of them, and the corpus of a run that was given none.
+
+``--data`` may be a token file, a corpus, a directory with a corpus in ``train`` and one in ``val`` (as
+``lowtide prepare --val`` writes it), or nanoGPT's directory with ``train.bin`` and ``val.bin``; whichever it is, the
+rest of the trainer sees two `Tokens` and a vocabulary. Nothing but headers is read here, apart from the first
+`UNIGRAM_TOKENS` val tokens, whose entropy is the loss of a model that knows only how often each token occurs.
+
+Whatever is cut, mixed or shuffled, a step gets one `TrainBatch`, and the val loss is taken over the same windows for
+every cut, at a stride and in order, so that runs can be compared. An index of documents is built at the first use and
+kept beside the data.
+
+Without ``--data`` the corpus is this machine's own text, prepared once (about a minute on two cores) and written into
+the settings, so that a checkpoint names it and going on, sampling and peeking find it again. Its budget is an eighth of
+the corpus: reading all of it through a map that is kept cannot stay below that, as the control shows.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lowtide.errors import BudgetError, FormatError
+from lowtide.feed import Feed
+from lowtide.mixture import Mixture, mix
+from lowtide.prepare import Control, kept_memmap, machine_corpus
+from lowtide.prepare.job import Status
+from lowtide.prepare.machine_text import PREFIX, WORDS_NEED, has_words
+from lowtide.tokens import Tokens, open_tokens
+from lowtide.train.settings import Settings, mix_plan
+from lowtide.units import MIB, format_size
+from lowtide.windows import Windows
+
+GPT2_VOCAB = 50_304  # GPT-2's 50,257 ids, rounded up to a multiple of 64 as nanoGPT does for faster matrix products
+UNIGRAM_TOKENS = 1 << 20
+_COUNTED_AT_ONCE = 1 << 16
+BUDGET_SHARE = 8  # the budget is this share of the corpus
+_SECONDS_BETWEEN_NOTES = 10.0
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The train and the val part of a mixture; val has the weights the run begins with, whatever train changes to."""
+
+    train: Mixture
+    val: Mixture
+    tokens: dict[str, tuple[Tokens, Tokens]]  # train and val of each corpus
+    weights: dict[str, float]
+
+    def at(self, row: int, length: int) -> tuple[dict[str, float], dict[str, float]]:
+        """The shares in use just before a row of the stream, and the epochs each corpus has been through by then."""
+        epochs = {name: round(many, 4) for name, many in self.train.epochs(row, length=length).items()}
+        return self.shares_at(max(0, row - 1)), epochs
+
+    def shares_at(self, row: int) -> dict[str, float]:
+        """The shares in use at a row of the stream."""
+        found: dict[str, float] = {}
+        for start, shares in self.train.schedule:
+            if start <= row:
+                found = {name: float(share) for name, share in shares.items()}
+        return found
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The train and the val part of a corpus, opened; of a mixture those of its first corpus, and ``mixed``."""
+
+    train: Tokens
+    val: Tokens
+    vocab_size: int
+    name: str
+    files: tuple[str, ...]
+    train_path: Path
+    is_bytes: bool
+    notes: tuple[str, ...] = ()
+    mixed: Mixed | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Train and val tokens in all."""
+        pairs = [(self.train, self.val)] if self.mixed is None else self.mixed.tokens.values()
+        return sum(len(train) for train, _ in pairs), sum(len(val) for _, val in pairs)
+
+    def unigram(self) -> float:
+        """The loss of knowing only how often each token occurs in the val tokens."""
+        if self.mixed is None:
+            return unigram_entropy(self.val, self.vocab_size)
+        total = sum(self.mixed.weights.values())
+        counts = np.zeros(self.vocab_size)
+        for name, weight in self.mixed.weights.items():
+            found = _counts(self.mixed.tokens[name][1], self.vocab_size)
+            counts += weight / total * found / max(1, found.sum())
+        return _entropy(counts)
+
+
+# What the reader calls a thing, and the flag that sets it here.
+_FLAG_OF = {"length=": "--block-size", "dtype=": "--data-dtype", "budget=": "--budget", "vocab=": "--vocab-size"}
+
+
+@contextmanager
+def in_flags() -> Iterator[None]:
+    """Add to the reader's errors which flag sets the value they name."""
+    try:
+        yield
+    except (FormatError, BudgetError) as problem:
+        flags = [f"{name[:-1]} is {flag}" for name, flag in _FLAG_OF.items() if name in str(problem)]
+        if not flags:
+            raise
+        raise type(problem)(f"{problem} Here {', '.join(flags)}.") from problem
+
+
+def open_data(settings: Settings) -> RunData:
+    """Open what the settings name."""
+    with in_flags():
+        return _open_data(settings)
+
+
+def _open_data(settings: Settings) -> RunData:
+    return _open_mix(settings) if settings.mix else _open_one(Path(settings.data), settings)
+
+
+def _open_mix(settings: Settings) -> RunData:
+    """Every corpus with both its parts, and the mixtures of them that the plan says."""
+    plan = mix_plan(settings.mix)
+    opened = {name: _open_one(Path(path), settings) for name, path in plan.paths.items()}
+    first, *others = opened.values()
+    for name, one in opened.items():
+        if one.vocab_size != first.vocab_size:
+            raise FormatError(
+                f"{one.train.store.where}: expected the {first.vocab_size:,} ids of the other corpora for {name!r}, "
+                f"got {one.vocab_size:,}. Prepare them with one tokenizer, or state --vocab-size."
+            )
+    budget = None if settings.budget == "auto" else settings.budget
+    known: set[str] = set()
+
+    def joining(name: str, weight: float) -> tuple[Tokens | Windows, float]:
+        known.add(name)
+        return _as_mixed(opened[name].train, settings), weight
+
+    begins = {name: joining(name, weight) for name, weight in plan.first.items()}
+    then = {
+        row: {name: weight if name in known else joining(name, weight) for name, weight in weights.items()}
+        for row, weights in plan.then.items()
+    }
+    train = mix(begins, then=then, budget=budget)
+    taking = {name: weight for name, weight in plan.first.items() if weight}
+    val = mix(
+        {
+            name: (_as_mixed(opened[name].val, replace(settings, cut="stride")), weight)
+            for name, weight in taking.items()
+        },
+        exhausted="stop",
+        budget=budget,
+    )
+    tokens = {name: (one.train, one.val) for name, one in opened.items()}
+    files = tuple(dict.fromkeys(file for one in opened.values() for file in one.files))
+    name = ", ".join(f"{name} {path}" for name, path in plan.paths.items())
+    notes = (*first.notes, *(note for one in others for note in one.notes if note not in first.notes))
+    return replace(first, name=name, files=files, notes=notes, mixed=Mixed(train, val, tokens, taking))
+
+
+def _as_mixed(tokens: Tokens, settings: Settings) -> Tokens | Windows:
+    """What is mixed: tokens, or windows where rows are packed or documents kept apart."""
+    if settings.cut == "stride" and not settings.documents:
+        return tokens
+    return tokens.windows(settings.block_size, cut=settings.cut, documents=True)
+
+
+def _open_one(path: Path, settings: Settings) -> RunData:
+    if settings.val_data:
+        return _described(_open(path, settings), _open(Path(settings.val_data), settings), path, settings)
+    pair = _nanogpt_pair(path)
+    if pair is not None:
+        return _described(_open(pair[0], settings), _open(pair[1], settings), pair[0], settings)
+    train, val = _open(path, settings).split(val=settings.val_fraction)
+    return _described(train, val, path, settings)
+
+
+def unigram_entropy(tokens: Tokens, vocab_size: int) -> float:
+    """Nats per token for a model that knows only counts, from the first `UNIGRAM_TOKENS` tokens."""
+    return _entropy(_counts(tokens, vocab_size))
+
+
+def _counts(tokens: Tokens, vocab_size: int) -> NDArray[np.int64]:
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    end = min(len(tokens), UNIGRAM_TOKENS)
+    for start in range(0, end, _COUNTED_AT_ONCE):
+        counts += np.bincount(tokens[start : min(end, start + _COUNTED_AT_ONCE)], minlength=vocab_size)
+    return counts
+
+
+def _entropy(counts: NDArray[np.number]) -> float:
+    shares = counts[counts > 0] / counts.sum()
+    return max(0.0, float(-(shares * np.log(shares)).sum())) if len(shares) else math.nan
+
+
+def _nanogpt_pair(path: Path) -> tuple[Path, Path] | None:
+    """``train.bin`` and ``val.bin`` of a directory, or its ``train`` and ``val`` directories, when it has both."""
+    for train, val in (("train.bin", "val.bin"), ("train", "val")):
+        if (path / train).exists() and (path / val).exists():
+            return path / train, path / val
+    return None
+
+
+def _open(path: Path, settings: Settings) -> Tokens:
+    return open_tokens(
+        path,
+        dtype=settings.data_dtype or None,
+        eot=None if settings.eot < 0 else settings.eot,
+        bos=None if settings.bos < 0 else settings.bos,
+        vocab=settings.vocab_size or None,
+        budget=settings.budget,
+        strategy=settings.strategy,
+        engine=settings.engine,
+        cache=settings.cache,
+    )
+
+
+def _described(train: Tokens, val: Tokens, train_path: Path, settings: Settings) -> RunData:
+    notes: tuple[str, ...] = ()
+    is_bytes = train.dtype == np.uint8
+    known = settings.vocab_size or train.vocab or (256 if is_bytes else 0)
+    if not known:
+        notes += (f"the data does not say its vocabulary: taking {GPT2_VOCAB:,} ids; --vocab-size sets it",)
+    vocab = train.vocab = val.vocab = known or GPT2_VOCAB  # an id beyond it is refused at the batch that has it
+    files = {extent.path: None for tokens in (train, val) for extent in tokens.layout.extents}
+    return RunData(train, val, vocab, settings.data or str(train_path), tuple(files), train_path, is_bytes, notes)
+
+
+# The feeds
+
+
+class TrainBatch(NamedTuple):
+    """One pass's rows. ``documents`` keeps attention inside them; ``counted`` says which targets are learned."""
+
+    x: Tensor
+    y: Tensor
+    documents: Tensor | None = None
+    counted: Tensor | None = None
+
+
+def train_feed(settings: Settings, data: RunData, rows: int, rank: int | None = None, world: int | None = None) -> Feed:
+    """Rows to train on, in the order the settings fix."""
+    seed, locality = settings.seed, settings.locality or None
+    with_docs = settings.documents or settings.cut == "packed"  # padding must not be learned
+    if data.mixed is not None:
+        length = None if with_docs else settings.block_size  # windows have their length already
+        return data.mixed.train.batches(rows, length=length, seed=seed, locality=locality, rank=rank, world=world)
+    windows = data.train.windows(settings.block_size, cut=settings.cut, documents=with_docs)
+    return windows.batches(rows, seed=seed, locality=locality, rank=rank, world=world)
+
+
+def val_feed(settings: Settings, data: RunData) -> Feed:
+    """Val windows at a stride, in order."""
+    if data.mixed is not None:
+        length = None if settings.documents else settings.block_size
+        return data.mixed.val.batches(settings.batch_size, length=length, order="sequential")
+    windows = data.val.windows(settings.block_size, documents=settings.documents)
+    return windows.batches(settings.batch_size, order="sequential")
+
+
+def as_batch(given: Any, settings: Settings, change: Callable[[Any], Tensor]) -> TrainBatch:
+    """What a feed gave, each array changed to a tensor where it is none yet."""
+    x, y, *docs = given
+    if not docs:
+        return TrainBatch(change(x), change(y))
+    documents = change(docs[0].ids) if settings.documents else None
+    return TrainBatch(change(x), change(y), documents, change(docs[0].loss_mask))
+
+
+# A corpus for a run that was given none
+
+
+def with_corpus(settings: Settings, note: Callable[[str], None]) -> Settings:
+    """The same settings with a corpus: as they are, or with this machine's text, prepared now unless it is there."""
+    if settings.data or settings.mix:
+        return settings
+    if not has_words():
+        note(f"a byte is a token here: {WORDS_NEED} is not installed; `pip install 'lowtide[prepare]'` brings it")
+    made = machine_corpus(tokens=settings.corpus_tokens, progress=_PreparationNotes(note))
+    if made.made:
+        note(f"prepared {made.tokens:,} tokens ({format_size(made.bytes)}) of this machine's text into {made.path}")
+    return with_machine_text(settings, made.path, made.bytes)
+
+
+def with_machine_text(settings: Settings, path: Path, size: int) -> Settings:
+    """The settings that read this corpus, under an eighth of its size unless a budget was stated."""
+    share = size // BUDGET_SHARE
+    even = f"{share // MIB}MiB" if share >= MIB else str(share)  # rounded down: at most an eighth
+    budget = even if settings.budget == "auto" else settings.budget
+    return replace(settings, data=str(path), budget=budget)
+
+
+def control_of(settings: Settings, corpus: Path) -> Control | None:
+    """What one pass over the train tokens through kept maps holds, where the settings ask for it."""
+    if settings.mix:
+        return None
+    is_own = corpus.name.startswith(PREFIX) or corpus.parent.name.startswith(PREFIX)
+    if settings.control == "no" or (settings.control == "auto" and not is_own):
+        return None
+    return kept_memmap(corpus, length=settings.block_size, dtype=settings.data_dtype or None)
+
+
+class _PreparationNotes:
+    """Says how far the preparation is: once for each stage, and every few seconds."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._stage = ""
+        self._next = 0.0
+
+    def __call__(self, now: Status) -> None:
+        if now.stage == self._stage and time.monotonic() < self._next:
+            return
+        self._stage, self._next = now.stage, time.monotonic() + _SECONDS_BETWEEN_NOTES
+        share = f": {now.done / MIB:.0f} of {now.total / MIB:.0f} MiB, {now.tokens:,} tokens" if now.done else ""
+        self._note(f"preparing this machine's text, once ({now.stage}){share}")
