@@ -1,4 +1,4 @@
-"""Ray Data over our rows, on a real local cluster: the same rows, read by the tasks themselves, in bounded pieces."""
+"""Ray Data over our rows, on a real local cluster: the same rows, read by the tasks themselves, in bounded blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import lowtide
 ray = pytest.importorskip("ray", reason="NOT TESTED: Ray is not installed")
 pytest.importorskip("ray.data", reason="NOT TESTED: ray[data] is not installed")
 
-from lowtide.ray import PIECE, RowSource, dataset  # noqa: E402
+from lowtide.ray import BLOCK_BYTES_READ, RowSource, dataset  # noqa: E402
 
 pytestmark = [
     pytest.mark.serial,
@@ -94,10 +94,10 @@ def test_a_read_task_carries_the_name_of_the_file_and_not_its_rows(rows: Path) -
     assert max(len(pickle.dumps(task.read_fn)) for task in tasks) < 4096
 
 
-def test_a_task_reads_in_pieces_that_fit_the_budget(tmp_path: Path) -> None:
+def test_a_task_reads_in_blocks_that_fit_the_budget(tmp_path: Path) -> None:
     with (tmp_path / "x.u8").open("wb") as file:
         file.truncate(64 << 20)
-    for budget, most in (("auto", PIECE), ("2MiB", 2 << 20)):
+    for budget, most in (("auto", BLOCK_BYTES_READ), ("2MiB", 2 << 20)):
         array = lowtide.open(tmp_path / "x.u8", dtype="uint8", shape=(-1, 4096), budget=budget)
         (task,) = RowSource(array).get_read_tasks(1)
         sizes = [block.nbytes for block in task()]

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from tests.prepare.conftest import as_bytes, documents_of, run_cli, write_jsonl
 
+from lowtide.corpus.journal import WORK
 from lowtide.errors import FormatError, LowtideError
 from lowtide.prepare import Request, Resources, prepare
-from lowtide.prepare.encoders import checked, choose
-from lowtide.prepare.journal import NAME
-from lowtide.prepare.tokenizer import Vocabulary, load_vocabulary
+from lowtide.prepare.tokenizers.encoders import checked, choose
+from lowtide.prepare.tokenizers.vocabulary import Vocabulary, load_vocabulary
 
 
 def refused(tmp_path: Path, path: Path, request: Request | None = None) -> str:
     """The error of a run that must fail; no file has a final name afterwards."""
     with pytest.raises((LowtideError, OSError, ValueError)) as caught:
         prepare([str(path)], tmp_path / "out", request or Request(), Resources(workers=1))
-    assert not [name for name in (tmp_path / "out").glob("*") if name.name != NAME]
+    assert not [name for name in (tmp_path / "out").glob("*") if name.name != WORK]
     return str(caught.value)
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_cli, snapshot, write_jsonl
 
+from lowtide.corpus.journal import WORK, Journal
 from lowtide.errors import BudgetError, FormatError, StateError
 from lowtide.prepare import Request, Resources, assemble, prepare
 from lowtide.prepare.job import Status
-from lowtide.prepare.journal import NAME, Journal
 
 COMMAND = [sys.executable, "-m", "lowtide", "prepare"]
 
@@ -84,7 +84,7 @@ def test_a_run_stopped_after_any_piece_goes_on_from_its_last_checkpoint(
 
     with pytest.raises(StoppedError):
         prepare([str(many)], tmp_path / "broken", request, progress=stop)
-    finished = {name for name in snapshot(tmp_path / "broken") if name.endswith(".bin") and NAME not in name}
+    finished = {name for name in snapshot(tmp_path / "broken") if name.endswith(".bin") and WORK not in name}
     before = {name: (tmp_path / "broken" / name).stat().st_mtime_ns for name in finished}
     prepare([str(many)], tmp_path / "broken", request)
     assert snapshot(tmp_path / "broken") == snapshot(tmp_path / "whole")
@@ -150,7 +150,7 @@ def test_another_tokenizer_under_the_same_name_is_refused(tmp_path: Path, tokeni
 def test_a_directory_another_process_writes_is_refused_and_a_dead_one_s_lock_is_not(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
     script = (
-        "import sys, time; from pathlib import Path; from lowtide.prepare.journal import Journal\n"
+        "import sys, time; from pathlib import Path; from lowtide.corpus.journal import Journal\n"
         "with Journal(Path(sys.argv[1])).held(): print('held', flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "out")]
@@ -256,6 +256,6 @@ def test_workers_end_when_the_run_is_killed(tmp_path: Path, many: Path, tokenize
         time.sleep(0.05)
     assert len(workers) == 2
     assert not any(b"prepare.worker" in _command(str(pid)) for pid in workers)
-    assert (tmp_path / "out" / NAME).is_dir()
+    assert (tmp_path / "out" / WORK).is_dir()
     with Journal(tmp_path / "out").held():
         pass  # the dead run's lock blocks nobody

@@ -14,7 +14,7 @@ from pathlib import Path
 from lowtide.arguments import at_least
 
 try:
-    from lowtide.survey.spelling import NumberWords, Words, words_of
+    from lowtide.prepare.tokenizers.spelling import NumberWords, Words, words_of
     from lowtide.train.compute import choose
     from lowtide.train.generate import TrainedModel, load_trained, sampled
     from lowtide.train.mix_setting import first_corpus

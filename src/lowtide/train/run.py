@@ -21,7 +21,7 @@ from typing import Any
 
 from lowtide.errors import LowtideError
 from lowtide.prepare import Control
-from lowtide.survey.spelling import NumberWords, words_of
+from lowtide.prepare.tokenizers.spelling import NumberWords, words_of
 from lowtide.train import branches, checkpoint
 from lowtide.train.board import Board, check_installed
 from lowtide.train.branches import Branch

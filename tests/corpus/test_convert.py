@@ -10,9 +10,10 @@ import pytest
 from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_cli, snapshot, write_jsonl
 
 import lowtide
+from lowtide.corpus import conversion, convert
+from lowtide.corpus.conversion import Stated
 from lowtide.errors import FormatError
-from lowtide.prepare import Request, conversion, convert, prepare
-from lowtide.prepare.conversion import Stated
+from lowtide.prepare import Request, prepare
 
 TEXTS = make_documents(40, longest=60)
 FLAT = [number for ids in as_bytes(TEXTS) for number in ids]
