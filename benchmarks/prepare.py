@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import DIRECTORY, Figure, drop, interleaved, report, warm
-from lowtide.prepare import Request, Resources, prepare, verify
+from lowtide.corpus import verify
+from lowtide.prepare import Request, Resources, prepare
 from lowtide.prepare.tokenizers.encoders import hugging_face
 from lowtide.prepare.tokenizers.vocabulary import load_vocabulary
 

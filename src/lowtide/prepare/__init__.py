@@ -6,7 +6,6 @@ order become shards; an engine only decides where the encoding happens. Read ``i
 ``assemble.py`` -> ``job.py``. The shards themselves are `lowtide.corpus`'s.
 """
 
-from lowtide.corpus.checks import verify
 from lowtide.corpus.request import Request
 from lowtide.prepare.control import Control, kept_memmap
 from lowtide.prepare.job import Prepared, prepare
@@ -24,5 +23,4 @@ __all__ = [
     "kept_memmap",
     "machine_corpus",
     "prepare",
-    "verify",
 ]

@@ -1,4 +1,4 @@
-"""A worker process of the local engine: sections or blocks of text in, encoded blocks out, until the other side is gone.
+"""A worker process of the local engine: sections or text blocks in, encoded blocks out, until the other side is gone.
 
 It is started as a program of its own (``python -m lowtide.prepare.worker``) and knows nothing but a socket, so it ends
 by itself when whoever started it is killed. A thread takes tasks in, so that neither side can wait for the other while
