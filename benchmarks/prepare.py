@@ -23,9 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import DIRECTORY, Figure, drop, interleaved, report, warm
-from lowtide.prepare import Request, Resources, prepare, verify
-from lowtide.prepare.encoders import hugging_face
-from lowtide.prepare.tokenizer import load_vocabulary
+from lowtide.corpus import verify
+from lowtide.prepare import Request, Resources, prepare
+from lowtide.prepare.tokenizers.encoders import hugging_face
+from lowtide.prepare.tokenizers.vocabulary import load_vocabulary
 
 TEXT = 100_000_000
 SEPARATOR = b"<|document|>\n"

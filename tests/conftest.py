@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -125,24 +126,26 @@ def python_engine_for_spoiled_calls(request: pytest.FixtureRequest, monkeypatch:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """One real local Ray cluster for all tests of a run: starting one takes seconds. Use it from `serial` tests: they
-    run in one process, so there is only one cluster."""
+def ray_cluster() -> Iterator[Any]:
+    """One real Ray cluster for all tests of a session: a head that only coordinates and two nodes that work, one of
+    which may be lost. Use it from `serial` tests: they share one process, so there is only one cluster."""
     ray = pytest.importorskip("ray", reason="NOT TESTED: Ray is not installed")
+    from ray.cluster_utils import Cluster
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    place = tempfile.mkdtemp(prefix="lt-ray-", dir="/tmp")  # short: names of sockets are
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    place = os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="lt-ray-", dir="/tmp")  # short: names of sockets are
+    memory = 128 << 20
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ray.init(
-            num_cpus=2,
-            object_store_memory=256 << 20,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _temp_dir=place,
-        )
+        head = {"num_cpus": 0, "object_store_memory": memory, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=memory)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         try:
-            yield
+            yield cluster
         finally:
             ray.shutdown()
+            cluster.shutdown()  # type: ignore[no-untyped-call,unused-ignore]
             shutil.rmtree(place, ignore_errors=True)

@@ -42,7 +42,9 @@ def processes() -> dict[int, str]:
     return found
 
 
-OTHERS = ("Dask-Offload", "Prefetcher")  # Ray Data names its threads so; ours have no Python thread
+# Ray Data names its threads so; ours have no Python thread. A "Dummy" is a thread of a foreign library, here Ray's core,
+# that once called into Python.
+OTHERS = ("Dask-Offload", "Prefetcher", "Dummy-")
 
 
 def threads() -> dict[int, str]:

@@ -59,6 +59,7 @@ LAYERS: list[set[str]] = [
     {"array", "create", "feed", "windows"},
     {"together"},
     {"tokens", "mixture", "mixture_terms"},  # what a user opens; its batches() makes feeds
+    {"corpus"},  # prepare writes through its files
     {"prepare"},
     {"torch", "dask", "ray", "survey", "report", "pytest_plugin", "notebook"},
     {"bench"},

@@ -1,6 +1,6 @@
 """Dask arrays over rows on disk: ``lowtide.dask.array(a)``.
 
-One idea: the graph carries the opened array, not its rows - a few hundred bytes that name the file - and each block is
+The graph carries the opened array, not its rows - a few hundred bytes that name the file - and each block is
 read through our reader by the worker that needs it, when it needs it. So a block is one bounded read into memory the
 worker owns, and nothing is mapped, sent or kept.
 

@@ -1,10 +1,10 @@
 """Ray Data over rows on disk: ``lowtide.ray.dataset(a)``, of arrays, of several aligned ones, or of tokens.
 
-One idea: a read task is a range of rows and the opened array itself, which travels as the name of its file. The worker
-that runs the task reads its own range through our reader, a bounded piece at a time, and each piece is a block for Ray.
+A read task is a range of rows and the opened array itself, which travels as the name of its file. The worker
+that has the task reads its own range through our reader, a bounded number of rows at a time: one block of Ray's.
 
-Costs one piece (16 MiB, or the budget where that is less) per task beside what Ray holds. The workers must see the
-files under the same path. The only file that imports Ray.
+Costs one block (16 MiB, or the budget where that is less) per task beside what Ray holds. The workers must see the
+files under the same path. The only file that imports Ray for reading.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lowtide.units import MIB
 
 __all__ = ["RowSource", "dataset"]
 
-PIECE = 16 * MIB  # read at a time: enough to keep a disk busy, little beside Ray's own blocks of 128 MiB
+BLOCK_BYTES_READ = 16 * MIB  # read at a time: enough to keep a disk busy, little beside Ray's own blocks of 128 MiB
 
 Columns = dict[str, NDArray[Any]]
 
@@ -80,7 +80,9 @@ class _ColumnReader:
         self._arrays = arrays
         self.count = len(next(iter(arrays.values())))
         self.width = sum(array.nbytes // max(1, len(array)) for array in arrays.values())
-        self._rows = max(1, min(PIECE, *(array.plan().budget for array in arrays.values())) // max(1, self.width))
+        self._rows = max(
+            1, min(BLOCK_BYTES_READ, *(array.plan().budget for array in arrays.values())) // max(1, self.width)
+        )
 
     def blocks(self, first: int, last: int) -> Iterator[Any]:
         """The range as Ray's blocks; runs in a worker."""
@@ -100,7 +102,7 @@ class _WindowReader:
         self._length = length
         self.count = max(0, (len(tokens) - 1) // length)
         self.width = (length + 1) * tokens.dtype.itemsize
-        self._rows = max(1, min(PIECE, tokens.plan().budget) // self.width)
+        self._rows = max(1, min(BLOCK_BYTES_READ, tokens.plan().budget) // self.width)
 
     def blocks(self, first: int, last: int) -> Iterator[Any]:
         """The range as Ray's blocks; runs in a worker."""

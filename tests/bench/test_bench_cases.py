@@ -30,9 +30,9 @@ MIB = 1 << 20
 ASK = Ask(batch=16, length=64, seconds=0.05)
 
 
-@pytest.fixture
-def tokens(tmp_path: Path) -> Path:
-    path = tmp_path / "tokens.npy"
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokens") / "tokens.npy"
     np.save(path, np.random.default_rng(0).integers(0, 5000, 2 * MIB, dtype=np.uint16))
     return path
 

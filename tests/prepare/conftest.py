@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import lowtide
-from lowtide.prepare.bpe import tokenizer_json
+from lowtide.prepare.tokenizers.bpe import tokenizer_json
 
 EOT = 256
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,7 @@ ray = pytest.importorskip(
 )
 
 # Ray's own processes and threads warn about what they do; none of it is ours.
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head that only coordinates, and two nodes that work."""
-    from ray.cluster_utils import Cluster
-
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 128 << 20})
-    for _ in range(2):
-        made.add_node(num_cpus=1, object_store_memory=128 << 20)
-    ray.init(address=made.address, log_to_driver=False)
-    yield made
-    ray.shutdown()
-    made.shutdown()  # type: ignore[no-untyped-call,unused-ignore]
+pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +29,17 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_lost_node_changes_no_byte(tmp_path: Path, cluster: Any, texts: Path, tokenizer: Path) -> None:
+def test_a_lost_node_changes_no_byte(tmp_path: Path, ray_cluster: Any, texts: Path, tokenizer: Path) -> None:
     request = Request(tokenizer=str(tokenizer), shard_tokens=2_000_000, val=0.05, dedup=True)
     prepare([str(texts)], tmp_path / "local", request, Resources(workers=1))
     lost: list[Any] = []
 
     def lose_one(status: Status) -> None:
         if status.tokens and not lost:
-            node = cluster.worker_nodes.copy().pop()
+            node = ray_cluster.worker_nodes.copy().pop()
             lost.append(node)
-            cluster.remove_node(node, allow_graceful=False)
-            cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
+            ray_cluster.remove_node(node, allow_graceful=False)
+            ray_cluster.add_node(num_cpus=1, object_store_memory=128 << 20)
 
     prepare([str(texts)], tmp_path / "ray", request, Resources(engine="ray"), progress=lose_one)
     assert lost, "no node was lost: the run was over before"
@@ -68,7 +51,7 @@ class StoppedError(Exception):
 
 
 def test_a_run_begun_on_ray_goes_on_locally_with_the_same_bytes(
-    tmp_path: Path, cluster: Any, texts: Path, tokenizer: Path
+    tmp_path: Path, ray_cluster: Any, texts: Path, tokenizer: Path
 ) -> None:
     request = Request(tokenizer=str(tokenizer), shard_tokens=2_000_000)
     prepare([str(texts)], tmp_path / "local", request, Resources(workers=1))
@@ -84,7 +67,7 @@ def test_a_run_begun_on_ray_goes_on_locally_with_the_same_bytes(
     assert snapshot(tmp_path / "out") == snapshot(tmp_path / "local")
 
 
-def test_bad_input_on_a_node_is_the_error_it_is_here(tmp_path: Path, cluster: Any, tokenizer: Path) -> None:
+def test_bad_input_on_a_node_is_the_error_it_is_here(tmp_path: Path, ray_cluster: Any, tokenizer: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\nbroken\n')
     with pytest.raises(FormatError, match="line 2: expected a JSON object"):
         prepare([str(tmp_path / "a.jsonl")], tmp_path / "out", Request(), Resources(engine="ray"))

@@ -9,20 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.prepare.conftest import as_bytes, documents_of, run_cli, write_jsonl
+from tests.commands import called
+from tests.prepare.conftest import as_bytes, documents_of, write_jsonl
 
+from lowtide.corpus.journal import WORK
 from lowtide.errors import FormatError, LowtideError
 from lowtide.prepare import Request, Resources, prepare
-from lowtide.prepare.encoders import checked, choose
-from lowtide.prepare.journal import NAME
-from lowtide.prepare.tokenizer import Vocabulary, load_vocabulary
+from lowtide.prepare.tokenizers.encoders import checked, choose
+from lowtide.prepare.tokenizers.vocabulary import Vocabulary, load_vocabulary
 
 
 def refused(tmp_path: Path, path: Path, request: Request | None = None) -> str:
     """The error of a run that must fail; no file has a final name afterwards."""
     with pytest.raises((LowtideError, OSError, ValueError)) as caught:
         prepare([str(path)], tmp_path / "out", request or Request(), Resources(workers=1))
-    assert not [name for name in (tmp_path / "out").glob("*") if name.name != NAME]
+    assert not [name for name in (tmp_path / "out").glob("*") if name.name != WORK]
     return str(caught.value)
 
 
@@ -208,8 +209,8 @@ def test_wrong_settings_are_refused_with_the_flag_to_change(make: Callable[[], o
 
 def test_the_command_says_it_in_one_line_and_tells_usage_from_data(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("broken\n")
-    data = run_cli("prepare", tmp_path / "a.jsonl", "-o", tmp_path / "out")
+    data = called("prepare", tmp_path / "a.jsonl", "-o", tmp_path / "out")
     assert (data.returncode, len(data.stderr.strip().splitlines())) == (1, 1)
     assert "Traceback" not in data.stderr
-    usage = run_cli("prepare", tmp_path / "a.jsonl", "-o", tmp_path / "out", "--val", "3")
+    usage = called("prepare", tmp_path / "a.jsonl", "-o", tmp_path / "out", "--val", "3")
     assert (usage.returncode, len(usage.stderr.strip().splitlines())) == (2, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.commands import called
 from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_cli, snapshot, write_jsonl
 
 import lowtide
@@ -206,7 +207,7 @@ def test_a_tiktoken_file_of_another_name_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_reads_line_ends_in_a_separator_and_shows_what_came_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
-    done = run_cli("prepare", tmp_path / "a.txt", "-o", tmp_path / "out", "--separator", r"\n\n")
+    done = called("prepare", tmp_path / "a.txt", "-o", tmp_path / "out", "--separator", r"\n\n")
     assert done.returncode == 0, done.stderr
     assert documents_of(tmp_path / "out") == as_bytes(["one", "two", "three"])
     assert "lowtide verify" in done.stdout

@@ -13,12 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.commands import called
 from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_cli, snapshot, write_jsonl
 
+from lowtide.corpus.journal import WORK, Journal
 from lowtide.errors import BudgetError, FormatError, StateError
 from lowtide.prepare import Request, Resources, assemble, prepare
 from lowtide.prepare.job import Status
-from lowtide.prepare.journal import NAME, Journal
 
 COMMAND = [sys.executable, "-m", "lowtide", "prepare"]
 
@@ -33,34 +34,46 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def killed_after(command: list[str], seconds: float) -> bool:
-    """Start a command, kill it with SIGKILL; whether it was still running."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+@pytest.fixture(scope="module")
+def settings(tokenizer: Path) -> Request:
+    return Request(tokenizer=str(tokenizer), shard_tokens=300_000, val=0.1, dedup=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, many: Path, settings: Request) -> dict[str, bytes]:
+    """What is left by preparing with these settings when nothing goes wrong."""
+    directory = tmp_path_factory.mktemp("whole") / "out"
+    prepare([str(many)], directory, settings, Resources(workers=2))
+    return snapshot(directory)
+
+
+def killed(many: Path, output: Path, settings: Request, after: int, wait: float) -> bool:
+    """Prepare in a process that SIGKILL ends ``wait`` seconds after so many signs of progress; whether it did."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
         try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return True
-    return False
+            prepare([str(many)], output, settings, Resources(workers=1), lambda _: (os.write(writing, b"."), None)[1])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb", 0) as signs:
+        while after and signs.read(1):
+            after -= 1
+    time.sleep(wait)
+    os.kill(child, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_gives_the_bytes_of_one_that_was_not(
-    tmp_path: Path, many: Path, tokenizer: Path
+    tmp_path: Path, many: Path, settings: Request, whole: dict[str, bytes]
 ) -> None:
-    settings = ["--tokenizer", str(tokenizer), "--shard-tokens", "300000", "--val", "0.1", "--dedup", "64MiB"]
-    whole = [*COMMAND, str(many), "-o", str(tmp_path / "whole"), *settings]
-    begun = time.monotonic()
-    assert subprocess.run(whole, capture_output=True, check=False).returncode == 0
-    took = time.monotonic() - begun
-    broken = [*COMMAND, str(many), "-o", str(tmp_path / "broken"), *settings]
-    draw, kills = random.Random(1), 0
-    for _ in range(3):  # spread over the whole run, wherever a loaded machine puts them
-        kills += killed_after(broken, took * draw.uniform(0.3, 0.9))
-    done = subprocess.run(broken, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert kills, "no run lived long enough to be killed"
-    assert snapshot(tmp_path / "broken") == snapshot(tmp_path / "whole")
+    draw = random.Random(1)
+    kills = [killed(many, tmp_path / "out", settings, after, draw.uniform(0, 0.1)) for after in (3, 1, 3)]
+    prepare([str(many)], tmp_path / "out", settings, Resources(workers=1))
+    assert any(kills), "none lived long enough to be killed"
+    assert snapshot(tmp_path / "out") == whole
 
 
 class StoppedError(Exception):
@@ -68,7 +81,7 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_a_run_stopped_after_any_piece_goes_on_from_its_last_checkpoint(
+def test_a_run_stopped_after_any_block_goes_on_from_its_last_checkpoint(
     tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     request = Request(shard_tokens=1_500_000, val=0.2, dedup=True)
@@ -84,7 +97,7 @@ def test_a_run_stopped_after_any_piece_goes_on_from_its_last_checkpoint(
 
     with pytest.raises(StoppedError):
         prepare([str(many)], tmp_path / "broken", request, progress=stop)
-    finished = {name for name in snapshot(tmp_path / "broken") if name.endswith(".bin") and NAME not in name}
+    finished = {name for name in snapshot(tmp_path / "broken") if name.endswith(".bin") and WORK not in name}
     before = {name: (tmp_path / "broken" / name).stat().st_mtime_ns for name in finished}
     prepare([str(many)], tmp_path / "broken", request)
     assert snapshot(tmp_path / "broken") == snapshot(tmp_path / "whole")
@@ -150,14 +163,14 @@ def test_another_tokenizer_under_the_same_name_is_refused(tmp_path: Path, tokeni
 def test_a_directory_another_process_writes_is_refused_and_a_dead_one_s_lock_is_not(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
     script = (
-        "import sys, time; from pathlib import Path; from lowtide.prepare.journal import Journal\n"
+        "import sys, time; from pathlib import Path; from lowtide.corpus.journal import Journal\n"
         "with Journal(Path(sys.argv[1])).held(): print('held', flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "out")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        done = run_cli("prepare", path, "-o", tmp_path / "out")
+        done = called("prepare", path, "-o", tmp_path / "out")
         assert done.returncode == 1
         assert f"process {holder.pid} is writing" in done.stderr
         os.kill(holder.pid, signal.SIGKILL)
@@ -200,7 +213,7 @@ def test_a_full_disk_is_one_clear_line_and_the_run_goes_on_after_space_is_made(t
     assert os.strerror(errno.EFBIG) in done.stderr
     assert "run the same command again" in done.stderr
     assert not list((tmp_path / "out").glob("*.bin")), "nothing half-written has a final name"
-    again = run_cli(*words)
+    again = called(*words)
     assert again.returncode == 0, again.stderr
     prepare([str(many)], tmp_path / "whole")
     assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
@@ -217,21 +230,21 @@ def test_a_full_table_of_seen_documents_stops_the_run_and_a_larger_one_goes_on(t
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, many: Path, tokenizer: Path) -> None:
-    request = Request(tokenizer=str(tokenizer))
-    prepare([str(many)], tmp_path / "whole", request, Resources(workers=2))
-    killed: list[int] = []
+def test_a_worker_that_is_killed_is_replaced(
+    tmp_path: Path, many: Path, settings: Request, whole: dict[str, bytes]
+) -> None:
+    ended: list[int] = []
 
     def kill_one(status: object) -> None:
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
         workers = [int(pid) for pid in children if b"lowtide.prepare.worker" in _command(pid)]
-        if workers and not killed:
-            killed.append(workers[0])
+        if workers and not ended:
+            ended.append(workers[0])
             os.kill(workers[0], signal.SIGKILL)
 
-    prepare([str(many)], tmp_path / "out", request, Resources(workers=2), progress=kill_one)
-    assert killed
-    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "whole")
+    prepare([str(many)], tmp_path / "out", settings, Resources(workers=2), progress=kill_one)
+    assert ended
+    assert snapshot(tmp_path / "out") == whole
 
 
 def _command(pid: str) -> bytes:
@@ -256,6 +269,6 @@ def test_workers_end_when_the_run_is_killed(tmp_path: Path, many: Path, tokenize
         time.sleep(0.05)
     assert len(workers) == 2
     assert not any(b"prepare.worker" in _command(str(pid)) for pid in workers)
-    assert (tmp_path / "out" / NAME).is_dir()
+    assert (tmp_path / "out" / WORK).is_dir()
     with Journal(tmp_path / "out").held():
         pass  # the dead run's lock blocks nobody

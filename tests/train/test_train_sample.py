@@ -14,7 +14,7 @@ import torch
 from tests.train.running import TINY, train
 
 from lowtide.cli import main
-from lowtide.survey.spelling import ByteWords, NumberWords, words_of
+from lowtide.prepare.tokenizers.spelling import Decoder, NumberWords, words_of
 from lowtide.train import GPT, Settings, Shape, checkpoints
 from lowtide.train.generate import load_trained
 
@@ -118,11 +118,11 @@ def test_text_goes_through_the_tokenizer_that_the_corpus_names(tmp_path: Path) -
 
 
 def test_what_ids_mean_where_no_manifest_says_it(tmp_path: Path) -> None:
-    assert isinstance(words_of("", 256), ByteWords)
-    assert isinstance(words_of(str(tmp_path / "gone"), 257), ByteWords)
+    assert isinstance(words_of("", 256), Decoder)
+    assert isinstance(words_of(str(tmp_path / "gone"), 257), Decoder)
     assert isinstance(words_of(str(tmp_path / "gone"), 50_304), NumberWords)
-    assert isinstance(words_of(str(tmp_path / "gone"), 50_304, "bytes"), ByteWords)
-    assert ByteWords().text([104, 105, 256]) == "hi"
+    assert isinstance(words_of(str(tmp_path / "gone"), 50_304, "bytes"), Decoder)
+    assert words_of("", 257).text([104, 105, 256, 106]) == "hi\n\nj"
 
 
 # What a run leaves for others

@@ -29,7 +29,7 @@ STAYS = 0.01  # of a dropped file may be back in the cache before we call it not
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of reading: items read and how long that took. ``whole``: it came to the end by itself."""
+    """Reading for some time: items read and how long that took. ``whole``: it came to the end by itself."""
 
     items: int
     seconds: float

@@ -1,6 +1,6 @@
 """What is measured: patterns of reading, ways to do each, and one job for every pair.
 
-One idea: a job is everything a fresh process needs to measure one way, as plain JSON-safe values, so that the
+A job is everything a fresh process needs to measure one way, as plain JSON-safe values, so that the
 process that measures shares nothing with the one that asks. Pure; reads nothing.
 """
 
@@ -39,7 +39,7 @@ class Way:
     @property
     def warm(self) -> bool:
         """Whether it can be measured on cached data: a way that drops what it read makes it cold again."""
-        return self.cache == "keep" or self.strategy == "direct"
+        return self.cache == "keep"
 
 
 # The most telling first: when time is short, the rest is what stays unmeasured.
@@ -50,7 +50,6 @@ WAYS = (
     Way("read, drop", "read", "drop"),
     Way("nanoGPT's loop", patterns=("windows",)),
     Way("map, keep", "map", "keep"),
-    Way("direct", "direct", "drop"),
     Way("remap, keep", "remap", "keep"),
     Way("advise, keep", "advise", "keep"),
     Way("remap, drop", "remap", "drop"),
@@ -82,7 +81,7 @@ def quick(ask: Ask) -> Ask:
 
 @dataclass(frozen=True)
 class Job:
-    """One way, one pattern, one run of one file."""
+    """One way and one pattern over one file."""
 
     way: str
     pattern: str

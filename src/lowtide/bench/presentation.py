@@ -1,6 +1,6 @@
 """A benchmark as rows of text and as one JSON document.
 
-One idea: every figure stands beside its ratio to the same baseline, and what must be known about how the figures came
+Every figure stands beside its ratio to the same baseline, and what must be known about how the figures came
 about stands below them. Lays out; measures nothing and prints nothing.
 """
 

@@ -1,6 +1,6 @@
 """What the figures recommend, and why.
 
-One idea: only ways that stayed inside the budget are candidates, judged where the data will really be - in the page
+Only ways that stayed inside the budget are candidates, judged where the data will really be - in the page
 cache if it fits there, on the disk if not - and only a clear gain replaces the default. Pure: figures in, words out.
 """
 

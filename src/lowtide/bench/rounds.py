@@ -1,6 +1,6 @@
 """Runs every job in fresh processes, in interleaved rounds, and gathers the medians.
 
-One idea: a round runs each way once, in turn, so that a noisy neighbour hits all of them; memory is watched from
+A round runs each way once, in turn, so that a noisy neighbour hits all of them; memory is watched from
 outside while a job runs, so that watching costs the measured loop nothing. Costs about 0.2 s per job to start Python.
 A job that hangs is ended, a job that is killed is reported as killed, and a job for which no time is left is named.
 """

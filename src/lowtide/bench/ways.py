@@ -1,6 +1,6 @@
 """The loops that are measured: each an iterator that reads one batch per step and says how many items that was.
 
-One idea: every way delivers the same thing - rows copied into memory of the user's own, windows as two int64 arrays -
+Every way delivers the same thing - rows copied into memory of the user's own, windows as two int64 arrays -
 and each rival is at its best: one gather per batch, a reused aligned buffer for chunks, an order computed in blocks
 instead of a permutation in memory. Only nanoGPT's loop is as its users have it.
 """

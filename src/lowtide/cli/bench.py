@@ -1,6 +1,6 @@
 """``lowtide bench``: every way to read a file, measured on this machine and disk, and what to take.
 
-One idea: the figures come from fresh processes that each read the user's own file one way; this file asks for them,
+The figures come from fresh processes that each read the user's own file one way; this file asks for them,
 shows how far it is, and prints. It reads the file and, for cold figures, throws that file out of the page cache.
 """
 

@@ -10,9 +10,9 @@ import time
 from dataclasses import asdict
 
 from lowtide.cli.tables import facts, show
-from lowtide.prepare import convert
-from lowtide.prepare.conversion import Stated
-from lowtide.prepare.request import FORMATS, SHARD_TOKENS
+from lowtide.corpus import convert
+from lowtide.corpus.conversion import Stated
+from lowtide.corpus.request import FORMATS, SHARD_TOKENS
 
 
 def add(parser: argparse.ArgumentParser) -> None:

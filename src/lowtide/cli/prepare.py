@@ -1,6 +1,6 @@
 """``lowtide prepare``: text files in, a token corpus out.
 
-One idea: every flag is a field of `Request` (what fixes the corpus) or `Resources` (how to get there); this file finds
+Every flag is a field of `Request` (what fixes the corpus) or `Resources` (how to get there); this file finds
 out what was asked for, shows how far it is, and says at the end what came out and what to do next.
 """
 
@@ -16,9 +16,10 @@ from dataclasses import asdict
 from typing import Any
 
 from lowtide.cli.tables import facts, show
+from lowtide.corpus.request import FORMATS, POLICIES, REQUEST_FIELDS, SHARD_TOKENS
 from lowtide.prepare import Prepared, Request, Resources, prepare
 from lowtide.prepare.job import Status
-from lowtide.prepare.request import ENGINES, FORMATS, POLICIES, REQUEST_FIELDS, SHARD_TOKENS
+from lowtide.prepare.resources import ENGINES
 from lowtide.units import format_duration, format_size
 
 _EVERY = 10.0  # seconds between lines where there is no terminal

@@ -15,7 +15,7 @@ from pathlib import Path
 from lowtide.arguments import at_least
 
 try:
-    from lowtide.survey.spelling import NumberWords, Words, words_of
+    from lowtide.prepare.tokenizers.spelling import NumberWords, Words, words_of
     from lowtide.train.generate import TrainedModel, load_trained, sampled
     from lowtide.train.model import choose_compute
     from lowtide.train.settings import first_corpus

@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict
 
 from lowtide.cli.tables import Styled, counted, facts, show
-from lowtide.prepare import Verified, verify
+from lowtide.corpus import Verified, verify
 from lowtide.units import format_duration, format_size
 
 

@@ -1,31 +1,26 @@
 """Text in, a verified token corpus out: bounded in memory, restartable, the same bytes from every engine.
 
-One idea: a run is one plan - input splits -> encoded pieces -> shards in input order - and an engine only decides where
-the middle step happens. Read in this order: ``request.py`` (what was asked for) -> ``inputs.py`` -> ``splits.py`` ->
-``blocks.py`` -> ``pieces.py`` -> ``processes.py`` or ``cluster.py`` -> ``assemble.py`` -> ``shards.py`` -> ``job.py``.
+The input is cut into sections, a section is read as blocks of text, each block is encoded, and encoded blocks in input
+order become shards; an engine only decides where the encoding happens. Read ``inputs/`` (files to documents),
+``tokenizers/`` (documents to ids and back), then ``encoding.py`` -> ``processes.py`` or ``cluster.py`` ->
+``assemble.py`` -> ``job.py``. The shards themselves are `lowtide.corpus`'s.
 """
 
-from lowtide.prepare.checks import Fault, Verified, verify
+from lowtide.corpus.request import Request
 from lowtide.prepare.control import Control, kept_memmap
-from lowtide.prepare.conversion import Conversion, convert
-from lowtide.prepare.decoding import Decoder, decoder_of
 from lowtide.prepare.job import Prepared, prepare
 from lowtide.prepare.machine_text import machine_corpus
-from lowtide.prepare.request import Request, Resources
+from lowtide.prepare.resources import Resources
+from lowtide.prepare.tokenizers.spelling import Decoder, decoder_of
 
 __all__ = [
     "Control",
-    "Conversion",
     "Decoder",
-    "Fault",
     "Prepared",
     "Request",
     "Resources",
-    "Verified",
-    "convert",
     "decoder_of",
     "kept_memmap",
     "machine_corpus",
     "prepare",
-    "verify",
 ]

@@ -1,12 +1,12 @@
-"""The Ray engine: the same splits, encoded by tasks of a Ray cluster, the same bytes in the same order.
+"""The Ray engine: the same sections, encoded by tasks of a Ray cluster, the same bytes in the same order.
 
-One idea: a task is one split and gives its pieces as a stream; a bounded number of tasks is under way, and each stream
-stops by itself while nobody takes from it. Ray does again what a lost worker or node was doing, and as a piece is a
-pure function of its split, a second try gives the same bytes. This process takes the pieces in order and writes, so
+A task is one section and gives its blocks as a stream; a bounded number of tasks is under way, and each stream
+stops by itself while nobody takes from it. Ray does again what a lost worker or node was doing, and as a block is a
+pure function of its section, a second try gives the same bytes. This process takes the blocks in order and writes, so
 the output lies where the command runs; every node must see the inputs under the same paths and have Lowtide installed.
 
-Costs the pieces under way in Ray's object store, which spills to disk when it is full. Restarting is the journal's
-work, as for the local engine. ray is imported here alone.
+Costs the blocks under way in Ray's object store, which spills to disk when it is full. Restarting is the journal's
+work, as for the local engine. ray is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -17,45 +17,47 @@ from collections.abc import Iterator
 from typing import Any
 
 from lowtide.errors import LowtideError
-from lowtide.prepare.pieces import Piece, Recipe, Worker
-from lowtide.prepare.splits import Split
+from lowtide.prepare.encoding import BlockEncoder, EncodedBlock, Recipe
+from lowtide.prepare.inputs.sections import Section
 
 _TRIES = 8  # of a task whose worker or node is lost
-_PIECES_AHEAD = 8  # of one split that wait before it stops
-_workers: dict[str, Worker] = {}  # of a Ray worker process: loading a tokenizer costs more than a split
+_BLOCKS_AHEAD = 8  # of one section that wait before it stops
+_encoders: dict[str, BlockEncoder] = {}  # of a Ray worker process: loading a tokenizer costs more than a section
 
 
-def run_ray(splits: Iterator[Split], recipe: Recipe, skip: int, address: str, tasks: int) -> Iterator[Piece]:
-    """Every piece in order. ``tasks``: how many splits are under way; 0: twice the cluster's processors."""
+def encoded_by_ray(
+    sections: Iterator[Section], recipe: Recipe, skip: int, address: str, tasks: int
+) -> Iterator[EncodedBlock]:
+    """Every block in order. ``tasks``: how many sections are under way; 0: twice the cluster's processors."""
     ray = _ray()
     with _connected(ray, address):
         options = {
             "num_returns": "streaming",
             "max_retries": _TRIES,
-            "_generator_backpressure_num_objects": _PIECES_AHEAD,
+            "_generator_backpressure_num_objects": _BLOCKS_AHEAD,
         }
-        encode = ray.remote(_pieces).options(**options)
+        encode = ray.remote(_blocks).options(**options)
         shared, key = ray.put(recipe), f"{recipe.encoder}-{recipe.vocabulary.fingerprint}-{hash(recipe.request)}"
         running: deque[Any] = deque()
         while True:
             most = tasks or 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
-            while len(running) < most and (split := next(splits, None)) is not None:
-                running.append(encode.remote(split, shared, key, skip))
+            while len(running) < most and (section := next(sections, None)) is not None:
+                running.append(encode.remote(section, shared, key, skip))
                 skip = 0
             if not running:
                 return
             yield from _taken(ray, running.popleft())
 
 
-def _pieces(split: Split, recipe: Recipe, key: str, skip: int) -> Iterator[Piece]:
-    worker = _workers.get(key)
-    if worker is None:
-        _workers.clear()
-        worker = _workers[key] = Worker(recipe)
-    yield from worker.pieces(split, skip)
+def _blocks(section: Section, recipe: Recipe, key: str, skip: int) -> Iterator[EncodedBlock]:
+    encoder = _encoders.get(key)
+    if encoder is None:
+        _encoders.clear()
+        encoder = _encoders[key] = BlockEncoder(recipe)
+    yield from encoder.blocks(section, skip)
 
 
-def _taken(ray: Any, stream: Any) -> Iterator[Piece]:
+def _taken(ray: Any, stream: Any) -> Iterator[EncodedBlock]:
     try:
         for reference in stream:
             yield ray.get(reference)
@@ -75,7 +77,7 @@ def _taken(ray: Any, stream: Any) -> Iterator[Piece]:
 
 @contextlib.contextmanager
 def _connected(ray: Any, address: str) -> Iterator[None]:
-    """A cluster: the one at ``address``, the one this process is already in, or one for this run alone."""
+    """A cluster: the one at ``address``, the one this process is already in, or one for this job alone."""
     if ray.is_initialized():
         yield
         return

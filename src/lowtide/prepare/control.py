@@ -1,7 +1,7 @@
 """The control: what one reading pass over a corpus through a kept ``np.memmap`` holds, in a fresh process.
 
-One idea: a claim that memory stays low means something only beside what the plain way holds on the same data. A child
-maps every shard, keeps the maps, reads windows in a shuffled order as a training run would, and says how much of them
+A claim that memory stays low means something only beside what the plain way holds on the same data. A child
+maps every shard, keeps the maps, reads windows in a shuffled order as training would, and says how much of them
 is then resident, by kind. Costs one pass over the corpus and as much memory as the corpus has: that is the point.
 """
 
@@ -56,12 +56,12 @@ def kept_memmap(corpus: str | Path, *, length: int = 1024, dtype: str | None = N
     rows = zip(layout.extents, layout.rows, strict=True)
     asked["shards"] = [[extent.path, extent.offset, count] for extent, count in rows if count]
     command = [sys.executable, "-c", _PROGRAM, json.dumps(asked)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode:
-        reason = (run.stderr.strip().splitlines() or [f"exit {run.returncode}"])[-1]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
         raise LowtideError(
             f"{corpus}: expected a pass through np.memmap, got: {reason}. Check the corpus with lowtide verify."
         )
-    found = json.loads(run.stdout)
+    found = json.loads(done.stdout)
     trace = tuple((float(share), int(mapped), int(anon)) for share, mapped, anon in found["trace"])
     return Control(layout.nbytes, found["mapped"], found["anon"], trace)

@@ -1,8 +1,8 @@
 """``prepare``: the whole job, from names of files to a corpus with its manifest.
 
-One idea: plan, go on from where the journal stopped, write the manifest last. Until then the output directory holds
+Plan, go on from where the journal stopped, write the manifest last. Until then the output directory holds
 finished shards and the work directory; after it, the corpus alone. Whatever happens in between - kill, full disk, lost
-node - the same command goes on, and the bytes are those of a run that was never stopped.
+node - the same command goes on, and the bytes are those of one that was never stopped.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.atomic import atomic_write
+from lowtide.corpus.conversion import write_foreign
+from lowtide.corpus.finding import corpora_in, stated_manifest
+from lowtide.corpus.journal import Journal, refuse_foreign
+from lowtide.corpus.request import Request
+from lowtide.corpus.shards import ShardWriter
 from lowtide.errors import FormatError, StateError
 from lowtide.formats.manifest import NAME as MANIFEST
 from lowtide.prepare.assemble import Assembler
-from lowtide.prepare.bpe import SAMPLE, trained
-from lowtide.prepare.cluster import run_ray
-from lowtide.prepare.conversion import write_foreign
-from lowtide.prepare.encoders import CACHE, Choice, choose
-from lowtide.prepare.inputs import STDIN, Input, copy_stdin, digest, list_inputs
-from lowtide.prepare.journal import Journal, refuse_foreign
-from lowtide.prepare.pieces import Piece, Recipe
-from lowtide.prepare.processes import run_inline, run_local
-from lowtide.prepare.request import Request, Resources
-from lowtide.prepare.sampling import compared_texts, sample_texts
-from lowtide.prepare.shards import ShardWriter
-from lowtide.prepare.splits import cut
-from lowtide.prepare.tokenizer import Vocabulary, from_json, load_vocabulary
+from lowtide.prepare.cluster import encoded_by_ray
+from lowtide.prepare.encoding import EncodedBlock, Recipe
+from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, digest, list_inputs
+from lowtide.prepare.inputs.sampling import compared_texts, sample_texts
+from lowtide.prepare.inputs.sections import sections_of
+from lowtide.prepare.processes import encoded_by_processes, encoded_here
+from lowtide.prepare.resources import Resources
+from lowtide.prepare.tokenizers.bpe import SAMPLE, trained
+from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose
+from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
 
 _OUTSIDE = ("tokenizer", "format")  # settings the manifest records elsewhere, or not at all
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is."""
+    """How far it is."""
 
     stage: str  # "tokenizer", "encoding", "writing"
     done: int = 0  # bytes of input
@@ -63,7 +65,7 @@ class Prepared:
     notes: tuple[str, ...]
     seconds: float
     input_bytes: int
-    went_on: bool  # from where an earlier run stopped
+    went_on: bool  # from where an earlier try stopped
     was_complete: bool = False  # nothing was left to do
 
 
@@ -97,11 +99,11 @@ def prepare(
                 copy_stdin(spool)
             listed = list_inputs(inputs, request, spool)
         job = _Job(journal, request, resources, listed, progress)
-        return job.run(vocabulary, begun)
+        return job.finish(vocabulary, begun)
 
 
 class _Job:
-    """One run under its lock."""
+    """One job under its lock."""
 
     def __init__(
         self,
@@ -115,10 +117,11 @@ class _Job:
         self._inputs, self._progress = inputs, progress
         self._total = sum(one.size for one in inputs)
 
-    def run(self, vocabulary: Vocabulary | None, begun: float) -> Prepared:
+    def finish(self, vocabulary: Vocabulary | None, begun: float) -> Prepared:
         went_on = self._journal.read("journal.json") is not None
         fingerprint = vocabulary.fingerprint if vocabulary is not None else ""
-        self._journal.agree(self._request, self._inputs, tokenizer=fingerprint)
+        planned = [(one.path, one.size, one.modified) for one in self._inputs]
+        self._journal.agree(self._request, planned, tokenizer=fingerprint)
         if vocabulary is None:
             vocabulary = self._trained()
         choice = self._chosen(vocabulary)
@@ -131,7 +134,7 @@ class _Job:
         finally:
             assembler.close()
         self._progress(replace(self._status(assembler), stage="writing"))
-        self._finish(assembler, vocabulary, choice)
+        self._write_manifests(assembler, vocabulary, choice)
         if foreign:
             write_foreign(target, self._journal, self._request.format, self._request.shard_tokens)
         self._journal.remove()
@@ -152,9 +155,9 @@ class _Job:
 
     def _encode(self, assembler: Assembler, recipe: Recipe) -> None:
         self._progress(self._status(assembler))
-        pieces = self._pieces(assembler, recipe)
-        for piece in pieces:
-            assembler.take(piece)
+        blocks = self._blocks(assembler, recipe)
+        for block in blocks:
+            assembler.take(block)
             self._progress(self._status(assembler))
         assembler.end()
         if assembler.tokens == 0:
@@ -169,15 +172,15 @@ class _Job:
                     "Use a larger --val, or leave it out, in an empty directory."
                 )
 
-    def _pieces(self, assembler: Assembler, recipe: Recipe) -> Iterator[Piece]:
-        splits = islice(cut(self._inputs, self._request), assembler.split, None)
-        skip, workers = assembler.piece, self._resources.worker_count
+    def _blocks(self, assembler: Assembler, recipe: Recipe) -> Iterator[EncodedBlock]:
+        sections = islice(sections_of(self._inputs, self._request), assembler.section, None)
+        skip, workers = assembler.block, self._resources.worker_count
         if self._resources.engine == "ray":
-            return run_ray(splits, recipe, skip, self._resources.address, self._resources.workers)
+            return encoded_by_ray(sections, recipe, skip, self._resources.address, self._resources.workers)
         if recipe.encoder == "bytes":
-            return run_inline(splits, recipe, skip)
+            return encoded_here(sections, recipe, skip)
         held = max(16 << 20, self._resources.budget_bytes // 4)
-        return run_local(splits, recipe, skip, workers, held)
+        return encoded_by_processes(sections, recipe, skip, workers, held)
 
     def _cache(self) -> int:
         """Bytes of tokenizer cache per worker: a quarter of the budget among them, and no more than is of use."""
@@ -188,19 +191,19 @@ class _Job:
         return Status("encoding", assembler.done, self._total, assembler.tokens, documents, assembler.shards)
 
     def _trained(self) -> Vocabulary:
-        """The tokenizer this run trains, or trained before it was stopped."""
-        kept = self._journal.path / "tokenizer.json"
-        if not kept.exists():
+        """The tokenizer this job trains, or trained before it was stopped."""
+        place = self._journal.path / "tokenizer.json"
+        if not place.exists():
             self._progress(Status("tokenizer"))
             texts = sample_texts(self._inputs, self._request, SAMPLE)
             text, trainer = trained(texts, self._request.train_bpe, self._journal.path)
             self._journal.write("trainer.json", {"trainer": trainer})
-            with atomic_write(kept) as file:
+            with atomic_write(place) as file:
                 file.write(text.encode())
-        return from_json(str(kept), kept.read_text(encoding="utf-8"), self._request.eot)
+        return from_json(str(place), place.read_text(encoding="utf-8"), self._request.eot)
 
     def _chosen(self, vocabulary: Vocabulary) -> Choice:
-        """Which library encodes: settled once for a run."""
+        """Which library encodes: settled once for a job."""
         before = self._journal.read("encoder.json")
         if before is not None:
             return Choice(before["name"], before["version"], tuple(before["notes"]))
@@ -210,7 +213,7 @@ class _Job:
         self._journal.write("encoder.json", vars(choice))
         return choice
 
-    def _finish(self, assembler: Assembler, vocabulary: Vocabulary, choice: Choice) -> None:
+    def _write_manifests(self, assembler: Assembler, vocabulary: Vocabulary, choice: Choice) -> None:
         """Tokenizer beside the shards, then the manifest: with it a corpus is whole."""
         trainer = self._journal.read("trainer.json")
         told = vocabulary.describe() | ({"trained_by": trainer["trainer"]} if trainer else {})
@@ -261,19 +264,12 @@ def _refusal(target: Path) -> StateError | None:
 
 def _finished_manifests(target: Path) -> list[dict[str, Any]]:
     """Of a corpus, or of its parts."""
-    found = []
-    for place in (target, target / "train", target / "val"):
-        try:
-            content = json.loads((place / MANIFEST).read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, dict) and isinstance(content.get("provenance"), dict):
-            found.append(content)
-    return found
+    found = [stated_manifest(place) for place in corpora_in(target)]
+    return [content for content in found if isinstance(content.get("provenance"), dict)]
 
 
 def _is_finished(target: Path) -> bool:
-    """Whether a corpus is there and no run is under way in it."""
+    """Whether a corpus is there and nobody is still at work in it."""
     return bool(_finished_manifests(target)) and not Journal(target).path.exists()
 
 

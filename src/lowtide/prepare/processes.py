@@ -1,42 +1,52 @@
 """The local engine: worker processes on this machine, or none.
 
-One idea: tasks go out in input order to whoever has least to do, pieces come back in any order and wait in a buffer of
-bounded size for their turn; when it is full only the piece that is next in order is taken, and workers wait at their
+Tasks go out in input order to whoever has least to do, blocks come back in any order and wait in a buffer of
+bounded size for their turn; when it is full only the block that is next in order is taken, and workers wait at their
 sockets. What can only be read from the beginning - compressed files - is read by a thread here and its blocks are
 handed out, so that one large .gz keeps every worker busy. A worker that is killed is replaced once per task.
 
-Costs what ``held`` says for pieces, and two tasks per worker. Bytes are encoded without workers: widening is faster
+Blocks travel through sockets by pickle, which leaves the arrays out: they follow as they are, so nothing is copied on
+the way in, and once on the way out. For processes this program started, never for data files.
+
+Costs what ``held`` says for blocks, and two tasks per worker. Bytes are encoded without workers: widening is faster
 than any way to send it to another process.
 """
 
 from __future__ import annotations
 
+import pickle
 import queue
 import selectors
+import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from lowtide.errors import LowtideError
-from lowtide.prepare.blocks import Raw, raw_blocks
-from lowtide.prepare.pieces import Piece, Recipe, Worker
-from lowtide.prepare.splits import Split
-from lowtide.prepare.transport import pair, receive, send
+from lowtide.prepare.encoding import BlockEncoder, EncodedBlock, Recipe
+from lowtide.prepare.inputs.sections import Section
+from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
 
+Item = TypeVar("Item")
 _AHEAD = 2  # tasks a worker has: the one it works on and the next
+
+_BUFFER = 4 * 1024 * 1024  # asked for; the kernel gives what its limits allow
 
 
 @dataclass
 class _Task:
     number: int
-    split: Split
-    raw: Raw | None
+    section: Section
+    text: TextBlock | None
     skip: int
-    pieces: deque[Piece] = field(default_factory=deque)
+    blocks: deque[EncodedBlock] = field(default_factory=deque)
     received: int = 0
     done: bool = False
     deaths: int = 0
@@ -56,7 +66,7 @@ class _Process:
 
     def give(self, task: _Task) -> None:
         self.tasks.append(task)
-        send(self.end, (task.number, task.split, task.raw, task.skip + task.received))
+        send(self.end, (task.number, task.section, task.text, task.skip + task.received))
 
     def stop(self) -> None:
         self.end.close()
@@ -64,24 +74,26 @@ class _Process:
         self.process.wait()
 
 
-def run_inline(splits: Iterator[Split], recipe: Recipe, skip: int) -> Iterator[Piece]:
-    """Every piece in order, encoded by a thread of this process."""
-    worker = Worker(recipe)
+def encoded_here(sections: Iterator[Section], recipe: Recipe, skip: int) -> Iterator[EncodedBlock]:
+    """Every block in order, encoded by a thread of this process."""
+    encoder = BlockEncoder(recipe)
 
-    def pieces() -> Iterator[Piece]:
+    def blocks() -> Iterator[EncodedBlock]:
         first = skip
-        for split in splits:
-            yield from worker.pieces(split, first)
+        for section in sections:
+            yield from encoder.blocks(section, first)
             first = 0
 
-    return ahead(pieces(), 2)
+    return ahead(blocks(), 2)
 
 
-def run_local(splits: Iterator[Split], recipe: Recipe, skip: int, workers: int, held: int) -> Iterator[Piece]:
-    """Every piece in order, encoded by ``workers`` processes; at most ``held`` bytes of pieces wait here."""
+def encoded_by_processes(
+    sections: Iterator[Section], recipe: Recipe, skip: int, workers: int, held: int
+) -> Iterator[EncodedBlock]:
+    """Every block in order, encoded by ``workers`` processes; at most ``held`` bytes of blocks wait here."""
     pool = _Pool(recipe, workers, held)
     try:
-        yield from pool.run(ahead(_tasks(splits, recipe, skip), 2))
+        yield from pool.blocks(ahead(_tasks(sections, recipe, skip), 2))
     finally:
         pool.stop()
 
@@ -93,7 +105,7 @@ class _Pool:
         self._waiting: deque[_Task] = deque()  # in input order, the next one to be given out first
         self._held = 0
 
-    def run(self, tasks: Iterator[_Task]) -> Iterator[Piece]:
+    def blocks(self, tasks: Iterator[_Task]) -> Iterator[EncodedBlock]:
         exhausted = False
         while True:
             while not exhausted and (process := self._idlest()) is not None:
@@ -106,10 +118,10 @@ class _Pool:
             if not self._waiting:
                 return
             head = self._waiting[0]
-            if head.pieces:
-                piece = head.pieces.popleft()
-                self._held -= piece.ids.nbytes
-                yield piece
+            if head.blocks:
+                block = head.blocks.popleft()
+                self._held -= block.ids.nbytes
+                yield block
             elif head.done:
                 self._waiting.popleft()
             else:
@@ -158,18 +170,18 @@ class _Pool:
             process.tasks.popleft()
         else:
             task.received += 1
-            task.pieces.append(content)
+            task.blocks.append(content)
             self._held += content.ids.nbytes
 
     def _replace(self, process: _Process) -> None:
-        """A worker is gone: another takes its tasks, from the piece that did not arrive."""
+        """A worker is gone: another takes its tasks, from the block that did not arrive."""
         process.process.wait()
         code, tasks = process.process.returncode, list(process.tasks)
         if tasks:
             tasks[0].deaths += 1
             if tasks[0].deaths > 1:
                 raise LowtideError(
-                    f"{tasks[0].split.source.path}: expected a worker to encode it, got two that died (exit {code}). "
+                    f"{tasks[0].section.source.path}: expected a worker to encode it, got two that died (exit {code}). "
                     "Give fewer workers more memory with --workers, and run the same command again."
                 )
         process.stop()
@@ -179,25 +191,32 @@ class _Pool:
             fresh.give(task)
 
 
-def _tasks(splits: Iterator[Split], recipe: Recipe, skip: int) -> Iterator[_Task]:
+def _tasks(sections: Iterator[Section], recipe: Recipe, skip: int) -> Iterator[_Task]:
     number = 0
-    for split in splits:
-        if split.streamed:
-            for raw in raw_blocks(split, recipe.request, skip):
-                yield _Task(number, split, raw, 0)
+    for section in sections:
+        if section.streamed:
+            for text in text_blocks(section, recipe.request, skip):
+                yield _Task(number, section, text, 0)
                 number += 1
         else:
-            yield _Task(number, split, None, skip)
+            yield _Task(number, section, None, skip)
             number += 1
         skip = 0
 
 
-def ahead(items: Iterator[Any], depth: int) -> Iterator[Any]:
+@dataclass(frozen=True)
+class _Ended:
+    """Nothing more comes, because of this problem if there is one."""
+
+    problem: BaseException | None = None
+
+
+def ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
     """``items`` made by a thread, ``depth`` of them before they are asked for."""
-    line: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
+    line: queue.Queue[Item | _Ended] = queue.Queue(depth)
     stopped = threading.Event()
 
-    def put(entry: tuple[Any, BaseException | None]) -> bool:
+    def put(entry: Item | _Ended) -> bool:
         while not stopped.is_set():
             try:
                 line.put(entry, timeout=0.1)
@@ -209,22 +228,63 @@ def ahead(items: Iterator[Any], depth: int) -> Iterator[Any]:
     def make() -> None:
         try:
             for item in items:
-                if not put((item, None)):
+                if not put(item):
                     return
-            put((None, StopIteration()))
+            put(_Ended())
         except BaseException as problem:
-            put((None, problem))
+            put(_Ended(problem))
 
     thread = threading.Thread(target=make, daemon=True)
     thread.start()
     try:
         while True:
-            item, problem = line.get()
-            if isinstance(problem, StopIteration):
+            entry = line.get()
+            if not isinstance(entry, _Ended):
+                yield entry
+            elif entry.problem is not None:
+                raise entry.problem
+            else:
                 return
-            if problem is not None:
-                raise problem
-            yield item
     finally:
         stopped.set()
         thread.join()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends."""
+    ends = socket.socketpair()
+    for end in ends:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
+    return ends
+
+
+def send(end: socket.socket, message: object) -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    views = [memoryview(body), *(buffer.raw() for buffer in buffers)]
+    end.sendall(struct.pack(f"<Q{len(views)}Q", len(views), *(len(view) for view in views)))
+    for view in views:
+        end.sendall(view)
+
+
+def receive(end: socket.socket) -> Any:
+    """The next message; EOFError where the other side is gone."""
+    (count,) = struct.unpack("<Q", _exactly(end, 8))
+    sizes = struct.unpack(f"<{count}Q", _exactly(end, 8 * count))
+    body, *buffers = [_exactly(end, size) for size in sizes]
+    return pickle.loads(body, buffers=buffers)
+
+
+def _exactly(end: socket.socket, size: int) -> memoryview:
+    buffer = np.empty(size, np.uint8).data if size else memoryview(b"")
+    done = 0
+    while done < size:
+        try:
+            got = end.recv_into(buffer[done:])
+        except ConnectionResetError:
+            got = 0
+        if got == 0:
+            raise EOFError
+        done += got
+    return buffer

@@ -1,9 +1,9 @@
 """Which documents were seen before, exactly, in a stated amount of memory.
 
-One idea: a table of 128-bit hashes in one array, open addressing, filled to three quarters at most; a batch of
-documents is looked up with a few array operations. Costs 16 bytes a slot, allocated once. When it is full the run
+A table of 128-bit hashes in one array, open addressing, filled to three quarters at most; a batch of
+documents is looked up with a few array operations. Costs 16 bytes per slot, allocated once. When it is full the job
 stops and says how much it needs: a table that quietly forgets would keep duplicates. Hashes of kept documents are also
-appended to a file, from which a run that goes on fills its table again.
+appended to a file, from which going on fills the table again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SLOT = 16
 
 
 class Seen:
-    """First appearances of hashes; ``file`` keeps them for a run that goes on."""
+    """First appearances of hashes; ``file`` keeps them for going on after a stop."""
 
     def __init__(self, memory: int, file: Path, count: int = 0) -> None:
         slots = 1 << max(8, (max(memory, 1) // _SLOT).bit_length() - 1)
@@ -34,7 +34,7 @@ class Seen:
         self.count = 0
         file.touch()
         self._file: BinaryIO = file.open("r+b", buffering=0)
-        self._file.truncate(count * _SLOT)  # what a killed run wrote beyond its last checkpoint
+        self._file.truncate(count * _SLOT)  # what was written beyond the last checkpoint
         self._fill(count)
 
     def first(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:

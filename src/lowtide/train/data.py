@@ -33,7 +33,7 @@ from lowtide.feed import Feed
 from lowtide.mixture import Mixture, mix
 from lowtide.prepare import Control, kept_memmap, machine_corpus
 from lowtide.prepare.job import Status
-from lowtide.prepare.machine_text import PREFIX, WORDS_NEED, has_words
+from lowtide.prepare.machine_text import CORPUS_PREFIX, WORDS_NEED, has_words
 from lowtide.tokens import Tokens, open_tokens
 from lowtide.train.settings import Settings, mix_plan
 from lowtide.units import MIB, format_size
@@ -303,7 +303,7 @@ def control_of(settings: Settings, corpus: Path) -> Control | None:
     """What one pass over the train tokens through kept maps holds, where the settings ask for it."""
     if settings.mix:
         return None
-    is_own = corpus.name.startswith(PREFIX) or corpus.parent.name.startswith(PREFIX)
+    is_own = corpus.name.startswith(CORPUS_PREFIX) or corpus.parent.name.startswith(CORPUS_PREFIX)
     if settings.control == "no" or (settings.control == "auto" and not is_own):
         return None
     return kept_memmap(corpus, length=settings.block_size, dtype=settings.data_dtype or None)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lowtide.errors import LowtideError
 from lowtide.prepare import Control
-from lowtide.survey.spelling import NumberWords, words_of
+from lowtide.prepare.tokenizers.spelling import NumberWords, words_of
 from lowtide.train import checkpoints
 from lowtide.train.checkpoints import Branch, Past, SaveError, only_run, reason
 from lowtide.train.data import control_of, open_data, with_corpus

@@ -1,12 +1,12 @@
 """Documents in, ids out: bytes, gigatoken, tokenizers and SentencePiece behind one call.
 
-One idea: ``encode(texts)`` gives one run of ids with an end of text after each document, and where each ends.
+``encode(texts)`` gives ids in one array with an end of text after each document, and where each ends.
 gigatoken is the fast one: documents are joined with the end-of-text token, which it recognises, so that one call into
 Rust serves a whole block; documents that spell that token themselves are encoded one by one without it. What it may
 keep in its cache is bounded: by its own setting where it has one, else by building it anew once the process has grown
 by that much.
 
-Which one is used is settled before a run by `choose`, on documents of the user's own.
+Which one is used is settled before the first block by `choose`, on documents of the user's own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import FormatError, LowtideError
-from lowtide.prepare.tokenizer import Vocabulary, sentencepiece_processor, with_separator
+from lowtide.prepare.tokenizers.vocabulary import Vocabulary, sentencepiece_processor, with_separator
 
 Ids = NDArray[np.unsignedinteger[Any]]
 Ends = NDArray[np.int64]
-CACHE = (
-    48 * 1024 * 1024
-)  # bytes of gigatoken's cache per worker; chosen to fit the budget, other sizes were not measured
+# Bytes of gigatoken's cache per worker: chosen to fit the budget, other sizes were not measured.
+CACHE = 48 * 1024 * 1024
 _LONG = 2048  # bytes of an average document from which on joining costs more than a loop
 
 
@@ -188,7 +187,7 @@ def checked(ids: Ids, vocabulary: Vocabulary, where: str) -> Ids:
 
 
 def with_ends(documents: Sequence[Ids], eot: int) -> tuple[Ids, Ends]:
-    """Documents in one run, an end of text after each."""
+    """Documents in one array, an end of text after each."""
     ends = np.cumsum([len(ids) + 1 for ids in documents], dtype=np.int64)
     whole = np.empty(int(ends[-1]) if len(ends) else 0, np.uint32)
     first = 0

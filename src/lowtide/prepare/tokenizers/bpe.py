@@ -1,7 +1,7 @@
 """Train a byte-level BPE on a sample of the inputs.
 
-One idea: training runs in a process of its own, which takes its memory with it when it ends and whose chatter goes
-nowhere; the sample is a fixed choice of splits, so that equal input gives an equal tokenizer. gigatoken trains about
+Training happens in a process of its own, which takes its memory with it when it ends and whose chatter goes
+nowhere; the sample is a fixed choice of sections, so that equal input gives an equal tokenizer. gigatoken trains about
 ten times as fast as tokenizers where it is installed; the two break ties differently, so the manifest names which it
 was. Words are cut as GPT-2 cuts them. Costs a file of `SAMPLE` bytes for the sample and a few hundred MiB while it
 trains.
@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lowtide.errors import LowtideError
-from lowtide.prepare.tiktoken_ranks import byte_letters
+from lowtide.prepare.tokenizers.tiktoken_ranks import byte_letters
 
 SAMPLE = 32 * 1024 * 1024
-EOT = "<|endoftext|>"
+END_OF_TEXT = "<|endoftext|>"
 _BETWEEN = b"\x00\x00lowtide\x00\x00"  # between documents of the sample: no merge may cross it
 
 
@@ -34,14 +34,14 @@ def trained(texts: Iterable[bytes], size: int, directory: Path) -> tuple[str, st
             written += file.write(text.replace(_BETWEEN, b"") + _BETWEEN)
     trainer = "gigatoken" if find_spec("gigatoken") is not None else "tokenizers"
     program = _GIGATOKEN if trainer == "gigatoken" else _TOKENIZERS
-    run = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program, str(sample), str(size)], capture_output=True, check=False, cwd=directory
     )
     found = directory / "sample.bpe"
-    if run.returncode or not found.exists():
+    if done.returncode or not found.exists():
         raise LowtideError(
             f"--train-bpe {size}: expected a tokenizer from {written} bytes of sample, got: "
-            f"{(run.stderr.decode(errors='replace').strip().splitlines() or ['nothing'])[-1]}. "
+            f"{(done.stderr.decode(errors='replace').strip().splitlines() or ['nothing'])[-1]}. "
             "Name more text, or a tokenizer with --tokenizer."
         )
     content = json.loads(found.read_text())
@@ -53,10 +53,10 @@ def trained(texts: Iterable[bytes], size: int, directory: Path) -> tuple[str, st
 def tokenizer_json(merges: list[list[str]]) -> str:
     """A byte-level BPE with these merges: end of text is id 0, then the bytes, then what the merges make."""
     letters = byte_letters()
-    vocab = {EOT: 0} | {letters[byte]: byte + 1 for byte in range(256)}
+    vocab = {END_OF_TEXT: 0} | {letters[byte]: byte + 1 for byte in range(256)}
     for left, right in merges:
         vocab.setdefault(left + right, len(vocab))
-    special = {"id": 0, "content": EOT, "special": True, "normalized": False}
+    special = {"id": 0, "content": END_OF_TEXT, "special": True, "normalized": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     model = {"type": "BPE", "dropout": None, "unk_token": None, "byte_fallback": False, "ignore_merges": False}
     model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False}
@@ -78,9 +78,9 @@ def tokenizer_json(merges: list[list[str]]) -> str:
 _GIGATOKEN = f"""
 import json, sys
 from gigatoken.gigatoken_rs import train_bpe
-from lowtide.prepare.tiktoken_ranks import byte_letters
+from lowtide.prepare.tokenizers.tiktoken_ranks import byte_letters
 between, letters = {_BETWEEN!r}, byte_letters()
-_, merges = train_bpe(open(sys.argv[1], "rb").read(), int(sys.argv[2]), [{EOT!r}], separator=between)
+_, merges = train_bpe(open(sys.argv[1], "rb").read(), int(sys.argv[2]), [{END_OF_TEXT!r}], separator=between)
 spelled = [["".join(letters[byte] for byte in half) for half in pair] for pair in merges]
 open(sys.argv[1] + ".bpe", "w").write(json.dumps({{"merges": spelled}}))
 """
@@ -90,7 +90,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 tokenizer = Tokenizer(models.BPE())
 tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 texts = open(sys.argv[1], "rb").read().split({_BETWEEN!r})
-trainer = trainers.BpeTrainer(vocab_size=int(sys.argv[2]), special_tokens=[{EOT!r}], show_progress=False,
+trainer = trainers.BpeTrainer(vocab_size=int(sys.argv[2]), special_tokens=[{END_OF_TEXT!r}], show_progress=False,
                               initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
 tokenizer.train_from_iterator((text.decode("utf-8", "replace") for text in texts), trainer)
 merges = json.loads(tokenizer.to_str())["model"]["merges"]

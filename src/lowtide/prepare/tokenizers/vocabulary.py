@@ -1,6 +1,6 @@
 """A tokenizer file, read once: its vocabulary, its end-of-text id, and the form text is encoded with.
 
-One idea: whatever the file is, text is encoded by a ``tokenizer.json`` from which everything was taken that would
+Whatever the file is, text is encoded by a ``tokenizer.json`` from which everything was taken that would
 treat some text as more than text: special tokens, added beginnings and ends, truncation and padding. So a document
 that spells ``<|endoftext|>`` is encoded as those thirteen characters. A .tiktoken file becomes such a JSON here; a
 .model keeps its own library. Costs the file and its JSON in memory. Encodes nothing.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.errors import FormatError, LowtideError
-from lowtide.prepare.tiktoken_ranks import ranks_to_json
+from lowtide.prepare.tokenizers.tiktoken_ranks import ranks_to_json
 
 BYTES_EOT = 256
 _KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")

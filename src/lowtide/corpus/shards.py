@@ -1,7 +1,7 @@
 """Shards in the making: ids and document ends appended, checksummed, and named only when they are whole.
 
-One idea: a shard grows under a temporary name in the work directory, block by block of `CHECKED` bytes with a CRC-32
-each. A checkpoint puts everything on disk and says how long it is; a run that goes on cuts the temporary files back to
+A shard grows under a temporary name in the work directory, block by block of `CHECKED` bytes with a CRC-32
+each. A checkpoint puts everything on disk and says how long it is; going on cuts the temporary files back to
 that. Finished shards take their final names after the checkpoint that counts them, so that a kill between the two loses
 nothing: `settle` names them again. A shard ends with the first document that reaches the wanted number of tokens, so
 that no document crosses two files. Costs a MiB for each file that grows.
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from lowtide.errors import StateError
 from lowtide.formats.manifest import CHECKED
 
+OFTEN = 256 * 1024 * 1024  # bytes written between two checkpoints where shards are larger
 _BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file
 
 
@@ -69,17 +70,17 @@ class GrowingFile:
 
     def append(self, data: memoryview) -> None:
         while len(data):
-            part = data[: CHECKED - self.length % CHECKED]
+            fitting = data[: CHECKED - self.length % CHECKED]
             try:
-                self._file.write(part)
+                self._file.write(fitting)
             except OSError as problem:
                 raise _no_room(self.path, problem) from problem
-            self._open = zlib.crc32(part, self._open)
-            self.length += len(part)
+            self._open = zlib.crc32(fitting, self._open)
+            self.length += len(fitting)
             if self.length % CHECKED == 0:
                 self._sums.append(f"{self._open:08x}")
                 self._open = 0
-            data = data[len(part) :]
+            data = data[len(fitting) :]
 
     def sync(self) -> None:
         """All of it on disk."""

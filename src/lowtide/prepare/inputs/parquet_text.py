@@ -1,6 +1,6 @@
 """Text columns of Parquet files, a batch of rows at a time.
 
-One idea: a row group is where a Parquet file can be entered, and ``iter_batches`` reads one in pieces; neither the
+A row group is where a Parquet file can be entered, and ``iter_batches`` reads one a few rows at a time; neither the
 file nor a row group is ever held whole as text. Costs the footer per file, the compressed column chunk and one batch.
 pyarrow is imported here alone, and only when a Parquet file is named.
 """
@@ -13,11 +13,11 @@ from typing import Any
 
 from lowtide.errors import FormatError, LowtideError
 
-_LEAST_ROWS, _MOST_ROWS = 1, 65_536
+_MOST_ROWS = 65_536
 
 
 def row_groups(path: str, column: str, block: int) -> Iterator[tuple[int, int, int]]:
-    """Runs of row groups whose column is about ``block`` bytes of text, as (begin, end, groups of the file)."""
+    """Neighbouring row groups whose column is about ``block`` bytes of text, as (begin, end, groups of the file)."""
     with _opened(path) as file:
         _refuse_missing(file, path, column)
         begin, size, groups = 0, 0, file.metadata.num_row_groups
@@ -31,7 +31,7 @@ def row_groups(path: str, column: str, block: int) -> Iterator[tuple[int, int, i
             yield begin, groups, groups
 
 
-def texts(path: str, column: str, groups: range, block: int) -> Iterator[list[bytes]]:
+def column_texts(path: str, column: str, groups: range, block: int) -> Iterator[list[bytes]]:
     """The column of these row groups as UTF-8 bytes, about ``block`` bytes at a time; nulls are empty."""
     import pyarrow
 
@@ -40,7 +40,7 @@ def texts(path: str, column: str, groups: range, block: int) -> Iterator[list[by
         for group in groups:
             rows = max(1, file.metadata.row_group(group).num_rows)
             each = max(1, _column_bytes(file, group, column) // rows)
-            count = max(_LEAST_ROWS, min(_MOST_ROWS, block // each))
+            count = max(1, min(_MOST_ROWS, block // each))
             for batch in file.iter_batches(count, row_groups=[group], columns=[column], use_threads=False):
                 array = batch.column(0)
                 if pyarrow.types.is_dictionary(array.type):

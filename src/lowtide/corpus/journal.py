@@ -1,6 +1,6 @@
-"""The work directory of a run: its lock, what it was planned with, and how far it got.
+"""The work directory of a corpus in the making: its lock, what was planned, and how far it got.
 
-One idea: everything a run needs to go on lies in ``.lowtide-prepare`` inside the output, and goes away when the output
+Everything needed to go on lies in ``.lowtide-prepare`` inside the output, and goes away when the output
 is whole. The lock is the kernel's and ends with the process, so a killed run blocks nobody. The plan is compared word
 for word: a run goes on only with the inputs and settings it began with, and says what differs.
 """
@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.atomic import atomic_write
+from lowtide.corpus.request import Request
 from lowtide.errors import StateError
-from lowtide.prepare.inputs import Input
-from lowtide.prepare.request import Request, setting_flag
 
-NAME = ".lowtide-prepare"
+WORK = ".lowtide-prepare"
+PlannedFile = tuple[str, int, int]  # path, bytes, nanoseconds of its last change
 
 
 class Journal:
-    """The work directory ``NAME`` inside ``output``, held by this process alone."""
+    """The work directory ``WORK`` inside ``output``, held by this process alone."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
-        self.path = output / NAME
+        self.path = output / WORK
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -66,22 +66,24 @@ class Journal:
         with atomic_write(self.path / name) as file:
             file.write(json.dumps(content).encode())
 
-    def agree(self, request: Request, inputs: Sequence[Input], **others: Any) -> None:
+    def agree(self, request: Request, inputs: Sequence[PlannedFile], **others: object) -> None:
         """Write the plan, or refuse to go on where the one that is there says something else."""
-        now = {"settings": vars(request), "inputs": [[one.path, one.size, one.modified] for one in inputs], **others}
+        now = {"settings": vars(request), "inputs": [list(one) for one in inputs], **others}
         before = self.read("plan.json")
         if before is None or (before != json.loads(json.dumps(now)) and self.read("journal.json") is None):
             self._begin_anew()  # nothing was finished: somebody corrects a mistake, and there is nothing to lose
             self.write("plan.json", now)
             return
         advice = "Run it as before, or start again in an empty directory"
-        for name, was, is_now in request.differences(before["settings"]):
-            flag = setting_flag(name)
-            raise StateError(
-                f"{self.output}: expected {flag} {was!r} as this run began with, got {is_now!r}. {advice}."
-            )
-        for was, one in zip(before["inputs"], now["inputs"], strict=False):
-            if was != one:
+        for name, value in vars(request).items():
+            was = before["settings"].get(name)
+            if was != value:
+                flag = "--" + name.replace("_", "-")
+                raise StateError(
+                    f"{self.output}: expected {flag} {was!r} as this run began with, got {value!r}. {advice}."
+                )
+        for was, one in zip(before["inputs"], inputs, strict=False):
+            if was != list(one):
                 what = "another file in its place" if was[0] != one[0] else f"{one[1]} bytes or a later change"
                 raise StateError(
                     f"{was[0]}: expected the {was[1]} bytes this run began with, got {what}. "
@@ -110,7 +112,7 @@ class Journal:
 
 def refuse_foreign(output: Path) -> None:
     """StateError for a directory that holds something else than an unfinished run of ours."""
-    if not output.exists() or (output / NAME).is_dir():
+    if not output.exists() or (output / WORK).is_dir():
         return
     if not output.is_dir():
         raise StateError(f"{output}: expected a directory, got a file. Name another with -o.")

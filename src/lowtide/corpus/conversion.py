@@ -1,8 +1,8 @@
 """``convert``: from any token format Lowtide opens to ours, nanoGPT's, llm.c's or Megatron's.
 
-One idea: ids pass through in chunks, and only where documents meet does a format matter: ours, nanoGPT's and
+Ids pass through in chunks, and only where documents meet does a format matter: ours, nanoGPT's and
 Megatron's end a document with its boundary id, llm.c's begins one with it. Where the id is known it is moved to the
-other side, which shifts the whole run by one; where it is not, ids are copied as they are. Bounded, restartable like
+other side, which shifts all of them by one; where it is not, ids are copied as they are. Bounded, restartable like
 ``prepare``, and at the end the output is opened by our own readers and every id compared by checksum.
 """
 
@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 
 from lowtide.arguments import one_of
 from lowtide.atomic import atomic_write
+from lowtide.corpus.finding import PARTS, stated_manifest
+from lowtide.corpus.journal import Journal, PlannedFile, refuse_foreign
+from lowtide.corpus.request import FORMATS, SHARD_TOKENS, Request
+from lowtide.corpus.shards import OFTEN, Shard, ShardWriter
+from lowtide.corpus.writers import Sink, Target, make_sink
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, token_layout
 from lowtide.formats.manifest import NAME as MANIFEST
-from lowtide.prepare.assemble import OFTEN
-from lowtide.prepare.inputs import Input
-from lowtide.prepare.journal import Journal, refuse_foreign
-from lowtide.prepare.request import FORMATS, SHARD_TOKENS, Request
-from lowtide.prepare.shards import Shard, ShardWriter
-from lowtide.prepare.writers import Sink, Target, make_sink
 from lowtide.tokens import Tokens, open_tokens
 
 CHUNK = 1 << 20  # ids at a time
@@ -74,14 +73,14 @@ def convert(
     journal = Journal(target)
     with journal.held():
         request = Request(shard_tokens=shard_tokens, format=to)
-        journal.agree(request, _files(layouts), boundary=[stated.eot, stated.bos, stated.vocab, stated.dtype])
+        journal.agree(request, _planned(layouts), boundary=[stated.eot, stated.bos, stated.vocab, stated.dtype])
         jobs = [_Part(journal, name, str(parts[name]), to, stated, request) for name in layouts]
         total, done = sum(job.tokens for job in jobs), 0
         for job in jobs:
-            job.run(_from(progress, done, 2 * total))
+            job.write(_from(progress, done, 2 * total))
             done += job.tokens
         for job in jobs:
-            job.verify(_from(progress, done, 2 * total))
+            job.compare(_from(progress, done, 2 * total))
             done += job.tokens
         journal.remove()
     notes = tuple(dict.fromkeys(note for job in jobs for note in job.notes))
@@ -93,16 +92,16 @@ def _from(progress: Callable[[int, int], None], before: int, total: int) -> Call
 
 
 def write_foreign(source: Path, journal: Journal, to: str, shard_tokens: int) -> None:
-    """A corpus of ours in the work directory of a run, in another format beside it."""
+    """A corpus of ours in the work directory, in another format beside it."""
     request = Request(shard_tokens=shard_tokens, format=to)
     for name, path in _parts_of(source).items():
         job = _Part(journal, name, str(path), to, Stated(), request)
-        job.run(lambda _: None)
-        job.verify(lambda _: None)
+        job.write(lambda _: None)
+        job.compare(lambda _: None)
 
 
 class _Part:
-    """One run of tokens on its way from one format to another."""
+    """Train, val or all of a corpus on its way from one format to another."""
 
     def __init__(self, journal: Journal, name: str, source: str, to: str, stated: Stated, request: Request) -> None:
         self._journal, self._name, self._source, self._to = journal, name, source, to
@@ -122,8 +121,8 @@ class _Part:
         self._cut_anywhere = False
         self._done_file = f"convert-{name or 'train'}.json"
 
-    def run(self, progress: Callable[[int], None]) -> None:
-        """Write every id, from where an earlier run stopped."""
+    def write(self, progress: Callable[[int], None]) -> None:
+        """Write every id, from where an earlier try stopped."""
         state = self._journal.read(self._done_file) or {}
         at, check = int(state.get("at", 0)), int(state.get("check", 0))
         sink = make_sink(self._to, self._target(), state.get("sink", {}), self._ids_dtype())
@@ -148,7 +147,7 @@ class _Part:
             sink.close()
         self._check = check
 
-    def verify(self, progress: Callable[[int], None]) -> None:
+    def compare(self, progress: Callable[[int], None]) -> None:
         """Open what was written as anyone would and compare every id."""
         where = self._written()
         dtype = str(np.dtype("uint16")) if self._to == "nanogpt" else None
@@ -282,8 +281,8 @@ class _Part:
     def _keep_tokenizer(self) -> None:
         """The tokenizer that lies beside a corpus of ours goes with its tokens."""
         source = Path(self._source)
-        content = manifest_beside(source if source.is_dir() else source.parent)
-        told = content.get("tokenizer")
+        content = stated_manifest(source if source.is_dir() else source.parent)
+        told = content.get("tokenizer") if "lowtide" in content else None
         if not isinstance(told, dict) or not told.get("file"):
             self._tokenizer = told if isinstance(told, dict) else None
             return
@@ -293,15 +292,6 @@ class _Part:
             file.write(((source if source.is_dir() else source.parent) / name).read_bytes())
 
 
-def manifest_beside(directory: Path) -> dict[str, Any]:
-    """The manifest of a corpus of ours as it stands; empty where there is none."""
-    try:
-        content = json.loads((directory / MANIFEST).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) and "lowtide" in content else {}
-
-
 def _between(blocks: Iterator[NDArray[np.int64]], start: int) -> Callable[[int, int], NDArray[np.int64]]:
     """Ends of documents in growing ranges, from a stream of blocks."""
     held = np.empty(0, np.int64)
@@ -309,11 +299,11 @@ def _between(blocks: Iterator[NDArray[np.int64]], start: int) -> Callable[[int, 
 
     def take(first: int, last: int) -> NDArray[np.int64]:
         nonlocal held, reached
-        parts = [held]
+        blocks_here = [held]
         while reached < last and (block := next(blocks, None)) is not None:
-            parts.append(block[block > start])
+            blocks_here.append(block[block > start])
             reached = int(block[-1]) if len(block) else reached
-        held = np.concatenate(parts)
+        held = np.concatenate(blocks_here)
         here = held[held <= last] - first
         held = held[held > last]
         return here
@@ -323,16 +313,12 @@ def _between(blocks: Iterator[NDArray[np.int64]], start: int) -> Callable[[int, 
 
 def _parts_of(source: Path) -> dict[str, Path]:
     """A directory with train and val corpora is both; anything else is itself."""
-    if (source / "train" / MANIFEST).is_file() and (source / "val" / MANIFEST).is_file():
-        return {"train": source / "train", "val": source / "val"}
-    if (source / "train.bin").is_file() and (source / "val.bin").is_file():
-        return {"train": source / "train.bin", "val": source / "val.bin"}
+    for inside in (f"{{}}/{MANIFEST}", "{}.bin"):
+        if all((source / inside.format(part)).is_file() for part in PARTS):
+            return {part: source / inside.format(part).removesuffix(f"/{MANIFEST}") for part in PARTS}
     return {"": source}
 
 
-def _files(layouts: dict[str, Layout]) -> list[Input]:
+def _planned(layouts: dict[str, Layout]) -> list[PlannedFile]:
     extents = [extent for layout in layouts.values() for extent in layout.extents]
-    return [
-        Input(extent.path, Path(extent.path).name, "tokens", "", extent.size, Path(extent.path).stat().st_mtime_ns)
-        for extent in extents
-    ]
+    return [(extent.path, extent.size, Path(extent.path).stat().st_mtime_ns) for extent in extents]

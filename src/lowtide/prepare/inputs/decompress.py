@@ -1,6 +1,6 @@
-"""The bytes inside .gz and .zst files, in bounded pieces.
+"""The bytes inside .gz and .zst files, a bounded amount at a time.
 
-One idea: feed a decompressor from a plain read loop, so that damage and a missing end are errors with the file and the
+Feeds a decompressor from a plain read loop, so that damage and a missing end are errors with the file and the
 compressed offset, never a shorter text. Several members or frames in one file are read as one. Costs one input buffer
 and the decompressor's own window. zstandard is imported only for .zst.
 """

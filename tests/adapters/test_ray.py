@@ -1,4 +1,4 @@
-"""Ray Data over our rows, on a real local cluster: the same rows, read by the tasks themselves, in bounded pieces."""
+"""Ray Data over our rows, on a real local cluster: the same rows, read by the tasks themselves, in bounded blocks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import lowtide
 ray = pytest.importorskip("ray", reason="NOT TESTED: Ray is not installed")
 pytest.importorskip("ray.data", reason="NOT TESTED: ray[data] is not installed")
 
-from lowtide.ray import PIECE, RowSource, dataset  # noqa: E402
+from ray.data.block import BlockAccessor  # noqa: E402
+
+from lowtide.ray import BLOCK_BYTES_READ, RowSource, dataset  # noqa: E402
 
 pytestmark = [
     pytest.mark.serial,
-    pytest.mark.usefixtures("ray_cluster"),
     # Ray's and pandas' own; a cluster's sockets live as long as the session.
     pytest.mark.filterwarnings("ignore"),
 ]
@@ -32,11 +33,21 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path
 
 
+on_the_cluster = pytest.mark.usefixtures("ray_cluster")
+
+
+def columns_of(source: Any, tasks: int, **options: Any) -> list[Any]:
+    """Every block of a source as columns of NumPy, read by its tasks, here."""
+    made = RowSource(source, **options).get_read_tasks(tasks)
+    return [BlockAccessor.for_block(block).to_numpy() for task in made for block in task()]
+
+
 def in_order(ds: Any, column: str) -> np.ndarray:
     return np.concatenate([batch[column] for batch in ds.iter_batches(batch_size=4096)])
 
 
 @pytest.mark.slow
+@on_the_cluster
 def test_every_row_comes_once_and_in_its_place(rows: Path) -> None:
     ds = dataset(lowtide.open(rows / "x.npy"), override_num_blocks=7)
     assert ds.count() == 50_000
@@ -47,21 +58,21 @@ def test_every_row_comes_once_and_in_its_place(rows: Path) -> None:
 
 
 def test_aligned_arrays_are_columns_of_the_same_rows(rows: Path) -> None:
-    ds = dataset({"x": lowtide.open(rows / "x.npy"), "y": lowtide.open(rows / "y.npy")}, override_num_blocks=3)
-    for batch in ds.iter_batches(batch_size=1000):
-        assert np.array_equal(batch["x"][:, 0] // 6 % 10, batch["y"])
+    blocks = columns_of({"x": lowtide.open(rows / "x.npy"), "y": lowtide.open(rows / "y.npy")}, 3)
+    assert sum(len(block["y"]) for block in blocks) == 50_000
+    for block in blocks:
+        assert np.array_equal(block["x"][:, 0] // 6 % 10, block["y"])
 
 
 def test_tokens_come_as_windows_one_token_longer_than_their_stride(tmp_path: Path) -> None:
     np.arange(10_000, dtype=np.uint16).tofile(tmp_path / "t.bin")
     tokens = lowtide.open_tokens(tmp_path / "t.bin", dtype="uint16")
-    ds = dataset(tokens, length=100, override_num_blocks=4)
-    windows = in_order(ds, "tokens")
-    windows = windows[np.argsort(windows[:, 0])]
+    windows = np.concatenate([block["tokens"] for block in columns_of(tokens, 4, length=100)])
     assert windows.shape == (99, 101)
     assert np.array_equal(windows, np.arange(99)[:, None] * 100 + np.arange(101))
 
 
+@on_the_cluster
 def test_rows_pass_through_map_batches_on_the_workers(rows: Path) -> None:
     ds = dataset(lowtide.open(rows / "x.npy"), override_num_blocks=4)
     sums = ds.map_batches(lambda batch: {"sum": batch["data"].sum(axis=1, dtype=np.float64)}).sum("sum")
@@ -73,7 +84,7 @@ def test_fields_and_foreign_byte_orders_become_columns_arrow_knows(tmp_path: Pat
     made["id"] = np.arange(100)
     made["at"] = np.arange(300).reshape(100, 3)
     np.save(tmp_path / "s.npy", made)
-    batch = next(iter(dataset(lowtide.open(tmp_path / "s.npy")).iter_batches(batch_size=None)))
+    (batch,) = columns_of(lowtide.open(tmp_path / "s.npy"), 1)
     assert sorted(batch) == ["at", "id"]
     assert batch["at"].dtype == np.dtype("float32")
     assert np.array_equal(batch["at"][:, 1], batch["id"] * 3 + 1)
@@ -81,7 +92,7 @@ def test_fields_and_foreign_byte_orders_become_columns_arrow_knows(tmp_path: Pat
 
 def test_an_empty_array_is_an_empty_dataset(tmp_path: Path) -> None:
     np.save(tmp_path / "none.npy", np.zeros((0, 4), np.float32))
-    assert dataset(lowtide.open(tmp_path / "none.npy")).count() == 0
+    assert RowSource(lowtide.open(tmp_path / "none.npy")).get_read_tasks(4) == []
 
 
 # What a task is, without running one
@@ -94,10 +105,10 @@ def test_a_read_task_carries_the_name_of_the_file_and_not_its_rows(rows: Path) -
     assert max(len(pickle.dumps(task.read_fn)) for task in tasks) < 4096
 
 
-def test_a_task_reads_in_pieces_that_fit_the_budget(tmp_path: Path) -> None:
+def test_a_task_reads_in_blocks_that_fit_the_budget(tmp_path: Path) -> None:
     with (tmp_path / "x.u8").open("wb") as file:
         file.truncate(64 << 20)
-    for budget, most in (("auto", PIECE), ("2MiB", 2 << 20)):
+    for budget, most in (("auto", BLOCK_BYTES_READ), ("2MiB", 2 << 20)):
         array = lowtide.open(tmp_path / "x.u8", dtype="uint8", shape=(-1, 4096), budget=budget)
         (task,) = RowSource(array).get_read_tasks(1)
         sizes = [block.nbytes for block in task()]
@@ -132,6 +143,7 @@ def test_odd_sources_are_refused_with_the_way_out(rows: Path) -> None:
 
 
 @pytest.mark.slow
+@on_the_cluster
 def test_a_file_that_was_cut_after_opening_fails_the_task_and_gives_no_rows(rows: Path) -> None:
     array = lowtide.open(rows / "x.npy")
     ds = dataset(array, override_num_blocks=2)
@@ -142,6 +154,7 @@ def test_a_file_that_was_cut_after_opening_fails_the_task_and_gives_no_rows(rows
 
 
 @pytest.mark.slow
+@on_the_cluster
 def test_the_example_counts_and_averages_on_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)  # this one, not a second
     text = run(EXAMPLES / "ray_dataset.py")

@@ -1,9 +1,9 @@
-"""How inputs are cut into splits that can be read and encoded apart, in any order, on any machine.
+"""How inputs are cut into sections that can be read and encoded apart, in any order, on any machine.
 
-One idea: a split is named by numbers alone - files, and a range of bytes or row groups in one - so that planning reads
-no text and every engine cuts alike. Plain text is cut every `BLOCK` bytes wherever that falls: the reader of a split
-takes the documents that begin inside it. Small files share a split. What cannot be entered in the middle - compressed
-files, separators that may overlap themselves - is one *streamed* split, read from its beginning.
+A section is named by numbers alone - files, and a range of bytes or row groups in one - so that planning reads no text
+and every engine cuts alike. Plain text is cut every `BLOCK` bytes wherever that falls: the reader of a section takes
+the documents that begin inside it. Small files share a section. What cannot be entered in the middle - compressed
+files, separators that may overlap themselves - is one *streamed* section, read from its beginning.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lowtide.prepare.columns import row_groups
-from lowtide.prepare.inputs import Input
-from lowtide.prepare.request import Request
+from lowtide.corpus.request import Request
+from lowtide.prepare.inputs.listing import Input
+from lowtide.prepare.inputs.parquet_text import row_groups
 
-BLOCK = (
-    4 * 1024 * 1024
-)  # bytes of text encoded at a time: enough to hide the cost of a message, few enough to hold many
-LARGE_DOCUMENT = 16 * 1024 * 1024  # a document longer than this is encoded in parts of BLOCK, so that memory stays flat
-MOST_FILES = 4096  # that share a split
+# Bytes of text encoded at a time: enough to hide the cost of a message, few enough to hold many.
+BLOCK = 4 * 1024 * 1024
+# A document longer than this is encoded in slices of BLOCK, so that memory stays flat.
+LARGE_DOCUMENT = 16 * 1024 * 1024
+MOST_FILES = 4096  # that share a section
 
 
 @dataclass(frozen=True)
-class Split:
-    """A part of the input. ``begin`` and ``end``: bytes of a plain file, or row groups of a Parquet file."""
+class Section:
+    """Some of the input. ``begin`` and ``end``: bytes of a plain file, or row groups of a Parquet file."""
 
     number: int
     inputs: tuple[Input, ...]
@@ -45,28 +45,28 @@ def separator_of(one: Input, request: Request) -> bytes:
     return request.separator.encode("utf-8", "surrogateescape") if one.kind == "separator" else b""
 
 
-def cut(inputs: Sequence[Input], request: Request) -> Iterator[Split]:
-    """Every split, in input order. Opens Parquet files for their footers, and nothing else."""
+def sections_of(inputs: Sequence[Input], request: Request) -> Iterator[Section]:
+    """Every section, in input order. Opens Parquet files for their footers, and nothing else."""
     small: list[Input] = []
     number = size = 0
     for one in inputs:
         whole = one.kind == "text" and not one.compression and one.size <= LARGE_DOCUMENT
         if small and (not whole or size + one.size > BLOCK or len(small) == MOST_FILES):
-            yield Split(number, tuple(small), 0, 0)
+            yield Section(number, tuple(small), 0, 0)
             number, small, size = number + 1, [], 0
         if whole:
             small.append(one)
             size += one.size
             continue
-        for part in _ranges(one, request):
-            yield Split(number, (one,), *part)
+        for numbers in _ranges(one, request):
+            yield Section(number, (one,), *numbers)
             number += 1
     if small:
-        yield Split(number, tuple(small), 0, 0)
+        yield Section(number, tuple(small), 0, 0)
 
 
 def _ranges(one: Input, request: Request) -> Iterator[tuple[int, int, bool, int]]:
-    """(begin, end, streamed, weight) of every split of one input."""
+    """(begin, end, streamed, weight) of every section of one input."""
     if one.kind == "parquet":
         for begin, end, groups in row_groups(one.path, request.column, BLOCK):
             yield begin, end, False, one.size * (end - begin) // groups

@@ -1,8 +1,8 @@
 """A .tiktoken file as a tokenizer.json.
 
-One idea: the file holds tokens by rank and nothing else; the merges follow from the ranks, and the pattern that cuts
+The file holds tokens by rank and nothing else; the merges follow from the ranks, and the pattern that cuts
 text into words is known for the encodings OpenAI publishes, by the file's name. A name that is not one of them is
-refused: a wrong pattern would give wrong ids without a sign. Done once per run.
+refused: a wrong pattern would give wrong ids without a sign. Done once per job.
 """
 
 from __future__ import annotations

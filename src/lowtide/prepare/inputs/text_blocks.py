@@ -1,8 +1,8 @@
-"""From a split to blocks of whole documents, still text.
+"""From a section to blocks of whole documents, still text.
 
-One idea: reading and encoding are two steps with plain bytes between them, so that a block can be read where the file
-is and encoded somewhere else. A split of a plain file holds the documents that *begin* in it: its reader looks for the
-first separator and reads on past the end to finish the last document. Costs one block of `BLOCK` bytes, or the longest
+Reading and encoding are two steps with plain bytes between them, so that a block can be read where the file is and
+encoded somewhere else. A section of a plain file holds the documents that *begin* in it: its reader looks for the first
+separator and reads on past the end to finish the last document. Costs one block of `BLOCK` bytes, or the longest
 document. Nothing is decoded or parsed here.
 """
 
@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lowtide.corpus.request import Request
 from lowtide.errors import FormatError, ReadError
-from lowtide.prepare.columns import texts
-from lowtide.prepare.decompress import decompressed
-from lowtide.prepare.inputs import Input
-from lowtide.prepare.request import Request
-from lowtide.prepare.splits import BLOCK, LARGE_DOCUMENT, Split, overlaps_itself, separator_of
+from lowtide.prepare.inputs.decompress import decompressed
+from lowtide.prepare.inputs.listing import Input
+from lowtide.prepare.inputs.parquet_text import column_texts
+from lowtide.prepare.inputs.sections import BLOCK, LARGE_DOCUMENT, Section, overlaps_itself, separator_of
 from lowtide.units import format_size
 
 LONGEST = 256 * 1024 * 1024  # of a document between separators: a file that lacks them must not fill the memory
@@ -26,12 +26,12 @@ _MORE = 256 * 1024  # read at a time while a border is looked for
 
 
 @dataclass(frozen=True)
-class Raw:
+class TextBlock:
     """Whole documents as they stand in the input, and where they came from."""
 
-    split: int
-    piece: int  # number of this block in its split
-    kind: str  # "documents": payload is a list; "lines", "separator", "jsonl": one run of bytes to be taken apart
+    section: int
+    number: int  # number of this block in its section
+    kind: str  # "documents": payload is a list; "lines", "separator", "jsonl": bytes to be taken apart
     payload: bytes | list[bytes]
     paths: tuple[str, ...]  # one for each document of a list of files, else one for all
     first: int = 0  # where the payload begins in its file (in the text, for a compressed one)
@@ -41,22 +41,22 @@ class Raw:
     opens: bool = False  # the last document goes on in the next block
 
 
-def raw_blocks(split: Split, request: Request, skip: int = 0) -> Iterator[Raw]:
-    """The blocks of a split in order, without the first ``skip``."""
-    one = split.source
+def text_blocks(section: Section, request: Request, skip: int = 0) -> Iterator[TextBlock]:
+    """The blocks of a section in order, without the first ``skip``."""
+    one = section.source
     if one.kind == "parquet":
-        blocks = _parquet(split, request)
-    elif one.compression or split.streamed:
+        blocks = _parquet(section, request)
+    elif one.compression or section.streamed:
         separator = separator_of(one, request)
-        blocks = _streamed(split, separator) if separator else _streamed_document(split)
+        blocks = _streamed(section, separator) if separator else _streamed_document(section)
     elif one.kind == "text":
-        blocks = _small_files(split) if split.end == 0 else _part(split)
+        blocks = _small_files(section) if section.end == 0 else _slice(section)
     else:
-        blocks = _range(split, separator_of(one, request))
-    return (block for block in blocks if block.piece >= skip)
+        blocks = _range(section, separator_of(one, request))
+    return (block for block in blocks if block.number >= skip)
 
 
-def part_end(text: bytes, mark: int) -> int:
+def slice_end(text: bytes, mark: int) -> int:
     """Where a large document is cut near ``mark``: behind the next line end, else before the next character."""
     line = text.find(b"\n", mark, mark + _LOOK)
     if line >= 0:
@@ -66,59 +66,59 @@ def part_end(text: bytes, mark: int) -> int:
     return mark
 
 
-def _small_files(split: Split) -> Iterator[Raw]:
-    payload = [_whole(one) for one in split.inputs]
-    paths = tuple(one.path for one in split.inputs)
-    yield Raw(split.number, 0, "documents", payload, paths, weight=sum(map(len, payload)))
+def _small_files(section: Section) -> Iterator[TextBlock]:
+    payload = [_whole(one) for one in section.inputs]
+    paths = tuple(one.path for one in section.inputs)
+    yield TextBlock(section.number, 0, "documents", payload, paths, weight=sum(map(len, payload)))
 
 
-def _part(split: Split) -> Iterator[Raw]:
-    """A part of one document that is too large to encode at once; its neighbours hold the rest."""
-    one = split.source
+def _slice(section: Section) -> Iterator[TextBlock]:
+    """A slice of one document that is too large to encode at once; its neighbours hold the rest."""
+    one = section.source
     with _Opened(one) as file:
-        begin = split.begin
+        begin = section.begin
         if begin:
-            begin += part_end(file.read(begin, _LOOK + 4), 0)
-        end = split.end
+            begin += slice_end(file.read(begin, _LOOK + 4), 0)
+        end = section.end
         if end < one.size:
-            end += part_end(file.read(end, _LOOK + 4), 0)
+            end += slice_end(file.read(end, _LOOK + 4), 0)
         text = file.read(begin, end - begin)
-    yield Raw(
-        split.number,
+    yield TextBlock(
+        section.number,
         0,
         "documents",
         [text],
         (one.path,),
         first=begin,
-        weight=split.weight,
-        continues=split.begin > 0,
-        opens=split.end < one.size,
+        weight=section.weight,
+        continues=section.begin > 0,
+        opens=section.end < one.size,
     )
 
 
-def _range(split: Split, separator: bytes) -> Iterator[Raw]:
+def _range(section: Section, separator: bytes) -> Iterator[TextBlock]:
     """The documents that begin in ``[begin, end)``: find both borders first, then read once, without a copy."""
-    one, size = split.source, len(separator)
+    one, size = section.source, len(separator)
     with _Opened(one) as file:
         begin = 0
-        if split.begin:
+        if section.begin:
             # A document begins where a separator ends; one that ends at `begin` began `size` bytes before.
-            found = file.find(separator, max(0, split.begin - size), split.end)
-            if found is None or found + size >= split.end:
+            found = file.find(separator, max(0, section.begin - size), section.end)
+            if found is None or found + size >= section.end:
                 return  # no document begins here
             begin = found + size
         # The separator that ends at `end` or later closes the last document.
-        end = file.find(separator, max(begin, split.end - size), one.size) if split.end < one.size else None
+        end = file.find(separator, max(begin, section.end - size), one.size) if section.end < one.size else None
         end = one.size if end is None else end
         _refuse_endless(one, begin, end - begin)
         data = file.read(begin, end - begin)
-    yield Raw(split.number, 0, one.kind, data, (one.path,), begin, 1 if begin == 0 else 0, split.weight)
+    yield TextBlock(section.number, 0, one.kind, data, (one.path,), begin, 1 if begin == 0 else 0, section.weight)
 
 
-def _streamed(split: Split, separator: bytes) -> Iterator[Raw]:
+def _streamed(section: Section, separator: bytes) -> Iterator[TextBlock]:
     """Documents of a file that must be read from its beginning."""
-    one = split.source
-    kept, first, line, piece, told, done = bytearray(), 0, 1, 0, 0, 0
+    one = section.source
+    kept, first, line, number, told, done = bytearray(), 0, 1, 0, 0, 0
     for text, done in _text_of(one):
         kept += text
         if len(kept) < BLOCK:
@@ -128,73 +128,73 @@ def _streamed(split: Split, separator: bytes) -> Iterator[Raw]:
             _refuse_endless(one, first, len(kept))
             continue
         if overlaps_itself(separator):
-            end = len(kept) - len(kept.split(separator)[-1]) - len(separator)  # counted from the left, as split does
+            end = len(kept) - len(kept.split(separator)[-1]) - len(separator)  # counted from the left, as section does
         data = bytes(kept[:end])
-        yield Raw(split.number, piece, one.kind, data, (one.path,), first, line, done - told)
+        yield TextBlock(section.number, number, one.kind, data, (one.path,), first, line, done - told)
         line += data.count(b"\n") + separator.count(b"\n")
         first += end + len(separator)
-        piece, told = piece + 1, done
+        number, told = number + 1, done
         del kept[: end + len(separator)]
-    yield Raw(split.number, piece, one.kind, bytes(kept), (one.path,), first, line, done - told)
+    yield TextBlock(section.number, number, one.kind, bytes(kept), (one.path,), first, line, done - told)
 
 
-def _streamed_document(split: Split) -> Iterator[Raw]:
-    """One compressed document: whole, or in the same parts as the same text in a plain file."""
-    one = split.source
-    kept, base, piece, told, done = bytearray(), 0, 0, 0, 0  # kept[0] is byte ``base`` of the document
+def _streamed_document(section: Section) -> Iterator[TextBlock]:
+    """One compressed document: whole, or in the same slices as the same text in a plain file."""
+    one = section.source
+    kept, base, number, told, done = bytearray(), 0, 0, 0, 0  # kept[0] is byte ``base`` of the document
     for text, done in _text_of(one):
         kept += text
-        # A part can be cut off once the look behind its mark is certain to be complete.
-        while base + len(kept) > max(LARGE_DOCUMENT, (piece + 1) * BLOCK + _LOOK + 4):
-            end = part_end(bytes(kept[: BLOCK + _LOOK + BLOCK]), (piece + 1) * BLOCK - base)
+        # A slice can be cut off once the look behind its mark is certain to be complete.
+        while base + len(kept) > max(LARGE_DOCUMENT, (number + 1) * BLOCK + _LOOK + 4):
+            end = slice_end(bytes(kept[: BLOCK + _LOOK + BLOCK]), (number + 1) * BLOCK - base)
             weight, told = done - told, done
-            yield Raw(
-                split.number,
-                piece,
+            yield TextBlock(
+                section.number,
+                number,
                 "documents",
                 [bytes(kept[:end])],
                 (one.path,),
                 base,
                 weight=weight,
-                continues=piece > 0,
+                continues=number > 0,
                 opens=True,
             )
             del kept[:end]
-            base, piece = base + end, piece + 1
-    if piece == 0 and len(kept) <= LARGE_DOCUMENT:
-        yield Raw(split.number, 0, "documents", [bytes(kept)], (one.path,), 0, weight=done)
+            base, number = base + end, number + 1
+    if number == 0 and len(kept) <= LARGE_DOCUMENT:
+        yield TextBlock(section.number, 0, "documents", [bytes(kept)], (one.path,), 0, weight=done)
         return
-    for place, (text, opens) in enumerate(_rest(bytes(kept), base, piece)):
-        yield Raw(
-            split.number,
-            piece + place,
+    for place, (text, opens) in enumerate(_rest(bytes(kept), base, number)):
+        yield TextBlock(
+            section.number,
+            number + place,
             "documents",
             [text],
             (one.path,),
             base,
             weight=done - told,
-            continues=piece + place > 0,
+            continues=number + place > 0,
             opens=opens,
         )
         base, told = base + len(text), done
 
 
-def _rest(text: bytes, base: int, piece: int) -> Iterator[tuple[bytes, bool]]:
+def _rest(text: bytes, base: int, number: int) -> Iterator[tuple[bytes, bool]]:
     total = base + len(text)
-    while (piece + 1) * BLOCK < total:
-        end = part_end(text, (piece + 1) * BLOCK - base)
+    while (number + 1) * BLOCK < total:
+        end = slice_end(text, (number + 1) * BLOCK - base)
         yield text[:end], True
-        text, base, piece = text[end:], base + end, piece + 1
+        text, base, number = text[end:], base + end, number + 1
     yield text, False
 
 
-def _parquet(split: Split, request: Request) -> Iterator[Raw]:
-    one = split.source
+def _parquet(section: Section, request: Request) -> Iterator[TextBlock]:
+    one = section.source
     with _Opened(one):  # still the file that was planned with
-        row, groups = 0, range(split.begin, split.end)
-        for piece, payload in enumerate(texts(one.path, request.column, groups, BLOCK)):
-            weight = split.weight if piece == 0 else 0
-            yield Raw(split.number, piece, "documents", payload, (one.path,), row, weight=weight)
+        row, groups = 0, range(section.begin, section.end)
+        for number, payload in enumerate(column_texts(one.path, request.column, groups, BLOCK)):
+            weight = section.weight if number == 0 else 0
+            yield TextBlock(section.number, number, "documents", payload, (one.path,), row, weight=weight)
             row += len(payload)
 
 
@@ -223,7 +223,7 @@ def _refuse_endless(one: Input, first: int, length: int) -> None:
 
 
 class _Opened:
-    """An input that is still the file the run was planned with."""
+    """An input that is still the file that was listed."""
 
     def __init__(self, one: Input) -> None:
         self._one = one

@@ -10,38 +10,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowtide.corpus.request import Request
 from lowtide.errors import FormatError, ReadError
-from lowtide.prepare import blocks, pieces, splits
-from lowtide.prepare.inputs import list_inputs
-from lowtide.prepare.pieces import Recipe, Worker
-from lowtide.prepare.request import Request
-from lowtide.prepare.tokenizer import BYTES
+from lowtide.prepare import encoding
+from lowtide.prepare.encoding import BlockEncoder, Recipe
+from lowtide.prepare.inputs import sections, text_blocks
+from lowtide.prepare.inputs.listing import list_inputs
+from lowtide.prepare.tokenizers.vocabulary import BYTES
 
 
 def documents(path: Path, request: Request, block: int, large: int = 10**9) -> list[bytes]:
-    """The documents of a file when it is cut every ``block`` bytes, from the ids of its pieces."""
+    """The documents of a file when it is cut every ``block`` bytes, from the ids of its blocks."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (splits, blocks, pieces):
+        for module in (sections, text_blocks, encoding):
             patch.setattr(module, "BLOCK", block)
             patch.setattr(module, "LARGE_DOCUMENT", large)
-        patch.setattr(blocks, "_LOOK", 8)
-        patch.setattr(blocks, "_MORE", 5)
-        worker = Worker(Recipe(request, BYTES, "bytes"))
+        patch.setattr(text_blocks, "_LOOK", 8)
+        patch.setattr(text_blocks, "_MORE", 5)
+        encoder = BlockEncoder(Recipe(request, BYTES, "bytes"))
         found = [
-            piece for split in splits.cut(list_inputs([str(path)], request), request) for piece in worker.pieces(split)
+            encoded
+            for section in sections.sections_of(list_inputs([str(path)], request), request)
+            for encoded in encoder.blocks(section)
         ]
-    ids = [number for piece in found for number in piece.ids.tolist()]
+    ids = [number for encoded in found for number in encoded.ids.tolist()]
     text = "".join(chr(number) for number in ids)
     assert not text or text.endswith(chr(256)), "the last document is closed"
     whole = [part.encode("latin-1") for part in text.split(chr(256))[:-1]]
-    assert len(whole) == sum(len(piece.ends) for piece in found)
+    assert len(whole) == sum(len(encoded.ends) for encoded in found)
     return whole
 
 
-pieces_of_text = st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\r", b"")), max_size=12)
+texts = st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\r", b"")), max_size=12)
 
 
-@given(pieces_of_text, st.integers(1, 40), st.booleans(), st.booleans())
+@given(texts, st.integers(1, 40), st.booleans(), st.booleans())
 def test_lines_are_the_same_documents_wherever_the_file_is_cut(
     lines: list[bytes], block: int, compressed: bool, ended: bool
 ) -> None:
@@ -53,7 +56,7 @@ def test_lines_are_the_same_documents_wherever_the_file_is_cut(
         assert documents(path, Request(lines=True), block) == [line for line in lines if line]
 
 
-@given(pieces_of_text, st.sampled_from([b"<|s|>", b"\n\n", b"aa", b"aba", b"|"]), st.integers(1, 40), st.booleans())
+@given(texts, st.sampled_from([b"<|s|>", b"\n\n", b"aa", b"aba", b"|"]), st.integers(1, 40), st.booleans())
 def test_separated_documents_are_those_of_split_wherever_the_file_is_cut(
     parts: list[bytes], separator: bytes, block: int, compressed: bool
 ) -> None:
@@ -77,27 +80,27 @@ def test_a_large_document_is_one_document_and_cut_alike_in_every_container(text:
             assert found == ([data] if data else [])
 
 
-def test_parts_of_a_large_document_end_behind_a_line_or_before_a_character() -> None:
-    assert blocks.part_end(b"abc\ndef", 2) == 4
-    assert blocks.part_end("aé".encode(), 2) == 3
-    assert blocks.part_end(b"abcdef", 6) == 6
+def test_slices_of_a_large_document_end_behind_a_line_or_before_a_character() -> None:
+    assert text_blocks.slice_end(b"abc\ndef", 2) == 4
+    assert text_blocks.slice_end("aé".encode(), 2) == 3
+    assert text_blocks.slice_end(b"abcdef", 6) == 6
 
 
 def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n")
     request = Request(lines=True)
-    (split,) = splits.cut(list_inputs([str(path)], request), request)
+    (section,) = sections.sections_of(list_inputs([str(path)], request), request)
     path.write_text("one\ntwo\nthree\n")
     with pytest.raises(ReadError, match="expected the 8 bytes this run was planned with"):
-        list(blocks.raw_blocks(split, request))
+        list(text_blocks.text_blocks(section, request))
 
 
 def test_text_without_its_separator_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"x" * 5_000_000)
-    monkeypatch.setattr(blocks, "LONGEST", 4_500_000)
+    monkeypatch.setattr(text_blocks, "LONGEST", 4_500_000)
     request = Request()
-    first, _ = splits.cut(list_inputs([str(path)], request), request)
+    first, _ = sections.sections_of(list_inputs([str(path)], request), request)
     with pytest.raises(FormatError, match="expected documents of at most"):
-        list(blocks.raw_blocks(first, request))
+        list(text_blocks.text_blocks(first, request))

@@ -14,7 +14,8 @@ import pytest
 from tests.commands import called
 from tests.prepare.conftest import make_documents, write_jsonl
 
-from lowtide.prepare import Request, convert, prepare, verify
+from lowtide.corpus import convert, verify
+from lowtide.prepare import Request, prepare
 
 TEXTS = make_documents(60, longest=60)
 

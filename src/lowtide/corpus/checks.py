@@ -1,6 +1,6 @@
 """``verify``: read everything once and name every fault with its file and byte.
 
-One idea: a corpus of ours says what its bytes must be, so each block is checksummed, each id compared with the
+A corpus of ours says what its bytes must be, so each block is checksummed, each id compared with the
 vocabulary and each document's end with the end-of-text id, in one pass at the speed of the disk; of other formats their
 own headers and indexes are held against the data. Shards are read by as many threads as there are processors: reading
 and checksumming leave Python's lock. Costs `CHECKED` bytes per thread. Changes nothing.
@@ -9,7 +9,6 @@ and checksumming leave Python's lock. Costs `CHECKED` bytes per thread. Changes 
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import os
 import zlib
@@ -22,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from lowtide.corpus.finding import corpora_in, stated_manifest
+from lowtide.corpus.journal import WORK
 from lowtide.errors import FormatError, LowtideError
 from lowtide.formats import Layout, document_ends, dtype_smell, layout_of, token_layout
 from lowtide.formats.manifest import CHECKED, Manifest, ShardEntry, read_manifest
 from lowtide.formats.manifest import NAME as MANIFEST
-from lowtide.prepare.journal import NAME as WORK
 
 MOST_FAULTS = 100  # listed; a wrong dtype would otherwise list every block
-_ENDS = CHECKED // 8
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,7 @@ def verify(
 
 def _corpora(path: Path) -> list[Path]:
     """The corpora of ours a directory is or holds, finished or not."""
-    found = [place for place in (path, path / "train", path / "val") if (place / MANIFEST).is_file()]
-    return found or ([path] if (path / WORK).is_dir() else [])
+    return corpora_in(path) or ([path] if (path / WORK).is_dir() else [])
 
 
 def _corpus(directory: Path, findings: _Findings, vocab: int | None) -> tuple[int, int, int | None]:
@@ -208,10 +206,7 @@ def _check_ids(ids: Any, vocab: int | None, path: str | Path, at: int, findings:
 
 
 def _check_tokenizer(directory: Path, findings: _Findings) -> None:
-    try:
-        told = json.loads((directory / MANIFEST).read_bytes()).get("tokenizer")
-    except (OSError, ValueError, AttributeError):
-        return
+    told = stated_manifest(directory).get("tokenizer")
     if not isinstance(told, dict) or "file" not in told:
         return
     file = directory / Path(str(told["file"])).name

@@ -4,7 +4,7 @@
     llmc       NAME_000000.bin ...: int32[256] header (magic, version, tokens), then uint16 or uint32 ids
     megatron   NAME.bin: ids; NAME.idx: dtype, lengths, pointers and document boundaries
 
-One idea: each takes ids in order, can say how far it is and be cut back to that, and gives files their names only when
+Each takes ids in order, can say how far it is and be cut back to that, and gives files their names only when
 they are whole - the same manners as a shard of ours. An id that does not fit the format's dtype is refused, never
 wrapped. Costs a block per open file; Megatron's index is built from a table on disk.
 """
@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.corpus.shards import GrowingFile, ShardWriter, sync_directory
 from lowtide.errors import FormatError
 from lowtide.formats.llmc import HEADER
 from lowtide.formats.megatron import MAGIC
-from lowtide.prepare.shards import GrowingFile, ShardWriter, sync_directory
 
 _STEP = 1 << 18  # entries of a table worked on at a time
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_cli, snapshot, write_jsonl
+from tests.commands import called
+from tests.prepare.conftest import as_bytes, documents_of, make_documents, snapshot, write_jsonl
 
 import lowtide
+from lowtide.corpus import conversion, convert
+from lowtide.corpus.conversion import Stated
 from lowtide.errors import FormatError
-from lowtide.prepare import Request, conversion, convert, prepare
-from lowtide.prepare.conversion import Stated
+from lowtide.prepare import Request, prepare
 
 TEXTS = make_documents(40, longest=60)
 FLAT = [number for ids in as_bytes(TEXTS) for number in ids]
@@ -149,7 +151,7 @@ def test_a_stopped_conversion_goes_on_and_gives_the_same_bytes(
 def test_train_and_val_are_converted_together_with_their_tokenizer(tmp_path: Path, tokenizer: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", make_documents(200, longest=10))
     prepare([str(path)], tmp_path / "corpus", Request(tokenizer=str(tokenizer), val=0.3))
-    done = run_cli("convert", tmp_path / "corpus", "-o", tmp_path / "out", "--to", "nanogpt")
+    done = called("convert", tmp_path / "corpus", "-o", tmp_path / "out", "--to", "nanogpt")
     assert done.returncode == 0, done.stderr
     assert sorted(snapshot(tmp_path / "out")) == ["tokenizer.json", "train.bin", "val.bin"]
 

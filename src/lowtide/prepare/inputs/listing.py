@@ -1,8 +1,8 @@
-"""Which files a run reads, in which order, and what each is.
+"""Which files are read, in which order, and what each is.
 
-One idea: files keep the order they were named in; a directory stands for its text files, walked in sorted order; the
+Files keep the order they were named in; a directory stands for its text files, walked in sorted order; the
 name decides the kind, and a name that says nothing is refused rather than guessed. Standard input is first copied to a
-file, so that a run can be killed and go on. Costs one stat and about 300 bytes of memory per file. Reads no text.
+file, so that preparing can be killed and go on. Costs one stat and about 300 bytes of memory per file. Reads no text.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from lowtide.corpus.request import Request
 from lowtide.errors import FormatError
 from lowtide.formats.sources import natural_key
-from lowtide.prepare.request import Request
 
 STDIN = "-"
 _KINDS = {".txt": "text", ".text": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -29,7 +29,7 @@ _COPIED = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One file: where it is, what it holds, and what it looked like when the run was planned."""
+    """One file: where it is, what it holds, and what it looked like when it was listed."""
 
     path: str
     name: str  # how it is recorded: as somebody elsewhere would name it
@@ -73,14 +73,6 @@ def digest(inputs: Sequence[Input]) -> str:
     whole = hashlib.sha256()
     for one in inputs:
         whole.update(f"{one.name}\0{one.size}\n".encode("utf-8", "surrogateescape"))
-    return whole.hexdigest()
-
-
-def identity(inputs: Sequence[Input]) -> str:
-    """As `digest`, with times: what tells a run that goes on that its inputs are still the same."""
-    whole = hashlib.sha256()
-    for one in inputs:
-        whole.update(f"{one.path}\0{one.size}\0{one.modified}\n".encode("utf-8", "surrogateescape"))
     return whole.hexdigest()
 
 

@@ -1,0 +1,62 @@
+"""The settings that fix a corpus's bytes.
+
+One frozen value, checked here and nowhere else. It is compared when preparing or converting goes on after a stop, and
+the manifest records it; how fast and with how much memory a corpus is made is no part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from lowtide.arguments import at_least, one_of
+
+FORMATS = ("lowtide", "nanogpt", "llmc", "megatron")
+POLICIES = ("refuse", "replace")
+SHARD_TOKENS = 100_000_000
+MOST_SHARD_TOKENS = 2**31 - 1  # llm.c's header counts in int32, and no reader gains from larger files
+
+
+@dataclass(frozen=True)
+class Request:
+    """What fixes the bytes of a corpus, beside the inputs themselves."""
+
+    tokenizer: str = "bytes"  # "bytes", or the path of a tokenizer.json, .tiktoken or .model
+    train_bpe: int = 0  # ids of a BPE to train first; 0: use ``tokenizer``
+    eot: str = ""  # the end-of-text token, by its spelling or id, where the tokenizer's own is not found
+    lines: bool = False
+    separator: str = ""
+    field: str = "text"
+    column: str = "text"
+    val: float = 0.0
+    dedup: bool = False
+    shard_tokens: int = SHARD_TOKENS
+    invalid_utf8: str = "refuse"
+    skip_bad: bool = False
+    format: str = "lowtide"
+
+    def __post_init__(self) -> None:
+        one_of("--format", self.format, FORMATS)
+        one_of("--invalid-utf8", self.invalid_utf8, POLICIES)
+        at_least("--shard-tokens", self.shard_tokens, 1, example=f"--shard-tokens {SHARD_TOKENS}")
+        if self.shard_tokens > MOST_SHARD_TOKENS:
+            raise ValueError(
+                f"--shard-tokens: expected at most {MOST_SHARD_TOKENS}, got {self.shard_tokens}. "
+                f"Use --shard-tokens {SHARD_TOKENS}."
+            )
+        if not 0 <= self.val < 1:
+            raise ValueError(f"--val: expected a share from 0 up to 1, got {self.val}. Use --val 0.005.")
+        if self.lines and self.separator:
+            raise ValueError(
+                "--separator: expected one way to tell documents apart, got --lines too. Leave one of them out."
+            )
+        if self.train_bpe and self.tokenizer != "bytes":
+            raise ValueError(
+                f"--train-bpe: expected no other tokenizer, got --tokenizer {self.tokenizer}. Leave one of them out."
+            )
+        if self.train_bpe and self.train_bpe < 300:
+            raise ValueError(
+                f"--train-bpe: expected 300 ids or more (256 are bytes), got {self.train_bpe}. Use --train-bpe 8192."
+            )
+
+
+REQUEST_FIELDS = tuple(field.name for field in fields(Request))

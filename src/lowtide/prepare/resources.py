@@ -1,0 +1,63 @@
+"""How a corpus is made: engine, workers and memory, none of which changes a byte of it.
+
+What may change between two tries of the same command is apart from what must not (`lowtide.corpus.request`). Checked
+here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from lowtide.arguments import at_least, one_of
+from lowtide.units import MIB, parse_size
+
+ENGINES = ("local", "ray")
+# A worker at rest is Python and its libraries, which no setting of ours changes; what it may hold beside
+# that is counted here: its block of text, the encoded block and the tokenizer's cache.
+WORKER_SHARE = 64 * MIB
+LEAST_BUDGET = 96 * MIB
+
+
+@dataclass(frozen=True)
+class Resources:
+    """How to get there: nothing here changes a byte of the corpus."""
+
+    engine: str = "local"
+    address: str = ""
+    workers: int = 0  # 0: as many as the processors and the budget allow
+    budget: int | str = "auto"
+    dedup_memory: int | str = "256MiB"
+    tokenizer_engine: str = "auto"  # "auto" or "tokenizers"
+
+    def __post_init__(self) -> None:
+        one_of("--engine", self.engine, ENGINES)
+        one_of("--tokenizer-engine", self.tokenizer_engine, ("auto", "tokenizers"))
+        at_least("--workers", self.workers, 0, example="--workers 2")
+        if self.address and self.engine != "ray":
+            raise ValueError("--address: expected --engine ray with it, got --engine local. Add --engine ray.")
+        if self.budget != "auto" and parse_size(self.budget, what="--budget") < LEAST_BUDGET:
+            raise ValueError(
+                f"--budget: expected {LEAST_BUDGET // MIB}MiB or more, got {self.budget}. "
+                f"Use --budget {LEAST_BUDGET // MIB}MiB."
+            )
+
+    @property
+    def seen_bytes(self) -> int:
+        return parse_size(self.dedup_memory, what="--dedup")
+
+    @property
+    def worker_count(self) -> int:
+        """Workers the processors and the budget allow, or what was stated."""
+        if self.workers:
+            return self.workers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if self.budget == "auto":
+            return cores
+        return max(1, min(cores, (parse_size(self.budget) - WORKER_SHARE // 2) // WORKER_SHARE))
+
+    @property
+    def budget_bytes(self) -> int:
+        if self.budget == "auto":
+            return max(256 * MIB, (self.worker_count + 1) * WORKER_SHARE)
+        return parse_size(self.budget)
