@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide.arguments import one_of, whole_number
-from lowtide.formats.npy_header import npy_header
+from lowtide.formats.files.npy import npy_header
 from lowtide.storage.writing import Output
 
 MOST_BYTES = 2**63 - 1

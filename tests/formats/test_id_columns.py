@@ -20,8 +20,8 @@ import pytest
 import lowtide
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, column_layout, document_ends
-from lowtide.formats.decoded import cache_directory
-from lowtide.formats.id_columns import BLOCK
+from lowtide.formats.columns.decoded import cache_directory
+from lowtide.formats.columns.id_columns import BLOCK
 
 pa = pytest.importorskip(
     "pyarrow", reason="NOT TESTED: columns of ids, because pyarrow is not installed (pip install lowtide[parquet])"
@@ -156,7 +156,7 @@ def test_a_killed_decode_goes_on_where_it_was(tmp_path: Path, read_back: ReadBac
     documents = [[k % 60_000] * 500 for k in range(400)]
     path = write(tmp_path / "t.parquet", table(documents), row_group_size=20)
     script = (
-        "import os, signal, sys, lowtide.formats.decoded as d\n"
+        "import os, signal, sys, lowtide.formats.columns.decoded as d\n"
         "d._SAVED_EVERY = 1\n"
         "def told(at):\n"
         "    if at.pieces == 12:\n"
@@ -316,7 +316,7 @@ def test_a_full_disk_says_where_else_to_decode_and_leaves_what_is_done(tmp_path:
     place = tmp_path / "small disk"
     place.mkdir()
     script = (
-        "import lowtide.formats.decoded as d\n"
+        "import lowtide.formats.columns.decoded as d\n"
         "d._SAVED_EVERY = 1\n"
         f"try:\n    d.column_layout({str(path)!r}, 'input_ids', cache_dir={str(place)!r})\n"
         "except OSError as problem:\n    print(problem.errno, problem)\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.formats.literal import LiteralError, parse_literal
+from lowtide.formats.files.literal import LiteralError, parse_literal
 
 LEAVES = st.booleans() | st.integers(-(10**18), 10**18) | st.text(max_size=12)
 VALUES = st.recursive(

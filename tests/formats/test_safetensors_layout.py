@@ -101,43 +101,51 @@ def peak_of(opened: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_a_hostile_header_of_3_mb_is_refused_in_less_than_2_mib(tmp_path: Path) -> None:
-    lists = b"[" + b"[]," * 1_000_000 + b"[]]"
+def test_a_hostile_header_is_refused_within_25_times_its_size(tmp_path: Path) -> None:
+    lists = b"[" + b"[]," * 300_000 + b"[]]"
+    objects = b"[" + b"{}," * 300_000 + b"{}]"
     texts = b'"' + b"x" * len(lists) + b'"'
     nested = b'{"w":{"dtype":"F32","shape":%s,"data_offsets":[0,24]}}'
     spaces = b"{" + b" " * len(lists) + b"}"
-    for header in (nested % lists, nested % texts, b'{"w":' + lists + b"}", spaces, lists):
+    headers = (nested % lists, nested % objects, nested % texts, b'{"w":' + lists + b"}", spaces, lists)
+    for header in headers:
         path = write(tmp_path / "m.safetensors", header, bytes(24))
 
         def refused(path: Path = path) -> None:
-            with pytest.raises(FormatError, match="JSON header"):
+            with pytest.raises(FormatError):
                 layout_of(path, tensor="w")
 
-        assert peak_of(refused) < 2 * 2**20
-    # The same reader with the header loaded whole would break this bound.
-    assert peak_of(lambda: json.loads(lists)) > 30 * 2**20
+        assert peak_of(refused) < 25 * len(header)
 
 
-def test_a_header_costs_2_mib_and_60_bytes_per_tensor(tmp_path: Path) -> None:
+def test_a_header_of_20_000_tensors_takes_a_few_times_its_size(tmp_path: Path) -> None:
     count = 20_000
     entries = (f'"layer.{k}":{{"dtype":"U8","shape":[1],"data_offsets":[{k},{k + 1}]}}' for k in range(count))
     header = ("{" + ",".join(entries) + "}").encode()
     path = write(tmp_path / "m.safetensors", header, bytes(count))
     layouts: list[Layout] = []
-    assert peak_of(lambda: layouts.append(layout_of(path, tensor="layer.19999"))) < 2 * 2**20 + 60 * count
+    assert peak_of(lambda: layouts.append(layout_of(path, tensor="layer.19999"))) < 25 * len(header)
     assert layouts[0].extents[0].offset == path.stat().st_size - 1
-    assert peak_of(lambda: json.loads(header)) > 3 * (
-        2 * 2**20 + 60 * count
-    )  # what loading the header whole would take
 
 
-def test_metadata_of_any_size_is_stepped_over(tmp_path: Path, read_back: ReadBack) -> None:
+def test_a_header_beyond_the_cap_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", 100_000_001) + b"{}")
+        file.truncate(100_000_100)  # sparse: the file could hold it
+
+    def refused() -> None:
+        with pytest.raises(FormatError, match="header of 2 to 100000000 bytes"):
+            layout_of(path)
+
+    assert peak_of(refused) < 2**20
+
+
+def test_metadata_of_any_size_is_let_pass(tmp_path: Path, read_back: ReadBack) -> None:
     wanted = np.arange(6, dtype="f4").reshape(2, 3)
     text = 'a "quoted" \\ line\n\u00e9' * 200_000
     save_file({"w": wanted}, tmp_path / "m.safetensors", {"notes": text, "empty": ""})
-    layouts: list[Layout] = []
-    assert peak_of(lambda: layouts.append(layout_of(tmp_path / "m.safetensors"))) < 4 * 2**20
-    assert np.array_equal(read_back(layouts[0]), wanted)
+    assert np.array_equal(read_back(layout_of(tmp_path / "m.safetensors")), wanted)
 
 
 @pytest.mark.parametrize("name", ['quoted "name"', "back\\slash", "\u00e9t\u00e9", "\U0001f600", "", "tab\t"])
@@ -174,6 +182,16 @@ ATTACKS: dict[str, Any] = {
     "deep nesting": b'{"a":' * 5000,
     "deep lists": b"[" * 100_000,
     "a number of 10,000 digits": b'{"w": ' + b"9" * 10_000 + b"}",
+    "a shape nested as deep as JSON goes": b'{"w":{"dtype":"F32","shape":'
+    + b"[" * 900
+    + b"]" * 900
+    + b',"data_offsets":[0,24]}}',
+    "UTF-16": json.dumps(one()).encode("utf-16"),
+    "not a number": b'{"w":{"dtype":"F32","shape":[NaN,3],"data_offsets":[0,24]}}',
+    "metadata that is no object": {**one(), "__metadata__": 3},
+    "metadata of numbers": {**one(), "__metadata__": {"k": 3}},
+    "a key twice inside a tensor": b'{"w":{"dtype":"U8","dtype":"I8","shape":[24],"data_offsets":[0,24]}}',
+    "text behind the last bracket": json.dumps(one()).encode() + b" x",
     "no dtype": {"w": {"shape": [24], "data_offsets": [0, 24]}},
     "an unknown dtype": one("Q4"),
     "a dtype that is no text": one(["F32"]),  # type: ignore[arg-type]

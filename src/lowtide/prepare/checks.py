@@ -24,8 +24,7 @@ import numpy as np
 
 from lowtide.errors import FormatError, LowtideError
 from lowtide.formats import Layout, document_ends, dtype_smell, layout_of, token_layout
-from lowtide.formats.manifest import CHECKED, Manifest, ShardEntry, read_manifest
-from lowtide.formats.manifest import NAME as MANIFEST
+from lowtide.formats.tokens.manifest import CHECKED, MANIFEST, Manifest, ShardEntry, read_manifest
 from lowtide.prepare.journal import NAME as WORK
 
 MOST_FAULTS = 100  # listed; a wrong dtype would otherwise list every block

@@ -22,7 +22,7 @@ from lowtide.arguments import one_of
 from lowtide.atomic import atomic_write
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, token_layout
-from lowtide.formats.manifest import NAME as MANIFEST
+from lowtide.formats.tokens.manifest import MANIFEST
 from lowtide.prepare.assemble import OFTEN
 from lowtide.prepare.inputs import Input
 from lowtide.prepare.journal import Journal, refuse_foreign

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.errors import FormatError
-from lowtide.formats.manifest import NAME
+from lowtide.formats.tokens.manifest import MANIFEST
 from lowtide.prepare.encoders import Encoder, hugging_face, make_encoder
 from lowtide.prepare.tokenizer import BYTES, Vocabulary, load_vocabulary, sentencepiece_processor
 
@@ -59,7 +59,7 @@ def decoder_of(corpus: str | Path) -> Decoder | None:
     places = [path, path / "train"] if path.is_dir() else [path.parent]
     for place in places:
         try:
-            content = json.loads((place / NAME).read_bytes())
+            content = json.loads((place / MANIFEST).read_bytes())
         except (OSError, ValueError):
             continue
         told = content.get("tokenizer") if isinstance(content, dict) else None

@@ -17,7 +17,7 @@ from typing import Any
 
 from lowtide.atomic import atomic_write
 from lowtide.errors import FormatError, StateError
-from lowtide.formats.manifest import NAME as MANIFEST
+from lowtide.formats.tokens.manifest import MANIFEST
 from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.bpe import SAMPLE, trained
 from lowtide.prepare.cluster import run_ray

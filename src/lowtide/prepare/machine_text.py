@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lowtide.errors import FormatError
-from lowtide.formats.manifest import NAME as MANIFEST
+from lowtide.formats.tokens.manifest import MANIFEST
 from lowtide.prepare.job import Status, prepare
 from lowtide.prepare.request import Request, Resources
 

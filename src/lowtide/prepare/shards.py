@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import StateError
-from lowtide.formats.manifest import CHECKED
+from lowtide.formats.tokens.manifest import CHECKED
 
 _BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file
 

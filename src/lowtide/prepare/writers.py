@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import FormatError
-from lowtide.formats.llmc import HEADER
-from lowtide.formats.megatron import MAGIC
+from lowtide.formats.tokens.llmc import HEADER
+from lowtide.formats.tokens.megatron import MAGIC
 from lowtide.prepare.shards import GrowingFile, ShardWriter, sync_directory
 
 _STEP = 1 << 18  # entries of a table worked on at a time

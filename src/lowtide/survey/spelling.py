@@ -1,8 +1,8 @@
 """From text to ids and back, with the tokenizer a corpus names.
 
-One idea: the corpus says what its ids mean. One that `lowtide prepare` wrote brings its decoder. Bytes need nothing;
-a ``tokenizer.json`` named by ``manifest.json`` (or given) is read by the package tokenizers; where nothing is known,
-ids are written as numbers. Costs the tokenizer's file in memory. No pickle is read, so nanoGPT's ``meta.pkl`` is not.
+The corpus says what its ids mean. One that `lowtide prepare` wrote brings its decoder. Bytes need nothing; a
+``tokenizer.json`` named by ``manifest.json`` (or given) is read by the package tokenizers; where nothing is known, ids
+are written as numbers. Costs the tokenizer's file in memory. No pickle is read, so nanoGPT's ``meta.pkl`` is not.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
     "\\x93NUMPY" | major, minor u8 | header length u16 (v1) or u32 (v2, v3), little-endian |
     {'descr': ..., 'fortran_order': ..., 'shape': ...} as Python text, latin-1 (v1, v2) or UTF-8 (v3) | data
 
-One idea: the header is read into a bounded buffer, checked, and compared with the file's size before anything
-else happens. Costs one read of at most 64 KiB. Never unpickles; object dtypes are refused.
+Reading: the header goes into a bounded buffer, is checked, and compared with the file's size before anything else
+happens. Costs one read of at most 64 KiB. Never unpickles; object dtypes are refused. Writing: ``npy_header`` makes the
+bytes that ``np.save`` would write. NumPy leaves room for the longest first axis in every header, so the header of an
+array whose length is not known yet has the size of the final one, which is written over it at the end.
 """
 
 from __future__ import annotations
@@ -15,16 +17,20 @@ from typing import Any, cast
 import numpy as np
 
 from lowtide.errors import FormatError
+from lowtide.formats.files.literal import LiteralError, parse_literal
 from lowtide.formats.header import FilePart, HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, one_extent
-from lowtide.formats.literal import LiteralError, parse_literal
 
 MAGIC = b"\x93NUMPY"
-MOST_HEADER = 65_536  # numpy's own reader stops at 10,000 unless told to trust; 64 KiB holds 2,500 columns
+_MOST_HEADER = 65_536  # numpy's own reader stops at 10,000 unless told to trust; 64 KiB holds 2,500 columns
 _KEYS = {"descr", "fortran_order", "shape"}
 # What numpy's writer puts into a descr: byte order, kind, size, time unit. Whatever else np.dtype accepts
 # ("f4,f4", "float32", aliases it warns about) never comes from a writer.
 _TYPE = re.compile(r"[<>|=]?[?bBhHiIlLqQefduOSUVMmc][0-9]{0,10}(\[[0-9A-Za-z/]{1,16}\])?")
+
+_ALIGNED = 64  # the data starts at a multiple of this
+_LONGEST = 65_535 - _ALIGNED  # of a version 1 header: its length has two bytes
+_DIGITS = 21  # room for the first axis, as NumPy leaves it (numpy.lib.format.GROWTH_AXIS_MAX_DIGITS)
 
 
 def read(file: HeaderFile | FilePart) -> Layout:
@@ -43,6 +49,23 @@ def read(file: HeaderFile | FilePart) -> Layout:
     return one_extent("npy", dtype, shape, file.extent(start, length), fortran=fortran)
 
 
+def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The header of a C-ordered array; equally long for every first axis."""
+    descr = np.lib.format.dtype_to_descr(dtype)
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    text += " " * (_DIGITS - len(str(shape[0])))
+    try:
+        body, version = text.encode("latin-1"), 1
+    except UnicodeEncodeError:  # names of fields beyond latin-1
+        body, version = text.encode("utf-8"), 3
+    if version == 1 and len(body) > _LONGEST:
+        version = 2
+    width = 2 if version == 1 else 4
+    start = len(MAGIC) + 2 + width
+    body += b" " * (-(start + len(body) + 1) % _ALIGNED) + b"\n"
+    return MAGIC + bytes((version, 0)) + len(body).to_bytes(width, "little") + body
+
+
 def _header_text(file: HeaderFile | FilePart) -> tuple[int, str]:
     """Where the data starts, and the header as text."""
     lead = file.read(0, 12)
@@ -56,9 +79,9 @@ def _header_text(file: HeaderFile | FilePart) -> tuple[int, str]:
     width = 2 if version == (1, 0) else 4
     start = 8 + width
     length = int.from_bytes(lead[8:start], "little")
-    if length > MOST_HEADER:
+    if length > _MOST_HEADER:
         raise FormatError(
-            f"{file.path}: expected a .npy header of at most {MOST_HEADER} bytes, got {length}. "
+            f"{file.path}: expected a .npy header of at most {_MOST_HEADER} bytes, got {length}. "
             f"If you trust it, open it through lowtide.open(np.load(path, mmap_mode='r', max_header_size={length}))."
         )
     header = file.read(start, length)

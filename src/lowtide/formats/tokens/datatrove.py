@@ -3,8 +3,8 @@
     X.ds: ids, uint16 or uint32 | X.ds.index: uint64[documents], where each ends, in tokens |
     X.ds.metadata: "tokenizer|token_size", token count, a size in words, one a line
 
-One idea: the file itself has no header, so its dtype is what the metadata says or, without it, what the file's size
-and the last document's end give. Costs two small reads. Neither beside it: the dtype must be stated.
+The file itself has no header, so its dtype is what the metadata says or, without it, what the file's size and the last
+document's end give. Costs two small reads. Neither beside it: the dtype must be stated.
 """
 
 from __future__ import annotations

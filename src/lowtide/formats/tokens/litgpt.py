@@ -2,8 +2,8 @@
 
     "LITPKDS" | version u64 = 1 | dtype code u8 | chunk size u64, in tokens | tokens
 
-One idea: the codes are Megatron's with 6 and 7 swapped (6 is float32 here), so the two tables are kept apart. Costs
-one read of 24 bytes. The tail is padded with the separator token; where it begins is not recorded.
+The codes are Megatron's with 6 and 7 swapped (6 is float32 here), so there are two tables. Costs one read of 24 bytes.
+The tail is padded with the separator token; where it begins is not recorded.
 """
 
 from __future__ import annotations

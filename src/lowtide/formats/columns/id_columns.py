@@ -1,9 +1,8 @@
 """A column of token ids in a Parquet, Arrow or Feather file, as blocks of ids.
 
-One idea: one row of the column is one document, and blocks of at most 262,144 ids come out whatever the file's own
-pieces (row groups, record batches) hold. Costs a few pages of one column of a Parquet row group, or one record batch
-of an Arrow file, which is mapped, and unpacked where it was compressed. pyarrow (extra ``parquet``) is imported only
-here.
+One row of the column is one document, and blocks of at most 262,144 ids come out whatever the file's own pieces (row
+groups, record batches) hold. Costs a few pages of one column of a Parquet row group, or one record batch of an Arrow
+file, which is mapped, and unpacked where it was compressed. pyarrow (extra ``parquet``) is imported only here.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ import numpy.typing as npt
 
 from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile
-from lowtide.formats.layout import clip
+from lowtide.formats.layout import Ends, clip
 
 # Ids in one block. Four times as many took three times the memory and no less time.
 BLOCK = 1 << 18
 _MOST_ROWS = 65_536
 _MOST_LISTED = 20
-
-Ends = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
     int32[256]: magic, version, tokens n, then zeros | n ids, uint16 (magic 20240520) or uint32 (20240801)
 
-One idea: four bytes of magic also occur in real data (20240520 is a date), so a file counts as llm.c's only with the
-version that belongs to the magic and an empty rest of the header. Costs one read of 1 KiB. The project's evaluation
-and state files are refused by name.
+Four bytes of magic also occur in real data (20240520 is a date), so a file counts as llm.c's only with the version that
+belongs to the magic and an empty rest of the header. Costs one read of 1 KiB. The project's evaluation and state files
+are refused by name.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """From what a caller names to the layout of one run of tokens.
 
-One idea: a corpus is its token files in counting order, all of one format and dtype; anything that would silently
-mix - train with val, two formats, two dtypes - or that is no token file is refused by name. Empty files are left out,
-with a note. Costs one open and one small read per file, and one listing per directory. Does not read tokens, and
-never a pickle.
+A corpus is its token files in counting order, all of one format and dtype; anything that would silently mix - train
+with val, two formats, two dtypes - or that is no token file is refused by name. Empty files are left out, with a note.
+Costs one open and one small read per file, and one listing and one look for a manifest per directory, however many
+shards of it were named. Reads no tokens, and never a pickle.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.errors import FormatError
-from lowtide.formats import memmap, raw
-from lowtide.formats.arrays import stated_dtype
-from lowtide.formats.foreign import refuse_foreign, refuse_foreign_directory
+from lowtide.formats.files import memmap, raw
 from lowtide.formats.header import HeaderFile, is_file
-from lowtide.formats.held_out import refuse_train_with_val
-from lowtide.formats.layout import HEADERLESS, Layout, agree, join
-from lowtide.formats.manifest import NAME, Manifest, shard_documents
-from lowtide.formats.neighbours import Neighbours
+from lowtide.formats.layout import HEADERLESS, Layout, agree, join, stated_ids
 from lowtide.formats.recognise import recognised
-from lowtide.formats.sources import Source, named, natural_key
+from lowtide.formats.refusals import LoaderIndex, read_loader_index, refuse_foreign, refuse_foreign_directory
+from lowtide.formats.sources import Mapped, Source, named, natural_key, refuse_train_with_val
+from lowtide.formats.tokens.manifest import MANIFEST, Manifest, read_manifest, shard_documents
 
 _SUFFIXES = (".bin", ".npy", ".ds", ".safetensors", ".npz")
 _LEFT_OUT = 3  # names of empty files that a note shows
@@ -35,11 +32,22 @@ _LEFT_OUT = 3  # names of empty files that a note shows
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the caller stated, and what this opening has seen of the directories."""
+    """What the caller stated, and what this opening has seen of directories: a thousand shards lie in one."""
 
     dtype: np.dtype[Any] | None
     tensor: str | None
-    neighbours: Neighbours
+    manifests: dict[Path, Manifest | None] = field(default_factory=dict)
+    indexes: dict[Path, LoaderIndex | None] = field(default_factory=dict)
+
+    def manifest(self, directory: Path) -> Manifest | None:
+        if directory not in self.manifests:
+            self.manifests[directory] = read_manifest(directory)
+        return self.manifests[directory]
+
+    def loader_index(self, directory: Path) -> LoaderIndex | None:
+        if directory not in self.indexes:
+            self.indexes[directory] = read_loader_index(directory)
+        return self.indexes[directory]
 
 
 def token_layout(source: Source, *, dtype: npt.DTypeLike | None = None, tensor: str | None = None) -> Layout:
@@ -47,10 +55,7 @@ def token_layout(source: Source, *, dtype: npt.DTypeLike | None = None, tensor: 
 
     ``tensor`` names the array of a ``.safetensors``, ``.npz`` or HDF5 file; without it, the only one that fits.
     """
-    stated = None if dtype is None else stated_dtype(dtype)
-    if stated is not None and stated.kind not in "iu":
-        raise ValueError(f"dtype: expected integers for tokens, got {stated}. State e.g. dtype='uint16'.")
-    asked = _Asked(stated, tensor, Neighbours())
+    asked = _Asked(stated_ids(dtype), tensor)
     files = _without_sidecars(named(source))
     if len(files) == 1:
         return _item(files[0], asked)
@@ -60,7 +65,7 @@ def token_layout(source: Source, *, dtype: npt.DTypeLike | None = None, tensor: 
     return _noted(_one_format([_item(file, asked) for file in kept]), notes)
 
 
-def _item(item: str | npt.NDArray[Any], asked: _Asked) -> Layout:
+def _item(item: str | Mapped, asked: _Asked) -> Layout:
     if isinstance(item, np.ndarray):
         return _tokens(agree(memmap.read(item), asked.dtype, None, 0))
     if Path(item).is_dir():
@@ -81,18 +86,20 @@ def _file(path: str, asked: _Asked) -> Layout:
 def _headerless(file: HeaderFile, asked: _Asked) -> Layout:
     """nanoGPT's, OLMo's and anyone's bytes: the dtype is stated, or a manifest beside the file states it."""
     path = Path(file.path)
-    listed = asked.neighbours.listed(path) if asked.dtype is None else None
-    if listed is None:  # what a manifest lists is what the manifest says
+    manifest = asked.manifest(path.parent) if asked.dtype is None else None
+    entry = manifest.by_name.get(path.name) if manifest is not None else None
+    if entry is None:  # what a manifest lists is what the manifest says
         refuse_foreign(file, asked.dtype, tokens=True)
-        asked.neighbours.refuse_chunk(path)
-    stated = asked.dtype if listed is None else listed[0].dtype
+        index = asked.loader_index(path.parent)
+        if index is not None and f'"{path.name}"'.encode() in index.text:  # its first bytes are offsets, not ids
+            raise index.kind.refusal(file.path, tokens=True)
+    stated = asked.dtype if manifest is None or entry is None else manifest.dtype
     format = {".bin": "nanogpt", ".npy": "olmo"}.get(path.suffix, "raw")
     layout = raw.read(file, stated, None, 0, format)
-    if listed is None:
+    if manifest is None or entry is None:
         return replace(layout, notes=_notes(path))
-    manifest, tokens = listed
-    _check_count(layout, tokens, manifest)
-    documents = shard_documents(manifest, path.parent, path.name)
+    _check_count(layout, entry.tokens, manifest)
+    documents = shard_documents(manifest, path.parent, entry)
     return replace(layout, eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab, documents=documents)
 
 
@@ -108,11 +115,13 @@ def _notes(path: Path) -> tuple[str, ...]:
 
 
 def _directory(path: Path, asked: _Asked) -> Layout:
-    manifest = asked.neighbours.manifest(path)
+    manifest = asked.manifest(path)
     if manifest is not None:
         return _by_manifest(path, manifest, asked)
     names = sorted(os.listdir(path), key=natural_key)  # noqa: PTH208
-    asked.neighbours.refuse_loader(path)
+    index = asked.loader_index(path)
+    if index is not None:
+        raise index.kind.refusal(str(path), tokens=True)
     shards = [name for name in names if name.endswith(_SUFFIXES) and not name.startswith(".")]
     if not shards:
         refuse_foreign_directory(str(path), names, tokens=True)
@@ -129,18 +138,20 @@ def _directory(path: Path, asked: _Asked) -> Layout:
 def _by_manifest(path: Path, manifest: Manifest, asked: _Asked) -> Layout:
     if asked.dtype is not None and asked.dtype != manifest.dtype:
         raise FormatError(
-            f"{path}: expected dtype {manifest.dtype} as its {NAME} says, got dtype={asked.dtype}. Leave dtype= out."
+            f"{path}: expected dtype {manifest.dtype} as its {MANIFEST} says, got dtype={asked.dtype}. "
+            "Leave dtype= out."
         )
-    refuse_train_with_val(str(path), [str(path / name) for name, _ in manifest.shards])
+    refuse_train_with_val(str(path), [str(path / entry.file) for entry in manifest.entries])
     layouts = []
-    for name, tokens in manifest.shards:
-        if tokens == 0 and _is_empty(str(path / name)):
+    for entry in manifest.entries:
+        shard = str(path / entry.file)
+        if entry.tokens == 0 and _is_empty(shard):
             continue
-        layout = _file(str(path / name), replace(asked, dtype=manifest.dtype))
-        _check_count(layout, tokens, manifest)
-        layouts.append(replace(layout, documents=shard_documents(manifest, path, name) or layout.documents))
+        layout = _file(shard, replace(asked, dtype=manifest.dtype))
+        _check_count(layout, entry.tokens, manifest)
+        layouts.append(replace(layout, documents=shard_documents(manifest, path, entry) or layout.documents))
     if not layouts:
-        raise FormatError(f"{path}: expected tokens, got {len(manifest.shards)} empty shards. Write it again.")
+        raise FormatError(f"{path}: expected tokens, got {len(manifest.entries)} empty shards. Write it again.")
     return replace(_one_format(layouts), eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab)
 
 
@@ -152,7 +163,7 @@ def _check_count(layout: Layout, tokens: int, manifest: Manifest) -> None:
         )
 
 
-def _without_empty(files: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
+def _without_empty(files: Sequence[str | Mapped]) -> tuple[list[str | Mapped], tuple[str, ...]]:
     """The files that have bytes, and a note on those that have none: datatrove's workers leave empty ones."""
     empty = [file for file in files if isinstance(file, str) and _is_empty(file)]
     if not empty or len(empty) == len(files):
@@ -196,7 +207,7 @@ def _tokens(layout: Layout) -> Layout:
     return layout
 
 
-def _without_sidecars(files: list[str | npt.NDArray[Any]]) -> list[str | npt.NDArray[Any]]:
+def _without_sidecars(files: list[str | Mapped]) -> list[str | Mapped]:
     """Drops what belongs to a file that is named too, so that ``corpus/*`` means the corpus once."""
     if len(files) < 2:
         return files
@@ -210,7 +221,7 @@ def _without_sidecars(files: list[str | npt.NDArray[Any]]) -> list[str | npt.NDA
             return f"{file[: -len('.csv.gz')]}.npy" in texts
         if ending in ("index", "metadata", "loss"):
             return stem.endswith(".ds") and stem in texts
-        return os.path.basename(file) in (NAME, "meta.pkl")  # noqa: PTH119
+        return os.path.basename(file) in (MANIFEST, "meta.pkl")  # noqa: PTH119
 
     return [file for file in files if not (isinstance(file, str) and is_sidecar(file))]
 

@@ -1,7 +1,7 @@
 """The arrays inside one file: what each is called, and whether it can be read where it lies.
 
-One idea: an archive is asked for its members one after the other, and only as many names are kept as an error may
-show. Costs nothing itself; the formats read their own tables.
+An archive is asked for its members one after the other, and only as many names are remembered as an error may show.
+Costs nothing itself; the formats read their own tables.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A reader of the few Python literals a .npy header is made of.
 
-One idea: a header is hostile, and ``ast.literal_eval`` builds a tree hundreds of times larger than its text
-and recurses as deep as the text nests. This reader knows tuples, lists, dicts, text, integers and booleans,
-nests to a fixed depth and makes nothing but the values. Costs one pass. Does not know floats, bytes or sums.
+A header is hostile, and ``ast.literal_eval`` builds a tree hundreds of times larger than its text, raises MemoryError
+and RecursionError or warns as each Python version pleases, and lets a key given twice pass. This reader knows tuples,
+lists, dicts, text, integers and booleans, nests to a fixed depth and makes nothing but the values. Costs one pass.
 """
 
 from __future__ import annotations

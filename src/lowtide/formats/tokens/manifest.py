@@ -4,11 +4,10 @@
      "shards": [{"file": "shard-00000.bin", "tokens": 1000, "crc32": "...", "documents": 7,
                  "ends": "shard-00000.ends", "ends_crc32": "..."}]}
 
-One idea: the manifest says what a headerless shard cannot - its dtype, its order, how many tokens it must have, where
-its documents end and what its bytes must add up to - and nothing that could be computed. All but ``lowtide``,
-``dtype`` and the shards' ``file`` and ``tokens`` may be missing; unknown keys are left for later versions. Costs one
-read of at most 16 MiB. A manifest of another program is not ours and is passed over. ``docs/corpus-format.md`` is the
-whole format.
+The manifest says what a headerless shard cannot - its dtype, its order, how many tokens it must have, where its
+documents end and what its bytes must add up to - and nothing that could be computed. All but ``lowtide``, ``dtype`` and
+the shards' ``file`` and ``tokens`` may be missing; unknown keys are left for later versions. Costs one read of at most
+16 MiB. A manifest of another program is not ours and is passed over. ``docs/corpus-format.md`` is the whole format.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile, is_file
 from lowtide.formats.layout import DocumentIndex, Documents, clip
 
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 CHECKED = 4 * 1024 * 1024  # bytes of a shard that one CRC-32 covers
-_MOST_BYTES = 16 * 1024 * 1024
+_MOST_MANIFEST = 16 * 1024 * 1024
 _DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 
 
@@ -63,13 +62,14 @@ class Manifest:
 
 def read_manifest(directory: Path) -> Manifest | None:
     """The manifest of a corpus; ``None`` where there is none, or only another program's."""
-    path = str(directory / NAME)
+    path = str(directory / MANIFEST)
     if not is_file(path):
         return None
     with HeaderFile(path) as file:
-        if file.size > _MOST_BYTES:
+        if file.size > _MOST_MANIFEST:
             raise FormatError(
-                f"{path}: expected a manifest of at most {_MOST_BYTES} bytes, got {file.size}. Name the shards instead."
+                f"{path}: expected a manifest of at most {_MOST_MANIFEST} bytes, got {file.size}. "
+                "Name the shards instead."
             )
         text = file.read(0, file.size)
     try:
@@ -85,10 +85,9 @@ def read_manifest(directory: Path) -> Manifest | None:
     return _checked(content, path)
 
 
-def shard_documents(manifest: Manifest, directory: Path, file: str) -> Documents | None:
+def shard_documents(manifest: Manifest, directory: Path, entry: ShardEntry) -> Documents | None:
     """Where the documents of a shard end; ``None`` where the manifest does not say."""
-    entry = manifest.by_name.get(file)
-    if entry is None or entry.ends is None or entry.documents is None:
+    if entry.ends is None or entry.documents is None:
         return None
     with HeaderFile(str(directory / entry.ends)) as ends:
         if ends.size != 8 * entry.documents:

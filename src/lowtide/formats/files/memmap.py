@@ -1,8 +1,8 @@
 """The ``np.memmap`` someone already has: its file, offset, dtype, shape and order.
 
-One idea: a slice of a memmap keeps the ``offset`` of the whole, so the true one is computed from where its
-data lies in the mapping. Costs a stat; touches no page of the data. Later reads see the file, not the map, so a
-copy-on-write map, whose changes never reach the file, is refused.
+A slice of a memmap keeps the ``offset`` of the whole, so the true one is computed from where its data lies in the
+mapping. Costs a stat; touches no page of the data. Later reads see the file, not the map, so a copy-on-write map, whose
+changes never reach the file, is refused.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, one_extent
 
-_UNSAVED = {
-    "r+": "the memmap is writable: Lowtide reads what is on disk, so flush() it first",
-    "w+": "the memmap is writable: Lowtide reads what is on disk, so flush() it first",
-}
+_UNSAVED = "the memmap is writable: Lowtide reads what is on disk, so flush() it first"
 
 
 def read(array: npt.NDArray[Any]) -> Layout:
@@ -56,11 +53,10 @@ def read(array: npt.NDArray[Any]) -> Layout:
     offset = int(whole.offset) if length == 0 else _file_offset(array, whole, mapping, path)
     with HeaderFile(path) as file:
         _same_file(file, mapping, offset + length)
-        notes = (_UNSAVED[whole.mode],) if whole.mode in _UNSAVED else ()
+        writable = whole.mode in ("r+", "w+")
+        notes = (_UNSAVED,) if writable else ()
         fortran = not array.flags.c_contiguous
-        extent = file.extent(offset, length)
-        if whole.mode in ("r+", "w+"):
-            extent = replace(extent, may_change=True)  # its owner may write while we read
+        extent = replace(file.extent(offset, length), may_change=writable)  # its owner may write while we read
         return one_extent("memmap", array.dtype, array.shape, extent, fortran=fortran, notes=notes)
 
 

@@ -1,9 +1,8 @@
 """Files and directories of other kinds that people hand in, and what to do with each.
 
-One idea: "this is gzip: run gzip -dk" helps more than "state a dtype", and a dtype that was stated does not turn
-another format's bytes into tokens. Four bytes or more of magic are believed alone; shorter ones occur in real ids
-(a uint16 file whose first id is 640 starts like a pickle) and count only with their suffix. Looks at 512 bytes; reads
-none of these formats.
+"This is gzip: run gzip -dk" helps more than "state a dtype", and a dtype that was stated does not turn another format's
+bytes into tokens. Four bytes or more of magic are believed alone; shorter ones occur in real ids (a uint16 file whose
+first id is 640 starts like a pickle) and count only with their suffix. Looks at 512 bytes; reads none of these formats.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats.header import HeaderFile
+from lowtide.formats.header import HeaderFile, is_file
 
-LOOK = 512  # a tar archive says what it is at byte 257
+_LOOK = 512  # a tar archive says what it is at byte 257
 
 
 @dataclass(frozen=True)
@@ -121,16 +120,46 @@ _SIDECARS = {
     ".ds.loss": "datatrove's loss mask",
     ".csv.gz": "a compressed table (dolma writes one beside each .npy)",
 }
-_MDS = Foreign(
-    "a shard of MosaicML's MDS",
+_SAVE_MDS = (
     "Save its ids: np.concatenate([s['tokens'] for s in streaming.StreamingDataset(local='DIRECTORY')])"
-    ".tofile('train.bin').",
+    ".astype('uint16').tofile('train.bin')."
 )
+_MDS = Foreign("a shard of MosaicML's MDS", _SAVE_MDS)
+
+_MOST_INDEX = 16 * 1024 * 1024
+# What an index.json lists, by the key it lists them under. A litData chunk: u32 items n, u32[n + 1] offsets, then the
+# ids of every item one after the other.
+_LOADERS = {
+    b'"chunks"': Foreign(
+        "what litData writes (index.json lists its chunks)",
+        "Its ids follow a table of offsets. Save those of each chunk, with the dtype that index.json names: "
+        "np.fromfile(chunk, 'int32', offset=4 * (2 + int(np.fromfile(chunk, '<u4', 1)[0]))).tofile('ids.bin').",
+    ),
+    b'"shards"': Foreign("what MosaicML's streaming writes (index.json lists its shards)", _SAVE_MDS),
+}
+
+
+@dataclass(frozen=True)
+class LoaderIndex:
+    """The ``index.json`` that another loader keeps beside its files, as it is, and which loader's it is."""
+
+    kind: Foreign
+    text: bytes
+
+
+def read_loader_index(directory: Path) -> LoaderIndex | None:
+    """Another loader's index of this directory; ``None`` where there is none. Reads at most 16 MiB."""
+    path = str(directory / "index.json")
+    if not is_file(path):
+        return None
+    with HeaderFile(path) as file:
+        text = file.read(0, min(file.size, _MOST_INDEX))
+    return next((LoaderIndex(kind, text) for key, kind in _LOADERS.items() if key in text), None)
 
 
 def refuse_foreign(file: HeaderFile, stated: np.dtype[Any] | None, *, tokens: bool) -> None:
     """FormatError where the file is of another kind, whatever dtype was stated; single bytes are always bytes."""
-    head = file.read(0, LOOK)
+    head = file.read(0, _LOOK)
     as_bytes = stated is not None and stated.itemsize == 1
     if as_bytes and not tokens:
         return
@@ -169,7 +198,7 @@ def _directory_kind(names: Collection[str]) -> Foreign | None:
         save = (
             "np.save('{stem}.npy', zarr.open('{file}')[:])"
             if ".zgroup" not in names
-            else ("np.save('{stem}.npy', zarr.open('{file}')['ARRAY'][:])")
+            else "np.save('{stem}.npy', zarr.open('{file}')['ARRAY'][:])"
         )
         return Foreign("a Zarr store", f"Save one array: {save}.")
     if "data.ninja" in names:

@@ -2,10 +2,10 @@
 
     CACHE/columns/KEY/tokens.bin: ids | ends.bin: int64 document ends | done.json, or progress.json while it is made
 
-One idea: a column is compressed and cannot be read in place, so it is decoded into a raw file that can, under a key
-made of the file's own bytes (its size and a hash of sampled blocks), the column and the dtype. A copied file has the
-same key; a changed one another. Costs the disk space of the ids, and about 20 MiB of memory while decoding. A decode
-that was killed goes on at the last whole row group; of several processes one decodes and the others wait.
+A column is compressed and cannot be read in place, so it is decoded into a raw file that can, under a key made of the
+file's own bytes (its size and a hash of sampled blocks), the column and the dtype. A copied file has the same key; a
+changed one another. Costs the disk space of the ids, and about 20 MiB of memory while decoding. A decode that was
+killed goes on at the last whole row group; of several processes one decodes and the others wait.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ import numpy.typing as npt
 
 from lowtide.atomic import atomic_write
 from lowtide.errors import FormatError
-from lowtide.formats.arrays import stated_dtype
+from lowtide.formats.columns.id_columns import IdBlock, IdColumn, blocks, find_column
 from lowtide.formats.header import HeaderFile
-from lowtide.formats.held_out import refuse_train_with_val
-from lowtide.formats.id_columns import IdBlock, IdColumn, blocks, find_column
-from lowtide.formats.layout import DocumentIndex, Documents, Layout, join, one_extent
-from lowtide.formats.sources import Source, named, natural_key
+from lowtide.formats.layout import DocumentIndex, Documents, Layout, join, one_extent, stated_ids
+from lowtide.formats.sources import Source, named, natural_key, refuse_train_with_val
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
 _VERSION = 1
@@ -66,9 +64,7 @@ def column_layout(
     """
     if not isinstance(column, str) or not column:
         raise TypeError(f"column: expected the name of a column, got {column!r}. Use column='input_ids'.")
-    stated = None if dtype is None else stated_dtype(dtype)
-    if stated is not None and stated.kind not in "iu":
-        raise ValueError(f"dtype: expected integers for tokens, got {stated}. State e.g. dtype='uint16'.")
+    stated = stated_ids(dtype)
     paths = _files(source)
     refuse_train_with_val(f"{len(paths)} files", paths)
     columns = [find_column(path, column) for path in paths]  # all are looked at before one is decoded

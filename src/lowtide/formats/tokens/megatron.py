@@ -3,9 +3,9 @@
     "MMIDIDX\\0\\0" | version u64 = 1 | dtype code u8 | sequences S u64 | boundaries D u64 |
     int32[S] lengths | int64[S] byte pointers into .bin | int64[D] first sequence of each document, at last S | int8[S]?
 
-One idea: the index may be larger than memory, so its three tables are located, their ends and a sample of places
-between are checked, and none is loaded. Costs a few small reads. A .bin whose sequences do not follow each other
-without a gap is no run of tokens and is refused.
+The index may be larger than memory, so its three tables are located, their ends and a sample of places between are
+checked, and none is loaded. Costs a few small reads. A .bin whose sequences do not follow each other without a gap is
+no run of tokens and is refused.
 
 DeepSpeed writes the same files with other codes from 6 on (6 uint16, 7 uint32, 8 uint64; Megatron: float64, float32,
 uint16). The byte pointers tell which item size is meant; of code 7, which both write with 4 bytes, small integers are

@@ -1,8 +1,8 @@
 """Where documents end, block by block.
 
-One idea: an index may be larger than memory, so ends come as a stream of arrays of at most 32,768 positions, counted
-in tokens over all shards. Costs about 1.5 MiB at a time, whatever the index holds. Does not search for an
-end-of-text token: that needs the tokens themselves.
+An index may be larger than memory, so ends come as a stream of arrays of at most 32,768 positions, counted in tokens
+over all shards. Costs about 1.5 MiB at a time, whatever the index holds. To search for an end-of-text token needs the
+tokens themselves, and is not done here.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from lowtide.errors import FormatError, ReadError
 from lowtide.formats.header import HeaderFile
-from lowtide.formats.layout import DocumentIndex, Layout
+from lowtide.formats.layout import DocumentIndex, Ends, Layout
 
 _BLOCK = 32_768
-Ends = npt.NDArray[np.int64]
 
 
 def document_ends(layout: Layout) -> Iterator[Ends] | None:

@@ -1,8 +1,8 @@
 """One dataset of an HDF5 file, read where it lies.
 
-One idea: h5py is asked once for a dataset's dtype, shape and the offset of its bytes; every row after that is read
-like any other file's, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``, imported only here).
-Only contiguous datasets have one offset: chunked and compressed ones are refused with the command that rewrites them.
+h5py is asked once for a dataset's dtype, shape and the offset of its bytes; every row after that is read like any other
+file's, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``, imported only here). Only
+contiguous datasets have one offset: chunked and compressed ones are refused with the command that rewrites them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.errors import FormatError
+from lowtide.formats.files.members import ArrayMember
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, one_extent
-from lowtide.formats.members import ArrayMember
 
 WHAT = "dataset"
 MAGIC = b"\x89HDF\r\n\x1a\n"

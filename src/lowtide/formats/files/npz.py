@@ -2,9 +2,9 @@
 
     zip: local header 30 bytes + name + extra | a .npy file: stored by np.savez, deflated by np.savez_compressed
 
-One idea: a member that is stored, not deflated, is a .npy file at an offset of the archive, so its rows are read like
-those of any .npy. Costs the archive's directory, of at most 16 MiB, and one header. Checksums are not checked: that
-would read all of the data. Deflated and encrypted members are refused with the line that saves them again.
+A member that is stored, not deflated, is a .npy file at an offset of the archive, so its rows are read like those of
+any .npy. Costs the archive's directory, of at most 16 MiB, and one header. Checksums are not checked: that would read
+all of the data. Deflated and encrypted members are refused with the line that saves them again.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.errors import FormatError
-from lowtide.formats import npy
-from lowtide.formats.foreign import TORCH_ZIP, ZIP
+from lowtide.formats.files import npy
+from lowtide.formats.files.members import ArrayMember
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, clip
-from lowtide.formats.members import ArrayMember
+from lowtide.formats.refusals import TORCH_ZIP, ZIP
 
 if TYPE_CHECKING:
     from zipfile import ZipInfo
@@ -81,15 +82,7 @@ def _layout(file: HeaderFile, info: ZipInfo) -> Layout:
     if why_not:
         raise FormatError(f"{file.path}, {where}: expected a stored member, got {why_not}.")
     start, size = _data_start(file, info), info.file_size
-    layout = npy.read(file.part(where, start, size))
-    return Layout(
-        format="npz",
-        dtype=layout.dtype,
-        shape=layout.shape,
-        fortran=layout.fortran,
-        extents=layout.extents,
-        rows=layout.rows,
-    )
+    return replace(npy.read(file.part(where, start, size)), format="npz")
 
 
 def _why_not(file: HeaderFile, info: ZipInfo) -> str:

@@ -1,8 +1,8 @@
 """Bytes without a header: dtype, shape and offset are what the caller states.
 
-One idea: nothing is assumed. A missing dtype is refused with what the size and a first block suggest, a size
-that does not fit with the nearest that would. Where every axis of the shape is stated, bytes after the data are left
-alone, with a note. Costs one stat, and one read of 64 KiB only to word a refusal.
+Nothing is assumed. A missing dtype is refused with what the size and a first block suggest, a size that does not fit
+with the nearest that would. Where every axis of the shape is stated, bytes after the data are left alone, with a note.
+Costs one stat, and one read of 64 KiB only to word a refusal.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from typing import Any
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats.foreign import may_be
 from lowtide.formats.guess import guess_dtype
 from lowtide.formats.header import HeaderFile, refuse_empty
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, one_extent
+from lowtide.formats.refusals import may_be
 
 
 class MissingDtypeError(FormatError):
     """Nothing in the file says its dtype. ``guess``: what its first block looks like, if anything."""
 
-    guess: str | None = None
+    def __init__(self, message: str, guess: str | None = None) -> None:
+        super().__init__(message)
+        self.guess = guess
 
 
 _COMMON = ("uint8", "uint16", "uint32", "int64", "float16", "float32", "float64")
-_BLOCK = 65_536
+_FIRST_BLOCK = 65_536
 
 
 def read(
@@ -93,13 +95,12 @@ def _missing_dtype(file: HeaderFile, offset: int) -> FormatError:
     """What to state, from the size and a look at the first block."""
     size = file.size - offset
     fitting = [name for name in _COMMON if size % np.dtype(name).itemsize == 0]
-    guess = guess_dtype(file.read(offset, _BLOCK), fitting)
+    guess = guess_dtype(file.read(offset, _FIRST_BLOCK), fitting)
     advice = f"A guess from its first block: dtype={guess!r}" if guess else "State the dtype it was written with"
     other = may_be(file.read(0, 16))
     doubt = f" Its first bytes also fit {other}: then unpack or load it first." if other else ""
-    problem = MissingDtypeError(
+    return MissingDtypeError(
         f"{file.path}: expected dtype= for a file without a header, got none. "
-        f"{advice} ({size} bytes are whole items of {', '.join(fitting)}).{doubt}"
+        f"{advice} ({size} bytes are whole items of {', '.join(fitting)}).{doubt}",
+        guess,
     )
-    problem.guess = guess
-    return problem
