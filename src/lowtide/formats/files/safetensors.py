@@ -4,8 +4,8 @@
 
 The header is checked as a whole - every tensor in range, none overlapping, no byte left over, no name twice - before
 one of them is believed. It is read and parsed whole, after its declared length was compared with the file's size and
-with the 100 MB that the format itself allows. That cap bounds the memory too: a header of a model takes about ten times
-its size while it is parsed (a few MB), and a hostile one of nothing but brackets 25 times (2.5 GB at most).
+with the 100 MB that the format itself allows. That cap bounds the memory too: a model's header takes about nine times
+its size while it is parsed (a few MB), a hostile one of nothing but brackets about 30 times (3 GB at most).
 
 numpy has no BF16 or F8: those open as the unsigned integers of their bits, with a note; dtypes smaller than a byte are
 refused.

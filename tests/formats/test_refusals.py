@@ -177,11 +177,13 @@ def test_what_torch_save_wrote_is_named(tmp_path: Path) -> None:
 def test_a_zarr_store_and_its_way_out_are_right(tmp_path: Path) -> None:
     pytest.importorskip("zarr", reason="NOT TESTED: zarr's own store, because zarr is not installed")
 
-    def elsewhere(line: str) -> None:  # zarr leaves threads behind: in a process of its own
-        subprocess.run([sys.executable, "-c", f"import numpy as np, zarr\n{line}"], cwd=tmp_path, check=True)
-
-    elsewhere("z = zarr.create_array('z.zarr', shape=(6, 2), dtype='f4'); z[:] = np.arange(12).reshape(6, 2)")
+    script = """
+import numpy as np, zarr
+z = zarr.create_array('z.zarr', shape=(6, 2), dtype='f4'); z[:] = np.arange(12).reshape(6, 2)
+np.save('z.npy', zarr.open('z.zarr')[:])
+"""
+    # zarr leaves threads behind: in a process of its own
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
     with pytest.raises(FormatError, match=r"Zarr store.*np\.save\('z\.npy', zarr\.open\('z\.zarr'\)\[:\]\)"):
         layout_of(tmp_path / "z.zarr")
-    elsewhere("np.save('z.npy', zarr.open('z.zarr')[:])")
     assert layout_of(tmp_path / "z.npy").shape == (6, 2)

@@ -101,9 +101,9 @@ def peak_of(opened: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_a_hostile_header_is_refused_within_25_times_its_size(tmp_path: Path) -> None:
-    lists = b"[" + b"[]," * 300_000 + b"[]]"
-    objects = b"[" + b"{}," * 300_000 + b"{}]"
+def test_a_hostile_header_is_refused_within_32_times_its_size(tmp_path: Path) -> None:
+    lists = b"[" + b"[]," * 100_000 + b"[]]"
+    objects = '["\U0001f600",'.encode() + b"{}," * 100_000 + b"{}]"
     texts = b'"' + b"x" * len(lists) + b'"'
     nested = b'{"w":{"dtype":"F32","shape":%s,"data_offsets":[0,24]}}'
     spaces = b"{" + b" " * len(lists) + b"}"
@@ -115,16 +115,16 @@ def test_a_hostile_header_is_refused_within_25_times_its_size(tmp_path: Path) ->
             with pytest.raises(FormatError):
                 layout_of(path, tensor="w")
 
-        assert peak_of(refused) < 25 * len(header)
+        assert peak_of(refused) < 32 * len(header)
 
 
-def test_a_header_of_20_000_tensors_takes_a_few_times_its_size(tmp_path: Path) -> None:
-    count = 20_000
+def test_a_header_of_5_000_tensors_takes_a_few_times_its_size(tmp_path: Path) -> None:
+    count = 5_000
     entries = (f'"layer.{k}":{{"dtype":"U8","shape":[1],"data_offsets":[{k},{k + 1}]}}' for k in range(count))
     header = ("{" + ",".join(entries) + "}").encode()
     path = write(tmp_path / "m.safetensors", header, bytes(count))
     layouts: list[Layout] = []
-    assert peak_of(lambda: layouts.append(layout_of(path, tensor="layer.19999"))) < 25 * len(header)
+    assert peak_of(lambda: layouts.append(layout_of(path, tensor="layer.4999"))) < 12 * len(header)
     assert layouts[0].extents[0].offset == path.stat().st_size - 1
 
 

@@ -22,13 +22,13 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(VALUES)
 def test_a_value_comes_back_from_its_own_text(value: object) -> None:
     assert parse_literal(repr(value)) == value
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.text(alphabet="()[]{}',:\"\\ 01-LTrueFals\n", max_size=30))
 def test_what_it_accepts_python_reads_the_same(text: str) -> None:
     try:

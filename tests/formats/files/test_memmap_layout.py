@@ -26,7 +26,7 @@ def file_of_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     offset=st.integers(0, 3 * 4096),
     rows=st.integers(1, 40),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -179,26 +178,17 @@ def test_a_killed_decode_goes_on_where_it_was(tmp_path: Path, read_back: ReadBac
     assert ends(layout) == list(range(500, 400 * 500 + 1, 500))
 
 
-def _open_one(path: str, cache: str, done: Any) -> None:
-    told: list[Any] = []
-    column_layout(path, "input_ids", cache_dir=cache, told=told.append)
-    done.put(len(told))
-
-
 @pytest.mark.slow
 def test_of_several_processes_one_decodes_and_the_others_wait(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", table([[1] * 1000] * 2000))
-    context = multiprocessing.get_context("spawn")
-    done = context.Queue()
-    processes = [
-        context.Process(target=_open_one, args=(str(path), str(tmp_path / "cache"), done), daemon=True)
-        for _ in range(3)
-    ]
-    for process in processes:
-        process.start()
-    assert sorted(done.get(timeout=200) for _ in processes) == [0, 0, 1]
-    for process in processes:
-        process.join(timeout=60)
+    script = (
+        "from lowtide.formats import column_layout\n"
+        "told = []\n"
+        f"column_layout({str(path)!r}, 'input_ids', cache_dir={str(tmp_path / 'cache')!r}, told=told.append)\n"
+        "print(len(told))"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(3)]
+    assert sorted(int(process.communicate(timeout=200)[0]) for process in processes) == [0, 0, 1]
 
 
 MEMORY = """
@@ -215,12 +205,12 @@ print(peak() - before)
 
 
 @pytest.mark.slow
-def test_one_row_group_of_100_mib_is_decoded_in_less_than_32(tmp_path: Path) -> None:
+def test_one_row_group_of_50_mib_is_decoded_in_less_than_32(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    ids = pa.array(rng.integers(0, 2**31, 25_000 * 1000).astype("i4"))
+    ids = pa.array(rng.integers(0, 2**31, 12_500 * 1000).astype("i4"))
     lists = pa.ListArray.from_arrays(pa.array(np.arange(0, ids.__len__() + 1, 1000, dtype="i4")), ids)
     path, small = tmp_path / "t.parquet", write(tmp_path / "small.parquet", table(DOCUMENTS))
-    pq.write_table(pa.table({"input_ids": lists}), path, row_group_size=10**9)
+    pq.write_table(pa.table({"input_ids": lists}), path, row_group_size=10**9, use_dictionary=False)
     del ids, lists
     assert pq.ParquetFile(path).metadata.num_row_groups == 1
     cache = str(tmp_path / "cache")
@@ -230,7 +220,7 @@ def test_one_row_group_of_100_mib_is_decoded_in_less_than_32(tmp_path: Path) -> 
         return int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
 
     assert grown(f"column_layout({str(path)!r}, 'input_ids', cache_dir={cache!r})") < 32 * 2**20
-    assert grown(f"t = pyarrow.parquet.read_table({str(path)!r})") > 80 * 2**20  # what loading the column takes
+    assert grown(f"t = pyarrow.parquet.read_table({str(path)!r})") > 40 * 2**20  # what loading the column takes
 
 
 def test_the_cache_is_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +302,7 @@ def test_what_has_no_columns_is_told_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_says_where_else_to_decode_and_leaves_what_is_done(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.parquet", table([[k] * 1000 for k in range(2000)]), row_group_size=100)
+    path = write(tmp_path / "t.parquet", table([[k] * 1000 for k in range(500)]), row_group_size=50)
     place = tmp_path / "small disk"
     place.mkdir()
     script = (
@@ -322,7 +312,7 @@ def test_a_full_disk_says_where_else_to_decode_and_leaves_what_is_done(tmp_path:
         "except OSError as problem:\n    print(problem.errno, problem)\n"
         f"print(len(list(__import__('pathlib').Path({str(place)!r}).rglob('progress.json'))))"
     )
-    mount = f'mount -t tmpfs -o size=4m none \'{place}\' && exec "$0" -c "$1"'
+    mount = f'mount -t tmpfs -o size=1m none \'{place}\' && exec "$0" -c "$1"'
     command = ["unshare", "-rm", "sh", "-c", mount, sys.executable, script]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if "mount" in ended.stderr or "unshare" in ended.stderr:

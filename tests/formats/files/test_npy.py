@@ -58,7 +58,7 @@ DTYPES = hnp.scalar_dtypes() | hnp.nested_dtypes(max_itemsize=200) | hnp.array_d
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(
     dtype=DTYPES,
     shape=SHAPES,
