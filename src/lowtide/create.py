@@ -23,9 +23,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from lowtide.arguments import one_of, whole_number
 from lowtide.formats.files.npy import npy_header
+from lowtide.formats.layout import MOST_BYTES
 from lowtide.storage.writing import Output
 
-MOST_BYTES = 2**63 - 1
 _OTHER_FORMATS = (".npz", ".h5", ".hdf5", ".safetensors", ".parquet", ".arrow", ".zarr", ".pt", ".pth", ".csv")
 
 

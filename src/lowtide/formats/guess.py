@@ -19,7 +19,7 @@ _TINY = 16  # upper halves of 32-bit ids stay below this: a million ids are more
 _MOST_ID = _TINY * 65_536
 _FEWEST = 64  # items; below this anything looks like anything
 _PLACES = 16
-_LOOKED_AT = 8192  # bytes at each place
+_SAMPLED_BYTES = 8192  # bytes at each place
 
 
 def guess_dtype(block: bytes, fitting: Sequence[str]) -> str | None:
@@ -67,7 +67,7 @@ def _sample(layout: Layout) -> list[bytes]:
         for extent in layout.extents:
             if at < extent.length:
                 begin = at // pair * pair
-                length = min(_LOOKED_AT, extent.length - begin) // pair * pair
+                length = min(_SAMPLED_BYTES, extent.length - begin) // pair * pair
                 with HeaderFile(extent.path) as file:
                     block = file.read(extent.offset + begin, length)
                 blocks.append(block[: len(block) // pair * pair])

@@ -20,7 +20,7 @@ import lowtide
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, column_layout, document_ends
 from lowtide.formats.columns.decoded import cache_directory
-from lowtide.formats.columns.id_columns import BLOCK
+from lowtide.formats.columns.id_columns import MOST_IDS
 
 pa = pytest.importorskip(
     "pyarrow", reason="NOT TESTED: columns of ids, because pyarrow is not installed (pip install lowtide[parquet])"
@@ -89,7 +89,7 @@ def test_row_groups_and_files_run_on(tmp_path: Path, read_back: ReadBack) -> Non
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
 def test_documents_longer_than_a_block_end_where_they_end(tmp_path: Path, read_back: ReadBack, name: str) -> None:
-    lengths = [0, BLOCK, 0, 2 * BLOCK + 3, BLOCK - 3, 0, 5, 0]
+    lengths = [0, MOST_IDS, 0, 2 * MOST_IDS + 3, MOST_IDS - 3, 0, 5, 0]
     path = write(tmp_path / name, table([np.full(length, k) for k, length in enumerate(lengths)]))
     layout = column_layout(path, "input_ids", dtype="uint8", cache_dir=tmp_path)
     assert np.array_equal(read_back(layout), np.repeat(np.arange(len(lengths)), lengths))

@@ -29,7 +29,7 @@ from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import DocumentIndex, Documents, Layout, join, one_extent, stated_ids
 from lowtide.formats.sources import Source, named, natural_key, refuse_train_with_val
 
-SUFFIXES = (".parquet", ".arrow", ".feather")
+_SUFFIXES = (".parquet", ".arrow", ".feather")
 _VERSION = 1
 _SAMPLED, _SAMPLE = 17, 4096
 _TAIL = 65_536  # a Parquet footer names every page of the file
@@ -94,10 +94,10 @@ def _files(source: Source) -> list[str]:
             paths.append(str(Path(item).absolute()))
             continue
         inside = sorted((str(one) for one in Path(item).absolute().iterdir()), key=natural_key)
-        found = [path for path in inside if path.endswith(SUFFIXES)]
+        found = [path for path in inside if path.endswith(_SUFFIXES)]
         if not found:
             raise FormatError(
-                f"{item}: expected files that end in {', '.join(SUFFIXES)} for column=, got none. "
+                f"{item}: expected files that end in {', '.join(_SUFFIXES)} for column=, got none. "
                 "Name the files, or leave column= out."
             )
         paths += found
@@ -186,9 +186,10 @@ def _resumed(column: IdColumn, dtype: np.dtype[Any], place: Path) -> DecodedSoFa
     """Where an earlier decode stopped, if what it wrote is still there."""
     said = _said(place / "progress.json") or {}
     numbers = [said.get(key) for key in ("pieces", "tokens", "documents")]
-    if not all(type(number) is int and number >= 0 for number in numbers):
+    counts = [number for number in numbers if type(number) is int and number >= 0]
+    if len(counts) != 3:
         return DecodedSoFar(column.path, 0, 0, 0)
-    at = DecodedSoFar(column.path, *(int(number or 0) for number in numbers))
+    at = DecodedSoFar(column.path, *counts)
     wanted = {"tokens.bin": at.tokens * dtype.itemsize, "ends.bin": at.documents * 8}
     whole = all((place / name).is_file() and (place / name).stat().st_size >= size for name, size in wanted.items())
     return at if whole else DecodedSoFar(column.path, 0, 0, 0)
@@ -218,14 +219,14 @@ def _save(now: DecodedSoFar, place: Path, *files: BinaryIO) -> DecodedSoFar:
     return now
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write(path: Path, content: dict[str, object]) -> None:
     import json
 
     with atomic_write(path) as file:
         file.write(json.dumps(content).encode())
 
 
-def _said(path: Path) -> dict[str, Any] | None:
+def _said(path: Path) -> dict[str, object] | None:
     import json
 
     try:

@@ -19,7 +19,7 @@ from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Ends, clip
 
 # Ids in one block. Four times as many took three times the memory and no less time.
-BLOCK = 1 << 18
+MOST_IDS = 1 << 18
 _MOST_ROWS = 65_536
 _MOST_LISTED = 20
 
@@ -142,7 +142,7 @@ def _parquet(pyarrow: Any, column: IdColumn, first: int) -> Iterator[tuple[int, 
             about = file.metadata.row_group(group)
             leaves = [about.column(k) for k in range(about.num_columns)]
             ids = sum(leaf.num_values for leaf in leaves if leaf.path_in_schema.split(".")[0] == column.name)
-            rows = max(1, min(_MOST_ROWS, BLOCK * about.num_rows // max(1, ids)))
+            rows = max(1, min(_MOST_ROWS, MOST_IDS * about.num_rows // max(1, ids)))
             for batch in file.iter_batches(rows, row_groups=[group], columns=[column.name], use_threads=False):
                 yield group, batch.column(0)
 
@@ -170,7 +170,7 @@ def _cut(pyarrow: Any, column: IdColumn, piece: int, array: Any) -> Iterator[IdB
             f"{column.path}, column {clip(column.name)}: expected an id in every place, got {values.null_count} "
             f"missing in piece {piece}. Fill or drop them and write it again."
         )
-    for begin in range(0, max(1, len(values)), BLOCK):
-        stop = min(begin + BLOCK, len(values))
+    for begin in range(0, max(1, len(values)), MOST_IDS):
+        stop = min(begin + MOST_IDS, len(values))
         inside = ends[(ends > (begin or -1)) & (ends <= stop)]  # an empty first document ends at 0
         yield IdBlock(piece, values.slice(begin, stop - begin).to_numpy(zero_copy_only=False), inside - begin)

@@ -50,11 +50,6 @@ class Manifest:
     vocab: int | None
     bos: int | None = None
 
-    @property
-    def shards(self) -> tuple[tuple[str, int], ...]:
-        """Name and tokens of each."""
-        return tuple((entry.file, entry.tokens) for entry in self.entries)
-
     @cached_property
     def by_name(self) -> dict[str, ShardEntry]:
         return {entry.file: entry for entry in self.entries}
@@ -98,13 +93,12 @@ def shard_documents(manifest: Manifest, directory: Path, entry: ShardEntry) -> D
         return Documents((DocumentIndex("lowtide", ends.path, ends.size, offset=0, count=entry.documents),))
 
 
-def _checked(content: dict[str, Any], path: str) -> Manifest:
+def _checked(content: dict[str, object], path: str) -> Manifest:
     if content["lowtide"] != 1 or isinstance(content["lowtide"], bool):
         raise FormatError(f"{path}: expected manifest version 1, got {clip(content['lowtide'])}. Use a newer Lowtide.")
-    if content.get("dtype") not in _DTYPES:
-        raise FormatError(
-            f"{path}: expected a dtype of {', '.join(_DTYPES)}, got {clip(content.get('dtype'))}. Correct it."
-        )
+    dtype = content.get("dtype")
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise FormatError(f"{path}: expected a dtype of {', '.join(_DTYPES)}, got {clip(dtype)}. Correct it.")
     entries = content.get("shards")
     if not isinstance(entries, list) or not entries:
         raise FormatError(f"{path}: expected a list of shards, got {clip(entries)}. Correct it.")
@@ -113,7 +107,7 @@ def _checked(content: dict[str, Any], path: str) -> Manifest:
     if len(set(names)) != len(names):
         raise FormatError(f"{path}: expected each shard once, got one twice. Correct it.")
     ids = {key: _id(content, key, path) for key in ("eot", "vocab", "bos")}
-    return Manifest(path, np.dtype(content["dtype"]).newbyteorder("<"), shards, **ids)
+    return Manifest(path, np.dtype(dtype).newbyteorder("<"), shards, **ids)
 
 
 def _shard(entry: object, path: str) -> ShardEntry:
@@ -137,8 +131,8 @@ def _inside(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0"}
 
 
-def _id(content: dict[str, Any], key: str, path: str) -> int | None:
+def _id(content: dict[str, object], key: str, path: str) -> int | None:
     value = content.get(key)
-    if value is not None and (type(value) is not int or value < 0):
-        raise FormatError(f"{path}: expected {key} as an integer of 0 or more, got {clip(value)}. Correct it.")
-    return value
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    raise FormatError(f"{path}: expected {key} as an integer of 0 or more, got {clip(value)}. Correct it.")

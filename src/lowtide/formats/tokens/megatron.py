@@ -31,7 +31,7 @@ _CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8:
 _DEEPSPEED = {6: "<u2", 7: "<u4", 8: "<u8"}
 _MODES = "the index has a mode for each sequence (multimodal data), which was not read"
 _PLACES = 64  # blocks of the tables that are looked at
-_BLOCK = 512  # sequences in each
+_LOOKED_AT = 512  # sequences in each
 
 
 def read(index: HeaderFile, data: HeaderFile, *, tokens: bool = False) -> Layout:
@@ -97,16 +97,16 @@ def _dtype_and_count(
 
 def _like_ids(data: HeaderFile) -> bool:
     """Whether the first 4-byte items are ids: floats other than 0 are numbers of a thousand million when read so."""
-    block = data.read(0, _BLOCK * 4)
+    block = data.read(0, _LOOKED_AT * 4)
     return bool(np.max(np.frombuffer(block[: len(block) // 4 * 4], "<u4"), initial=0) < 2**24)
 
 
 def _checked_tables(index: HeaderFile, data: HeaderFile, tables: DocumentIndex, itemsize: int) -> int:
     """How many tokens the tables give, after a look at their ends and at places between."""
     last = tables.sequences - 1
-    places = dict.fromkeys([*range(0, last + 1, max(last // _PLACES, _BLOCK)), last])
+    places = dict.fromkeys([*range(0, last + 1, max(last // _PLACES, _LOOKED_AT)), last])
     for first in places:
-        count, reach = min(_BLOCK, last + 1 - first), min(_BLOCK + 1, last + 1 - first)
+        count, reach = min(_LOOKED_AT, last + 1 - first), min(_LOOKED_AT + 1, last + 1 - first)
         lengths = np.frombuffer(index.read_exactly(HEADER + 4 * first, 4 * count), "<i4")
         pointers = np.frombuffer(index.read_exactly(tables.pointers + 8 * first, 8 * reach), "<i8")
         _refuse_gaps(index.path, first, lengths.astype(np.int64) * itemsize, pointers)
