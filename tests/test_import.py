@@ -19,9 +19,10 @@ SOURCE = Path(lowtide.__file__).parent
 # The modules of ours that opening and reading need. What measures, reports, trains or prints is loaded when it is used.
 ROOMS = {
     "lowtide": "arguments array atomic create errors feed together tokens units windows",
-    "lowtide.formats": "arrays containers datatrove decoded documents foreign guess hdf5 header held_out id_columns"
-    " layout literal litgpt llmc manifest megatron members memmap neighbours npy npy_header npz raw recognise"
-    " safetensors safetensors_header smell sources token_files",
+    "lowtide.formats": "arrays guess header layout recognise refusals sources",
+    "lowtide.formats.columns": "decoded id_columns",
+    "lowtide.formats.files": "hdf5 literal members memmap npy npz raw safetensors",
+    "lowtide.formats.tokens": "datatrove ends litgpt llmc manifest megatron token_files",
     "lowtide._native": "bijection documented later planned runs twin",
     "lowtide.machine": "cgroups files limits pages",
     "lowtide.order": "feistel local orders words",

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide.arguments import one_of, whole_number
-from lowtide.formats.npy_header import npy_header
+from lowtide.formats.files.npy import npy_header
+from lowtide.formats.layout import MOST_BYTES
 from lowtide.storage.writing import Output
 
-MOST_BYTES = 2**63 - 1
 _OTHER_FORMATS = (".npz", ".h5", ".hdf5", ".safetensors", ".parquet", ".arrow", ".zarr", ".pt", ".pth", ".csv")
 
 

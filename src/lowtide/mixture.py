@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 
 from lowtide.arguments import at_least, one_of
 from lowtide.feed import Feed, Skips
-from lowtide.formats.layout import join
+from lowtide.formats import join
 from lowtide.mixture_terms import Change, Parts, check_alike, schedule_of, summed
 from lowtide.order.mixing import Mixing, Weights, plan_mixing, shares
 from lowtide.reading.mixed_cut import JoinedRange, MixedCut, MixedGroup, MixedPart, MixedRuns

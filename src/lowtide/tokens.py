@@ -16,8 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lowtide.arguments import at_least
 from lowtide.feed import Feed, Skips
-from lowtide.formats import Layout, column_layout, document_ends, token_layout
-from lowtide.formats.sources import Source
+from lowtide.formats import Layout, Source, column_layout, document_ends, token_layout
 from lowtide.reading.boundaries import ends_by_id, marks_of
 from lowtide.reading.boundary_index import Progress
 from lowtide.reading.indexing import select, whole

@@ -117,7 +117,7 @@ def test_what_is_still_believed_of_a_damaged_npy_is_what_numpy_believes(token_fi
     sound = path.read_bytes()
     rng = random.Random("lowtide and numpy")
     believed = 0
-    for _ in range(6 * ROUNDS):
+    for _ in range(3 * ROUNDS):
         content = bytearray(sound)  # of the same length: any other is refused for its size alone
         content[rng.randrange(10, reach)] = rng.choice(b" ()[]{}',:-0123458TFLuifb<>|=\\\n")
         path.write_bytes(content)
@@ -130,7 +130,7 @@ def test_what_is_still_believed_of_a_damaged_npy_is_what_numpy_believes(token_fi
             assert (layout.dtype, layout.shape) == (expected.dtype, expected.shape)
             assert layout.extents[0].length == expected.nbytes
             believed += 1
-    assert believed > 40
+    assert believed > 20
 
 
 def test_hundreds_of_damaged_headers_allocate_less_than_1_mib_each(token_files: TokenFiles) -> None:

@@ -216,7 +216,7 @@ def test_in_order_every_page_is_read_once_and_each_rank_reads_one_run() -> None:
 
 
 def test_rows_in_fortran_order_take_one_read_per_column() -> None:
-    work = work_of(item_bytes=24, alignment=8, batch=10, world=1, total_bytes=MIB, units=1, pieces=3)
+    work = work_of(item_bytes=24, alignment=8, batch=10, world=1, total_bytes=MIB, units=1, places=3)
     found = project_run(work, plan_of(), cached=False, ranks_here=1)
     assert found.requests_per_step == 30
     assert found.device_bytes_per_step == 30 * PAGE

@@ -13,8 +13,7 @@ from dataclasses import asdict
 from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, opening, stated, whole
 from lowtide.cli.tables import Styled, counted, facts, show
 from lowtide.formats import ArrayMember
-from lowtide.survey.description import Description, describe
-from lowtide.survey.document_survey import survey_documents
+from lowtide.survey.description import Description, describe, survey_documents
 from lowtide.survey.projection import cache_reason, keeps_cache, other_reasons, strategy_reason
 from lowtide.survey.subject import find, several_members
 from lowtide.units import format_size

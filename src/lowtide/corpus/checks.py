@@ -25,8 +25,7 @@ from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK
 from lowtide.errors import FormatError, LowtideError
 from lowtide.formats import Layout, document_ends, dtype_smell, layout_of, token_layout
-from lowtide.formats.manifest import CHECKED, Manifest, ShardEntry, read_manifest
-from lowtide.formats.manifest import NAME as MANIFEST
+from lowtide.formats.tokens.manifest import CHECKED, MANIFEST, Manifest, ShardEntry, read_manifest
 
 MOST_FAULTS = 100  # listed; a wrong dtype would otherwise list every block
 

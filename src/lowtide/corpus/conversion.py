@@ -27,7 +27,7 @@ from lowtide.corpus.shards import OFTEN, Shard, ShardWriter
 from lowtide.corpus.writers import Sink, Target, make_sink
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, token_layout
-from lowtide.formats.manifest import NAME as MANIFEST
+from lowtide.formats.tokens.manifest import MANIFEST
 from lowtide.tokens import Tokens, open_tokens
 
 CHUNK = 1 << 20  # ids at a time

@@ -1,6 +1,6 @@
 """Where the corpora of a directory lie, and what their manifests say, taken as it stands.
 
-A directory is a corpus, or holds one for train and one for val. `lowtide.formats.manifest` checks a manifest before
+A directory is a corpus, or holds one for train and one for val. `lowtide.formats.tokens.manifest` checks a manifest before
 anything is read by it; what is asked here - is there one, which tokenizer does it name - must have an answer where a
 manifest is damaged or of another kind too. Costs one small file per question.
 """
@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lowtide.formats.manifest import NAME as MANIFEST
+from lowtide.formats.tokens.manifest import MANIFEST
 
 PARTS = ("train", "val")
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import StateError
-from lowtide.formats.manifest import CHECKED
+from lowtide.formats.tokens.manifest import CHECKED
 
 OFTEN = 256 * 1024 * 1024  # bytes written between two checkpoints where shards are larger
 _BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file

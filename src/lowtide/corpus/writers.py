@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from lowtide.corpus.shards import GrowingFile, ShardWriter, sync_directory
 from lowtide.errors import FormatError
-from lowtide.formats.llmc import HEADER
-from lowtide.formats.megatron import MAGIC
+from lowtide.formats.tokens.llmc import HEADER
+from lowtide.formats.tokens.megatron import MAGIC
 
 _STEP = 1 << 18  # entries of a table worked on at a time
 

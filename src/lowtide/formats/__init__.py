@@ -1,14 +1,20 @@
-"""Header bytes in, a layout out: what a file holds and where, before a byte of data is read."""
+"""Header bytes in, a layout out: what a file holds and where, before a byte of data is read.
+
+``arrays.py`` and ``tokens/token_files.py`` go from what a caller names to a layout; ``recognise.py`` tells formats
+apart, and ``files/``, ``tokens/`` and ``columns/`` have one module for each. What none of them reads, ``refusals.py``
+names.
+"""
 
 from lowtide.formats.arrays import layout_of
-from lowtide.formats.containers import members_of
-from lowtide.formats.decoded import column_layout
-from lowtide.formats.documents import document_ends
-from lowtide.formats.layout import DocumentIndex, Documents, Layout
-from lowtide.formats.members import ArrayMember
-from lowtide.formats.raw import MissingDtypeError
-from lowtide.formats.smell import dtype_smell
-from lowtide.formats.token_files import token_layout
+from lowtide.formats.columns.decoded import column_layout
+from lowtide.formats.files.members import ArrayMember
+from lowtide.formats.files.raw import MissingDtypeError
+from lowtide.formats.guess import dtype_smell
+from lowtide.formats.layout import DocumentIndex, Documents, Layout, join
+from lowtide.formats.recognise import members_of
+from lowtide.formats.sources import Source
+from lowtide.formats.tokens.ends import document_ends
+from lowtide.formats.tokens.token_files import token_layout
 from lowtide.storage import Extent
 
 __all__ = [
@@ -18,9 +24,11 @@ __all__ = [
     "Extent",
     "Layout",
     "MissingDtypeError",
+    "Source",
     "column_layout",
     "document_ends",
     "dtype_smell",
+    "join",
     "layout_of",
     "members_of",
     "token_layout",

@@ -1,7 +1,7 @@
 """From what a caller names to the layout of one array.
 
-One idea: a file's own header decides; what the caller states must agree with it, and is needed only where
-there is no header. Costs one open and one small read per file. Does not know corpora: that is ``token_files.py``.
+A file's own header decides; what the caller states must agree with it, and is needed only where there is no header.
+Costs one open and one small read per file. Corpora are ``tokens/token_files.py``'s.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.errors import FormatError
-from lowtide.formats import memmap, raw
-from lowtide.formats.foreign import refuse_foreign, refuse_foreign_directory
+from lowtide.formats.files import memmap, raw
 from lowtide.formats.header import HeaderFile
-from lowtide.formats.layout import Layout, agree, join
+from lowtide.formats.layout import Layout, agree, join, stated_dtype
 from lowtide.formats.recognise import recognised
-from lowtide.formats.sources import Source, named
+from lowtide.formats.refusals import refuse_foreign, refuse_foreign_directory
+from lowtide.formats.sources import Mapped, Source, named
 
 
 def layout_of(
@@ -37,14 +37,14 @@ def layout_of(
     of a ``.safetensors``, ``.npz`` or HDF5 file. With several files, the first axis of ``shape`` is -1 or the sum of
     their rows.
     """
-    stated = None if dtype is None else stated_dtype(dtype)
+    stated = stated_dtype(dtype)
     wanted = None if shape is None else _stated_shape(shape)
     start = operator.index(offset)
     if start < 0:
         raise ValueError(f"offset: expected 0 or more, got {start}. Count bytes from the start of the file.")
     files = named(source)
     if len(files) == 1:
-        return _one(files[0], stated, wanted, start, tensor)
+        return _layout(files[0], stated, wanted, start, tensor)
     each = wanted
     if wanted is not None:
         if -1 in wanted[1:]:
@@ -53,21 +53,13 @@ def layout_of(
                 "Put -1 first or state it."
             )
         each = (-1, *wanted[1:])
-    layout = join([_one(file, stated, each, start, tensor) for file in files])
+    layout = join([_layout(file, stated, each, start, tensor) for file in files])
     if wanted is not None and wanted[0] not in (-1, layout.shape[0]):
         raise FormatError(
             f"{layout.extents[0].path} and {len(files) - 1} more: expected {wanted[0]} rows as shape= says, "
             f"got {layout.shape[0]}. State shape={(-1, *wanted[1:])}."
         )
     return layout
-
-
-def stated_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """What the caller wrote, as a dtype; TypeError where numpy does not know it."""
-    try:
-        return np.dtype(dtype)
-    except (TypeError, ValueError, SyntaxError) as error:
-        raise TypeError(f"dtype: expected a numpy dtype such as 'float32', got {dtype!r}. {error}.") from None
 
 
 def _stated_shape(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
@@ -82,8 +74,8 @@ def _stated_shape(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
     return whole
 
 
-def _one(
-    item: str | npt.NDArray[Any],
+def _layout(
+    item: str | Mapped,
     dtype: np.dtype[Any] | None,
     shape: tuple[int, ...] | None,
     offset: int,

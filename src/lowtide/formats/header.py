@@ -1,8 +1,8 @@
 """A file opened for its first bytes only.
 
-One idea: look before opening, open without waiting, read no more than asked. A FIFO, socket, device or
-directory is refused from its stat, so that nothing hangs and no device is touched. Costs one stat, one open,
-one fstat. Does not read data: that is the storage room's work.
+It is looked at before it is opened, opened without waiting, and read no further than asked. A FIFO, socket, device or
+directory is refused from its stat, so that nothing hangs and no device is touched. Costs one stat, one open, one fstat.
+Data is read by ``storage/``.
 """
 
 from __future__ import annotations

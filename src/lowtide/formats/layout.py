@@ -1,7 +1,8 @@
 """What a file holds and where: the values that leave this room.
 
-One idea: a layout is dtype, shape and byte ranges, nothing else; whoever reads bytes later needs no format.
-Costs a few hundred bytes a file. Does not open, read or keep anything open.
+A layout is dtype, shape and byte ranges, and nothing else, so that whoever reads the bytes later needs no format. It
+costs a few hundred bytes per file, opens nothing and keeps nothing open. What formats check alike - dtypes, sizes, what
+the caller stated against what a header says - is worded here, once.
 """
 
 from __future__ import annotations
@@ -9,23 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from lowtide.errors import FormatError
 from lowtide.storage import Extent
 
 MOST_BYTES = 2**63 - 1  # off_t and Py_ssize_t are signed 64-bit
 MOST_AXES = 64  # numpy 2's own bound
+Ends: TypeAlias = "npt.NDArray[np.int64]"  # positions behind the last token of each document
 HEADERLESS = ("raw", "nanogpt", "olmo")  # one family: bytes without a header, named after who writes them
 
 
 @dataclass(frozen=True)
 class DocumentIndex:
-    """Where one shard keeps its document boundaries; ``documents.py`` reads them block by block."""
+    """Where one shard keeps its document boundaries; ``tokens/ends.py`` reads them block by block."""
 
-    kind: str  # "megatron" | "datatrove" | "lowtide" (the last two: a table of ends in the same form)
+    kind: str  # "megatron" | "datatrove" | "lowtide" | "ends" (all but the first: a table of ends in the same form)
     path: str  # of the index file
     size: int
     offset: int  # of the int64 boundaries
@@ -86,6 +89,24 @@ def one_extent(
         rows=(shape[0],),
         notes=notes,
     )
+
+
+def stated_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
+    """What the caller wrote, as a dtype; TypeError where numpy does not know it. ``None``: nothing was stated."""
+    if dtype is None:
+        return None
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise TypeError(f"dtype: expected a numpy dtype such as 'float32', got {dtype!r}. {error}.") from None
+
+
+def stated_ids(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
+    """What the caller wrote as the dtype of tokens, which are integers."""
+    stated = stated_dtype(dtype)
+    if stated is not None and stated.kind not in "iu":
+        raise ValueError(f"dtype: expected integers for tokens, got {stated}. State e.g. dtype='uint16'.")
+    return stated
 
 
 def checked_dtype(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
@@ -174,7 +195,10 @@ def join(layouts: Sequence[Layout]) -> Layout:
 
 def clip(value: object, most: int = 120) -> str:
     """A value from a hostile header, short enough for one line and without control characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:  # JSON nests deeper than repr may be able to follow
+        text = f"a {type(value).__name__} nested too deeply to show"
     return text if len(text) <= most else f"{text[:most]}..."
 
 

@@ -1,26 +1,39 @@
 """Which format a file is in, by its bytes and by what lies beside it.
 
-One idea: the order is fixed and goes from the strongest evidence to the weakest.
+The order is fixed and goes from the strongest evidence to the weakest.
 
+0. Files that hold arrays by name, .safetensors, .npz and HDF5: by their suffix, or a zip's or HDF5's magic. Each of the
+   three modules answers two questions - what are your members, and where does this one lie - and the choice of the only
+   member and the error that lists the others are worded once.
 1. The file's own first bytes: numpy's magic, Megatron's index, lit-gpt's magic, llm.c's header with its version.
 2. What lies beside it: Megatron's index with that magic, datatrove's metadata or index.
 3. Ten bytes that may begin a safetensors header - only where no dtype was stated: integers can start the same way.
 
-A file that matches nothing has no header. Files that hold arrays by name (``containers.py``: their suffix, a zip's or
-HDF5's magic) come before all of this. Costs one read of 1 KiB.
+A file that matches nothing has no header. Costs one read of 1 KiB, and what the format's own table costs.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats import datatrove, litgpt, llmc, megatron, npy, safetensors
-from lowtide.formats.containers import container_of, no_members, read_member
+from lowtide.formats.files import hdf5, npy, npz, safetensors
+from lowtide.formats.files.members import ArrayMember, missing_member, only_member
 from lowtide.formats.header import HeaderFile, is_file
 from lowtide.formats.layout import Layout
+from lowtide.formats.tokens import datatrove, litgpt, llmc, megatron
+
+
+class Container(Protocol):
+    """A module that knows one such format."""
+
+    WHAT: str
+
+    def read(self, file: HeaderFile, name: str) -> Layout | None: ...
+    def members(self, file: HeaderFile) -> Iterator[ArrayMember]: ...
 
 
 def recognised(
@@ -38,14 +51,51 @@ def recognised(
     ``inside``: the caller names a place inside the file, so archives are not asked for their members.
     """
     head = file.read(0, llmc.HEADER)
-    container = container_of(file, head, stated=stated)
+    container = _container(file, head, stated=stated)
     if container is not None and not (inside and container is not safetensors):
-        return read_member(file, container, tensor, tokens=tokens)
+        return _read_member(file, container, tensor, tokens=tokens)
     layout = _by_header(file, head, beside=beside, tokens=tokens)
     if layout is None and (stated is None or tensor is not None) and safetensors.looks_like(head[:10], file.size):
-        return read_member(file, safetensors, tensor, tokens=tokens)
+        return _read_member(file, safetensors, tensor, tokens=tokens)
     if tensor is not None:
-        raise no_members(file.path, tensor)
+        raise FormatError(
+            f"{file.path}: expected a .safetensors, .npz or HDF5 file for tensor={tensor!r}, got a file of one array. "
+            "Leave tensor= out."
+        )
+    return layout
+
+
+def members_of(path: str) -> tuple[ArrayMember, ...]:
+    """Every array of a .safetensors, .npz or HDF5 file; none for a file of another kind."""
+    with HeaderFile(path) as file:
+        head = file.read(0, 16)
+        container = _container(file, head, stated=None)
+        if container is None and safetensors.looks_like(head[:10], file.size):
+            container = safetensors
+        return () if container is None else tuple(container.members(file))
+
+
+def _container(file: HeaderFile, head: bytes, *, stated: np.dtype[Any] | None) -> Container | None:
+    """The format of the file where it holds arrays by name; single bytes were asked for: only by its suffix."""
+    name = file.path.lower()
+    if name.endswith(".safetensors"):
+        return safetensors
+    as_bytes = stated is not None and stated.itemsize == 1
+    if name.endswith(".npz") or (head.startswith(npz.MAGICS) and not as_bytes):
+        return npz
+    if name.endswith(hdf5.SUFFIXES[:2]) or not as_bytes:
+        return hdf5 if hdf5.looks_like(file, head) else None
+    return None
+
+
+def _read_member(file: HeaderFile, container: Container, tensor: str | None, *, tokens: bool) -> Layout:
+    """The layout of the member of that name; without a name, of the only one that can be meant."""
+    name = tensor
+    if name is None:
+        name = only_member(file.path, container.WHAT, container.members(file), tokens=tokens)
+    layout = container.read(file, name)
+    if layout is None:
+        raise missing_member(file.path, container.WHAT, name, container.members(file))
     return layout
 
 

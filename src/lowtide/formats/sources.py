@@ -1,8 +1,9 @@
 """What a caller may name as data: a path, a memmap, a list of them, a glob.
 
-One idea: every way of naming files becomes one list in a stated order. Globs sort as people count (shard_2
-before shard_10); lists keep the caller's order. Costs a directory listing for a glob. Opens nothing, and reaches no
-other machine: an address such as s3://... is refused with the command that copies it here.
+Every way of naming files becomes one list in a stated order. Globs sort as people count (shard_2 before shard_10);
+lists keep the caller's order. What the names alone tell is refused here: a corpus that would mix training files with
+held-out ones, and an address such as s3://..., with the command that copies it here. Costs a directory listing for a
+glob. Opens nothing and reaches no other machine.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import glob
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-One: TypeAlias = "str | os.PathLike[str] | npt.NDArray[Any]"  # of arrays only an np.memmap has a file
-Source: TypeAlias = "One | Sequence[One]"
+from lowtide.errors import FormatError
+
+Mapped: TypeAlias = "npt.NDArray[Any]"  # of arrays only an np.memmap, or a view of one, has a file
+Source: TypeAlias = "str | os.PathLike[str] | Mapped | Sequence[str | os.PathLike[str] | Mapped]"
 
 _DIGITS = re.compile(r"([0-9]+)")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}[^/]")  # pathlib makes s3://x into s3:/x
@@ -30,6 +34,10 @@ _COPY = {
     "https": "curl -LO {source}",
 }
 
+_TRAIN = {"train", "training"}
+_HELD_OUT = {"val", "valid", "validation", "dev", "test", "eval"}
+_WORD = re.compile(r"[a-z]+")
+
 
 def natural_key(path: str) -> list[tuple[int, str]]:
     """Sorts digits by their value and text by its characters."""
@@ -38,20 +46,40 @@ def natural_key(path: str) -> list[tuple[int, str]]:
     return [(len(p.lstrip("0")), p.lstrip("0")) if k % 2 else (0, p) for k, p in enumerate(parts)] + [(0, path)]
 
 
-def named(source: object) -> list[str | npt.NDArray[Any]]:
+def named(source: object) -> list[str | Mapped]:
     """Every file ``source`` names, in order; text with ``*``, ``?`` or ``[`` that names no file is a glob."""
     if isinstance(source, (str, os.PathLike, np.ndarray)):
-        return _one(source)
+        return _files_of(source)
     if not isinstance(source, Sequence) or isinstance(source, (bytes, bytearray)):
         raise TypeError(
             f"source: expected a path, a memmap or a list of them, got {type(source).__name__}. Pass text or a Path."
         )
     if len(source) == 0:
         raise ValueError("source: expected at least one file, got an empty list. Name the files to open.")
-    return [one for item in source for one in _one(item)]
+    return [one for item in source for one in _files_of(item)]
 
 
-def _one(item: object) -> list[str | npt.NDArray[Any]]:
+def refuse_train_with_val(where: str, paths: Sequence[str]) -> None:
+    """FormatError where ``paths``, named together by ``where``, hold both; it names one of each and the way out."""
+    if len(paths) < 2:
+        return
+    whole = [os.path.abspath(path) for path in paths]  # noqa: PTH100 - a Path per shard would cost more
+    shared = os.path.commonpath([os.path.dirname(path) for path in whole])  # noqa: PTH120
+    names = [os.path.relpath(path, shared) for path in whole]
+    words = [set(_WORD.findall(name.lower())) for name in names]
+    held_out = [name for name, found in zip(names, words, strict=True) if found & _HELD_OUT and not found & _TRAIN]
+    train = [name for name, found in zip(names, words, strict=True) if found & _TRAIN and not found & _HELD_OUT]
+    if not train or not held_out:
+        return
+    ending = Path(train[0]).suffix
+    pattern = train[0] if len(train) == 1 else f"*train*{ending}" if os.sep not in train[0] else Path(train[0]).parent
+    raise FormatError(
+        f"{where}: expected one corpus, got train and val files together ({train[0]} and {held_out[0]}). "
+        f"Pass {Path(shared) / pattern} or {Path(shared) / held_out[0]}."
+    )
+
+
+def _files_of(item: object) -> list[str | Mapped]:
     if isinstance(item, np.ndarray):
         return [item]
     if not isinstance(item, (str, os.PathLike)):

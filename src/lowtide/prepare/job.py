@@ -22,7 +22,7 @@ from lowtide.corpus.journal import Journal, refuse_foreign
 from lowtide.corpus.request import Request
 from lowtide.corpus.shards import ShardWriter
 from lowtide.errors import FormatError, StateError
-from lowtide.formats.manifest import NAME as MANIFEST
+from lowtide.formats.tokens.manifest import MANIFEST
 from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.cluster import encoded_by_ray
 from lowtide.prepare.encoding import EncodedBlock, Recipe

@@ -23,7 +23,7 @@ from pathlib import Path
 from lowtide.corpus.journal import WORK
 from lowtide.corpus.request import Request
 from lowtide.errors import FormatError
-from lowtide.formats.manifest import NAME as MANIFEST
+from lowtide.formats.tokens.manifest import MANIFEST
 from lowtide.prepare.job import Status, prepare
 from lowtide.prepare.resources import Resources
 

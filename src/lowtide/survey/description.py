@@ -1,21 +1,26 @@
 """What files hold and how Lowtide would read them, as one frozen value.
 
-One idea: everything here comes from headers, the machine and the plan of an opened object; a guess is marked as one and
-decides nothing. Reads headers, and sixteen small blocks to notice a dtype that is probably wrong.
+Everything here comes from headers, the machine and the plan of an opened object; a guess is marked as one and decides
+nothing. Reads headers, and sixteen small blocks to notice a dtype that is probably wrong. Only the counts of documents,
+which are asked for apart, may take a pass over the tokens.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lowtide.formats import Layout, dtype_smell
 from lowtide.machine import file_kind, page_cache, read_ahead_bytes
+from lowtide.reading.boundaries import required_marks
+from lowtide.reading.boundary_index import Progress, boundary_index
+from lowtide.reading.document_counts import DocumentCounts, count_documents
 from lowtide.survey.projection import Plan
 from lowtide.survey.subject import Opening, Subject, opened
+from lowtide.tokens import Tokens
 
-LOOKED_AT = 1000  # files asked for their page cache; a corpus of more is not worth the wait
+_MOST_FILES = 1000  # files asked for their page cache; a corpus of more is not worth the wait
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,27 @@ def describe(subject: Subject, opening: Opening) -> Description:
     )
 
 
+def survey_documents(
+    subject: Subject, opening: Opening, *, eot: int | None, bos: int | None, window: int, progress: Progress = None
+) -> tuple[str, DocumentCounts]:
+    """What tells the documents apart, in a word or two, and their counts, from the same index that training uses.
+
+    Where there is none yet, it is built here and stays, so that looking first costs a run nothing later.
+    """
+    layout = subject.layout
+    if eot is not None or bos is not None:
+        layout = replace(layout, eot=layout.eot if eot is None else eot, bos=layout.bos if bos is None else bos)
+    with opened(layout, opening) as data:
+        if not isinstance(data, Tokens):
+            raise ValueError(
+                f"{subject.paths[0]}: expected tokens for --documents, got an array of shape {subject.layout.shape}. "
+                "Leave --documents out."
+            )
+        marks = required_marks(data)
+        index = boundary_index(data, marks, progress)
+        return str(marks), count_documents(index, data.first, data.last, window)
+
+
 def _documents(layout: Layout) -> int | None:
     if layout.documents is None:
         return None
@@ -91,7 +117,7 @@ def _documents(layout: Layout) -> int | None:
 
 def _cached(layout: Layout) -> int | None:
     """Bytes of the data in the page cache now, where the kernel tells."""
-    if len(layout.extents) > LOOKED_AT:
+    if len(layout.extents) > _MOST_FILES:
         return None
     with contextlib.suppress(OSError):
         return sum(page_cache(extent.path, extent.offset, extent.length).cached for extent in layout.extents)

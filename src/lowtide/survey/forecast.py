@@ -1,7 +1,7 @@
 """A whole run forecast: what it will hold, read and take, as one frozen value.
 
-One idea: open the data as the run would, ask it for its plan, and multiply. Reads headers and, for the size of a feed's
-state, sixteen blocks of 4 KiB; only ``measure`` reads data, for as long as it says.
+The data is opened as the run would open it and asked for its plan, and the rest is multiplication. Reads headers and,
+for the size of a feed's state, sixteen blocks of 4 KiB; only ``measure`` reads data, for as long as it says.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _of_rows(array: Array, asked: RunAsked) -> _OpenedRun:
         total_bytes=array.nbytes,
         units=1,
         order=order,
-        pieces=math.prod(layout.shape[1:]) if layout.fortran else 1,
+        places=math.prod(layout.shape[1:]) if layout.fortran else 1,
         steps=-(-share // each) if order == "sequential" else None,
     )
 

@@ -1,12 +1,12 @@
 """The arithmetic of a run before it starts: memory, bytes, requests and time.
 
-One idea: what a feed does is arithmetic on a few integers - windows per epoch, pages under a window, reads per step -
-so a run can be projected: exactly where it is exact, as an expectation where it depends on where windows fall. Pure:
-numbers in, numbers out; tests hold it against brute force and real runs.
+What a feed does is arithmetic on a few integers - windows per epoch, pages under a window, reads per step - so a run
+can be projected: exactly where it is exact, as an expectation where it depends on where windows fall. Pure: numbers in,
+numbers out; tests hold it against brute force and real runs.
 
 Memory comes from ``plan()`` (a promise, never passed); this file multiplies it by the ranks of a machine. It counts
-what Lowtide holds, not the interpreter or the model beside it. The only file outside the library's core that knows
-what a plan looks like.
+what Lowtide holds, not the interpreter or the model beside it. The only file outside the library's core that knows what
+a plan looks like.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEW_NEIGHBOURS = 64  # data this many times longer than a batch: next to none of
 class Workload:
     """What one step of a run reads: ``batch`` items (windows or rows) of ``item_bytes``, from ``items`` per epoch.
 
-    ``alignment``: items begin at multiples of this many bytes (a token's size, a row's size). ``pieces``: an item lies
+    ``alignment``: items begin at multiples of this many bytes (a token's size, a row's size). ``places``: an item lies
     in so many places (the columns of a Fortran-ordered array). ``overlap``: bytes that it shares with the next one in
     order. ``steps``: per epoch, where that is not simply ``items / batch``.
     """
@@ -40,7 +40,7 @@ class Workload:
     total_bytes: int  # of the data
     units: int  # tokens predicted by an item, or 1 for a row
     order: str = "shuffled"
-    pieces: int = 1
+    places: int = 1
     overlap: int = 0
     steps: int | None = None
 
@@ -48,7 +48,7 @@ class Workload:
     def requests(self) -> int:
         """Reads per step, at most: rows in order are one run, and nothing else need be."""
         rows_in_order = self.order == "sequential" and self.units == 1
-        return self.pieces * (self.world if rows_in_order else self.batch)
+        return self.places * (self.world if rows_in_order else self.batch)
 
     @property
     def steps_per_epoch(self) -> float:
@@ -161,9 +161,9 @@ def _per_rank(work: Workload) -> int:
 def _device_step(work: Workload) -> int:
     """Bytes of whole pages under one step's items: each on its own, or in order one run per rank."""
     runs, items = (work.world, _per_rank(work)) if work.order == "sequential" else (work.batch, 1)
-    run = (items * (work.item_bytes - work.overlap) + work.overlap) // work.pieces
-    pages = round(runs * work.pieces * pages_under(run, work.alignment))
-    return pages * PAGE if work.pieces == 1 else min(pages * PAGE, _whole(work))
+    run = (items * (work.item_bytes - work.overlap) + work.overlap) // work.places
+    pages = round(runs * work.places * pages_under(run, work.alignment))
+    return pages * PAGE if work.places == 1 else min(pages * PAGE, _whole(work))
 
 
 def _whole(work: Workload) -> int:

@@ -1,8 +1,8 @@
 """What a step was made of: every row's file, byte, document, ids and text.
 
-One idea: the rows of a step are a pure function of the corpus and a few settings, so a spike in the loss can be looked
-at long after the run, on another machine, without a checkpoint of that moment. Reads the step's rows and, where the
-format keeps document boundaries, its index up to the last of them. Prints nothing.
+The rows of a step are a pure function of the corpus and a few settings, so a spike in the loss can be looked at long
+after the run, on another machine, without a checkpoint of that moment. Reads the step's rows and, where the format
+keeps document boundaries, its index up to the last of them. Prints nothing.
 """
 
 from __future__ import annotations

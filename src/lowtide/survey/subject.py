@@ -1,8 +1,8 @@
 """What the paths on a command line hold: tokens or an array, opened as the library would.
 
-One idea: headers decide, and one axis of integers counts as tokens; several paths are one corpus or one array, as a
-list is for ``lowtide.open``. A headerless file whose dtype nobody stated is described by a guess that stays marked as
-one: the library itself asks for a statement. Costs what opening costs, and one block of 64 KiB for a guess.
+Headers decide, and one axis of integers counts as tokens; several paths are one corpus or one array, as a list is for
+``lowtide.open``. A headerless file whose dtype nobody stated is described by a guess that stays marked as one: the
+library itself asks for a statement. Costs what opening costs, and one block of 64 KiB for a guess.
 """
 
 from __future__ import annotations

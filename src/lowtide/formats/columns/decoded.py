@@ -1,0 +1,260 @@
+"""Token ids of Parquet and Arrow columns as plain ids on disk, decoded once.
+
+    CACHE/columns/KEY/tokens.bin: ids | ends.bin: int64 document ends | done.json, or progress.json while it is made
+
+A column is compressed and cannot be read in place, so it is decoded into a raw file that can, under a key made of the
+file's own bytes (its size and a hash of sampled blocks), the column and the dtype. A copied file has the same key; a
+changed one another. Costs the disk space of the ids, and about 20 MiB of memory while decoding. A decode that was
+killed goes on at the last whole row group; of several processes one decodes and the others wait.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from lowtide.atomic import atomic_write
+from lowtide.errors import FormatError
+from lowtide.formats.columns.id_columns import IdBlock, IdColumn, blocks, find_column
+from lowtide.formats.header import HeaderFile
+from lowtide.formats.layout import DocumentIndex, Documents, Layout, join, one_extent, stated_ids
+from lowtide.formats.sources import Source, named, natural_key, refuse_train_with_val
+
+_SUFFIXES = (".parquet", ".arrow", ".feather")
+_VERSION = 1
+_SAMPLED, _SAMPLE = 17, 4096
+_TAIL = 65_536  # a Parquet footer names every page of the file
+_SAVED_EVERY = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class DecodedSoFar:
+    """How far one file is: pieces (row groups or record batches) done, and what they held."""
+
+    path: str
+    pieces: int
+    tokens: int
+    documents: int
+
+
+Told = Callable[[DecodedSoFar], None]
+
+
+def column_layout(
+    source: Source,
+    column: str,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    told: Told | None = None,
+) -> Layout:
+    """Where the ids of ``column`` lie, after they have been decoded: files, a glob, or a directory of them.
+
+    ``dtype``: what to store, where another than the column's own is wanted; ids that do not fit are refused.
+    ``cache_dir``: where; ``$XDG_CACHE_HOME/lowtide`` or ``~/.cache/lowtide`` unless stated. ``told`` hears of progress.
+    """
+    if not isinstance(column, str) or not column:
+        raise TypeError(f"column: expected the name of a column, got {column!r}. Use column='input_ids'.")
+    stated = stated_ids(dtype)
+    paths = _files(source)
+    refuse_train_with_val(f"{len(paths)} files", paths)
+    columns = [find_column(path, column) for path in paths]  # all are looked at before one is decoded
+    root = cache_directory(cache_dir) / "columns"
+    layouts = [_one(found, stated or found.dtype, root, told) for found in columns]
+    kept = [layout for layout in layouts if layout.shape[0]] or layouts[:1]
+    notes = [f"decoded once from column {column!r} of {len(paths)} file{'s' if len(paths) > 1 else ''} into {root}"]
+    if len(kept) < len(layouts):
+        notes.append(f"{len(layouts) - len(kept)} files without ids left out")
+    return replace(join(kept), notes=tuple(notes))
+
+
+def cache_directory(stated: str | os.PathLike[str] | None = None) -> Path:
+    """Where decoded columns and the like are kept."""
+    if stated is not None:
+        return Path(stated).absolute()
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "lowtide"
+
+
+def _files(source: Source) -> list[str]:
+    paths: list[str] = []
+    for item in named(source):
+        if not isinstance(item, str):
+            raise TypeError("source: expected paths for column=, got a memmap. Pass the paths of the files.")
+        if not Path(item).is_dir():
+            paths.append(str(Path(item).absolute()))
+            continue
+        inside = sorted((str(one) for one in Path(item).absolute().iterdir()), key=natural_key)
+        found = [path for path in inside if path.endswith(_SUFFIXES)]
+        if not found:
+            raise FormatError(
+                f"{item}: expected files that end in {', '.join(_SUFFIXES)} for column=, got none. "
+                "Name the files, or leave column= out."
+            )
+        paths += found
+    return paths
+
+
+def _one(column: IdColumn, dtype: np.dtype[Any], root: Path, told: Told | None) -> Layout:
+    place = root / _key(column, dtype)
+    with _space(place):
+        place.mkdir(parents=True, exist_ok=True)
+        with _alone(place):
+            layout = _done(column, dtype, place)
+            if layout is None:
+                _decode(column, dtype, place, told)
+                layout = _done(column, dtype, place)
+    if layout is None:
+        raise FormatError(
+            f"{place}: expected the ids just decoded, got others. Remove the directory and open {column.path} again."
+        )
+    return layout
+
+
+def _key(column: IdColumn, dtype: np.dtype[Any]) -> str:
+    import hashlib  # here: it brings OpenSSL, 3 ms at every import
+
+    said = f"{_VERSION} {_sampled_hash(column.path)} {column.name!r} {dtype.str}"
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+
+def _sampled_hash(path: str) -> str:
+    """Of a file's size, blocks at even places and its tail: what makes it this file, wherever it is copied."""
+    import hashlib
+
+    with HeaderFile(path) as file:
+        found = hashlib.blake2b(str(file.size).encode(), digest_size=16)
+        span = max(0, file.size - _SAMPLE)
+        for k in range(_SAMPLED):
+            found.update(file.read(span * k // (_SAMPLED - 1), _SAMPLE))
+        found.update(file.read(max(0, file.size - _TAIL), _TAIL))
+    return found.hexdigest()
+
+
+def _done(column: IdColumn, dtype: np.dtype[Any], place: Path) -> Layout | None:
+    """The layout of what lies there, if it is whole and what was written; ``None`` where it has to be made."""
+    said = _said(place / "done.json")
+    ids, ends = place / "tokens.bin", place / "ends.bin"
+    if said is None or not ids.is_file() or not ends.is_file():
+        return None
+    if said.get("tokens.bin") != _sampled_hash(str(ids)) or said.get("ends.bin") != _sampled_hash(str(ends)):
+        return None
+    with HeaderFile(str(ids)) as file, HeaderFile(str(ends)) as index:
+        count = file.size // dtype.itemsize
+        documents = DocumentIndex(kind="ends", path=index.path, size=index.size, offset=0, count=index.size // 8)
+        name = "parquet" if column.kind == "parquet" else "arrow"
+        layout = one_extent(name, dtype, (count,), file.extent(0, file.size))
+        return replace(layout, documents=Documents((documents,)))
+
+
+def _decode(column: IdColumn, dtype: np.dtype[Any], place: Path, told: Told | None) -> None:
+    (place / "done.json").unlink(missing_ok=True)
+    at = _resumed(column, dtype, place)
+    with (place / "tokens.bin").open("ab") as ids, (place / "ends.bin").open("ab") as ends:
+        ids.truncate(at.tokens * dtype.itemsize)
+        ends.truncate(at.documents * 8)
+        saved = now = at
+        for block in blocks(column, at.pieces):
+            if block.piece > now.pieces:
+                now = replace(now, pieces=block.piece)  # every piece before this one is whole
+                if (now.tokens - saved.tokens) * dtype.itemsize >= _SAVED_EVERY:
+                    saved = _save(now, place, ids, ends)
+                    if told is not None:
+                        told(now)
+            ids.write(_stored(column, block, dtype, now.tokens).tobytes())
+            ends.write((block.ends + now.tokens).astype("<i8").tobytes())
+            now = replace(now, tokens=now.tokens + block.ids.size, documents=now.documents + block.ends.size)
+        now = replace(now, pieces=now.pieces + 1)
+        _save(now, place, ids, ends)
+    if told is not None:
+        told(now)
+    files = {name: _sampled_hash(str(place / name)) for name in ("tokens.bin", "ends.bin")}
+    _write(place / "done.json", {"source": column.path, "column": column.name, "dtype": dtype.str, **files})
+    (place / "progress.json").unlink(missing_ok=True)
+
+
+def _resumed(column: IdColumn, dtype: np.dtype[Any], place: Path) -> DecodedSoFar:
+    """Where an earlier decode stopped, if what it wrote is still there."""
+    said = _said(place / "progress.json") or {}
+    numbers = [said.get(key) for key in ("pieces", "tokens", "documents")]
+    counts = [number for number in numbers if type(number) is int and number >= 0]
+    if len(counts) != 3:
+        return DecodedSoFar(column.path, 0, 0, 0)
+    at = DecodedSoFar(column.path, *counts)
+    wanted = {"tokens.bin": at.tokens * dtype.itemsize, "ends.bin": at.documents * 8}
+    whole = all((place / name).is_file() and (place / name).stat().st_size >= size for name, size in wanted.items())
+    return at if whole else DecodedSoFar(column.path, 0, 0, 0)
+
+
+def _stored(column: IdColumn, block: IdBlock, dtype: np.dtype[Any], before: int) -> npt.NDArray[Any]:
+    """The ids as they are stored; FormatError for one that does not fit, never a wrapped number."""
+    if block.ids.size and not np.can_cast(block.ids.dtype, dtype, "safe"):
+        limits = np.iinfo(dtype)
+        low, high = int(block.ids.min()), int(block.ids.max())
+        if low < limits.min or high > limits.max:
+            found = low if low < limits.min else high
+            at = before + int(np.flatnonzero(block.ids == found)[0])
+            raise FormatError(
+                f"{column.path}, column {column.name!r}: expected ids from {limits.min} to {limits.max} for "
+                f"dtype={dtype}, got {found} at token {at}. State a wider dtype=, or leave it out."
+            )
+    return block.ids.astype(dtype, copy=False)
+
+
+def _save(now: DecodedSoFar, place: Path, *files: BinaryIO) -> DecodedSoFar:
+    """First the ids reach the disk, then the numbers that speak of them."""
+    for file in files:
+        file.flush()
+        os.fsync(file.fileno())
+    _write(place / "progress.json", {"pieces": now.pieces, "tokens": now.tokens, "documents": now.documents})
+    return now
+
+
+def _write(path: Path, content: dict[str, object]) -> None:
+    import json
+
+    with atomic_write(path) as file:
+        file.write(json.dumps(content).encode())
+
+
+def _said(path: Path) -> dict[str, object] | None:
+    import json
+
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """One process at a time; the others wait here, and find the work done. A process that dies lets go."""
+    with (place / "lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _space(place: Path) -> Iterator[None]:
+    """A full disk or a directory one may not write is told with what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM):
+            raise
+        problem = type(error)(
+            f"{place}: expected room for the decoded ids, got {os.strerror(error.errno).lower()}. State "
+            "cache_dir= on another disk, or make room: what is done is kept, and opening again goes on from there."
+        )
+        problem.errno = error.errno
+        raise problem from error

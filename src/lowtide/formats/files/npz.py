@@ -1,0 +1,151 @@
+"""One member of an .npz archive, read where it lies.
+
+    zip: local header 30 bytes + name + extra | a .npy file: stored by np.savez, deflated by np.savez_compressed
+
+A member that is stored, not deflated, is a .npy file at an offset of the archive, so its rows are read like those of
+any .npy. Costs the archive's directory, of at most 16 MiB, and one header. Checksums are not checked: that would read
+all of the data. Deflated and encrypted members are refused with the line that saves them again.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lowtide.errors import FormatError
+from lowtide.formats.files import npy
+from lowtide.formats.files.members import ArrayMember
+from lowtide.formats.header import HeaderFile
+from lowtide.formats.layout import Layout, clip
+from lowtide.formats.refusals import TORCH_ZIP, ZIP
+
+if TYPE_CHECKING:
+    from zipfile import ZipInfo
+
+WHAT = "member"
+MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+_MOST_DIRECTORY = 16 * 1024 * 1024
+_LOCAL_HEADER = 30
+
+
+def read(file: HeaderFile, name: str) -> Layout | None:
+    """The layout of the member of that name (``a`` and ``a.npy`` are the same); ``None`` where there is none."""
+    for info in _arrays(file):
+        if name in (info.filename, _short(info.filename)):
+            return _layout(file, info)
+    return None
+
+
+def members(file: HeaderFile) -> Iterator[ArrayMember]:
+    """Every array of the archive."""
+    for info in _arrays(file):
+        name = _short(info.filename)
+        why_not = _why_not(file, info)
+        if why_not:
+            yield ArrayMember(name, "?", (), why_not)
+            continue
+        try:
+            layout = _layout(file, info)
+        except FormatError as problem:
+            yield ArrayMember(name, "?", (), str(problem))
+            continue
+        yield ArrayMember(name, str(layout.dtype), layout.shape, integers=layout.dtype.kind in "iu")
+
+
+def _arrays(file: HeaderFile) -> list[ZipInfo]:
+    import zipfile  # here: most files are no archives, and it takes 10 ms
+
+    try:
+        with zipfile.ZipFile(_Bytes(file)) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(
+            f"{file.path}: expected a whole zip archive, got one whose directory cannot be read ({clip(str(error))}). "
+            "It is cut short or damaged: copy or write it again."
+        ) from error
+    found = [info for info in entries if info.filename.endswith(".npy")]
+    if not found:
+        torch = any(info.filename.endswith("data.pkl") for info in entries)
+        raise (TORCH_ZIP if torch else ZIP).refusal(file.path, tokens=False)
+    return found
+
+
+def _layout(file: HeaderFile, info: ZipInfo) -> Layout:
+    why_not = _why_not(file, info)
+    where = f"member {clip(_short(info.filename))}"
+    if why_not:
+        raise FormatError(f"{file.path}, {where}: expected a stored member, got {why_not}.")
+    start, size = _data_start(file, info), info.file_size
+    return replace(npy.read(file.part(where, start, size)), format="npz")
+
+
+def _why_not(file: HeaderFile, info: ZipInfo) -> str:
+    """Why a member cannot be read in place, and what to do; empty where it can."""
+    name = Path(file.path).name
+    if info.flag_bits & 0x1:
+        return "an encrypted one. Unpack it with its password: unzip " + repr(name)
+    if info.compress_type != 0:
+        return f"a compressed one. Save it uncompressed: np.savez('stored.npz', **np.load({name!r}))"
+    return ""
+
+
+def _data_start(file: HeaderFile, info: ZipInfo) -> int:
+    """Behind the local header, whose name and extra field have lengths of their own."""
+    head = file.read(info.header_offset, _LOCAL_HEADER) if info.header_offset >= 0 else b""
+    if len(head) < _LOCAL_HEADER or not head.startswith(MAGICS[0]):
+        raise FormatError(
+            f"{file.path}: expected member {clip(info.filename)} at byte {info.header_offset}, got no zip header "
+            "there. It is damaged: copy or write it again."
+        )
+    start = info.header_offset + _LOCAL_HEADER + int.from_bytes(head[26:28], "little")
+    start += int.from_bytes(head[28:30], "little")
+    if info.file_size != info.compress_size or start + info.file_size > file.size:
+        raise FormatError(
+            f"{file.path}: expected member {clip(info.filename)} to end by byte {file.size}, got "
+            f"{start + info.file_size}. It is cut short: copy or write it again."
+        )
+    return start
+
+
+def _short(name: str) -> str:
+    return name.removesuffix(".npy")
+
+
+class _Bytes(io.RawIOBase):
+    """The archive as zipfile wants it, but no read larger than a directory may be."""
+
+    def __init__(self, file: HeaderFile) -> None:
+        self._file = file
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
+        if self._at < 0:
+            raise ValueError("a place before its first byte")
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        size = self._file.size - self._at if size < 0 else size
+        if size > _MOST_DIRECTORY:
+            raise FormatError(
+                f"{self._file.path}: expected a zip directory of at most {_MOST_DIRECTORY} bytes, got {size}. "
+                "Save fewer arrays in one archive."
+            )
+        data = self._file.read(self._at, max(0, size))
+        self._at += len(data)
+        return data
