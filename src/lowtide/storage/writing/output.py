@@ -17,10 +17,10 @@ from typing import Any
 
 from lowtide.errors import BudgetError
 from lowtide.machine import room_for_cache
-from lowtide.storage.behind import WriteBehind
 from lowtide.storage.budget import AUTO_BUDGET
 from lowtide.storage.buffers import allocate_anonymous
-from lowtide.storage.unfinished import Unfinished
+from lowtide.storage.writing.behind import WriteBehind
+from lowtide.storage.writing.unfinished import Unfinished
 from lowtide.units import KIB, MIB, format_size, parse_size
 
 LEAST_BUDGET = MIB

@@ -1,0 +1,15 @@
+/* What works on arrays of numbers alone (documents.c, packed.c, located.c), as Python calls it; binding.c lists them. */
+#ifndef LOWTIDE_BINDING_ARRAYS_H
+#define LOWTIDE_BINDING_ARRAYS_H
+
+#include <Python.h>
+
+PyObject *lt_py_documents_marked(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_documents_noted(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_documents_given(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_find_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_packed_plan(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+#endif

@@ -1,0 +1,47 @@
+/* Mappings that the core makes itself, because Python's mmap takes no address.
+ *
+ * The page cache holds files in folios of up to 2 MiB. Where address and offset agree modulo 2 MiB, one fault may map a
+ * whole folio of that size, and random rows soon map far more than was read. One page beside a boundary of 2 MiB no
+ * large folio fits, and a fault maps at most the kernel's window around it (64 KiB). */
+#include "core.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <sys/mman.h>
+
+#define PAGE 4096
+#define LARGE (2 << 20)
+
+int lt_map(lt_mapping *to, int fd, int64_t size, int shifted, int scattered) {
+    size_t bytes = (size_t)(size + PAGE - 1) / PAGE * PAGE, all = bytes + 2 * LARGE;
+    unsigned char *reserved = NULL, *at = NULL;
+    *to = (lt_mapping){NULL, 0};
+    if (size < 1) return EINVAL;
+    if (size > INT64_MAX - 4 * LARGE) return ENOMEM;
+    if (shifted) {
+        reserved = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (reserved == MAP_FAILED) return errno;
+        at = (unsigned char *)(((uintptr_t)reserved + LARGE - 1) / LARGE * LARGE) + PAGE;
+    }
+    unsigned char *found = mmap(at, (size_t)size, PROT_READ, MAP_SHARED | (shifted ? MAP_FIXED : 0), fd, 0);
+    if (found == MAP_FAILED) {
+        int error = errno;
+        if (shifted) munmap(reserved, all);
+        return error;
+    }
+    if (shifted) {
+        munmap(reserved, (size_t)(at - reserved));
+        munmap(at + bytes, (size_t)(reserved + all - (at + bytes)));
+    }
+    madvise(found, (size_t)size, MADV_DONTDUMP);
+    if (scattered) madvise(found, (size_t)size, MADV_RANDOM);
+    *to = (lt_mapping){found, size};
+    return 0;
+}
+
+int lt_take_back(const lt_mapping *mapping) { return madvise(mapping->at, (size_t)mapping->size, MADV_DONTNEED) == 0 ? 0 : errno; }
+
+void lt_unmap(lt_mapping *mapping) {
+    if (mapping->at) munmap(mapping->at, (size_t)mapping->size);
+    *mapping = (lt_mapping){NULL, 0};
+}

@@ -1,0 +1,90 @@
+"""Mappings made in Python, by ctypes: what ``mapping.c`` does, because Python's own mmap takes no address.
+
+The page cache holds files in folios of up to 2 MiB, and where address and offset agree modulo 2 MiB one fault may map a
+whole folio of that size. One page beside such a boundary none fits, and a fault maps at most ``FAULT_AROUND`` bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import weakref
+from typing import Any
+
+import numpy as np
+
+from lowtide.engine.runs import MOST_OFFSET, PAGE, bad_value
+
+# What a fault maps around itself where the page cache has it: fault_around_bytes of the kernel's mm/memory.c, which only
+# debugfs changes.
+FAULT_AROUND = 65536
+LARGE = 2 << 20
+PROT_NONE, PROT_READ = 0, 1
+MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_ANONYMOUS, MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
+MADV_RANDOM, MADV_DONTNEED, MADV_DONTDUMP = 1, 4, 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class _Pages:
+    """Owns the addresses: NumPy keeps it as long as an array or a view of one is there."""
+
+    def __init__(self, at: int, size: int) -> None:
+        self.__array_interface__ = {"data": (at, True), "shape": (size,), "typestr": "|u1", "version": 3}
+        weakref.finalize(self, _libc.munmap, at, size).atexit = False
+
+
+class Mapping(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The first ``size`` bytes of a file, read-only. An array, because before Python 3.12 no other class of Python's
+    exports a buffer; unmapped when nobody has a view of it."""
+
+    def __new__(cls, fd: int, size: int, shifted: bool, scattered: bool) -> Mapping:
+        if not 1 <= size <= MOST_OFFSET:
+            raise bad_value("size", "1 or more bytes of a file", size)
+        found = os.fstat(fd)
+        if stat.S_ISREG(found.st_mode) and size > found.st_size:
+            raise bad_value("size", "at most the bytes of the file", size)
+        at = _shifted(fd, size) if shifted else _mapped(0, size, PROT_READ, MAP_SHARED, fd)
+        made = np.asarray(_Pages(at, size)).view(cls)
+        _libc.madvise(at, size, MADV_DONTDUMP)
+        if scattered:
+            _libc.madvise(at, size, MADV_RANDOM)
+        return made
+
+    def take_back(self) -> None:
+        """Let the kernel have every mapped page back; the next touch maps it again."""
+        if _libc.madvise(self.ctypes.data, self.nbytes, MADV_DONTNEED):
+            raise _refused("the kernel to take pages back")
+
+
+def _shifted(fd: int, size: int) -> int:
+    """The file one page behind a boundary of 2 MiB, in the middle of addresses reserved for it."""
+    pages = -(-size // PAGE) * PAGE
+    whole = pages + 2 * LARGE
+    reserved = _mapped(0, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1)
+    at = -(-reserved // LARGE) * LARGE + PAGE
+    try:
+        _mapped(at, size, PROT_READ, MAP_SHARED | MAP_FIXED, fd)
+    except OSError:
+        _libc.munmap(reserved, whole)
+        raise
+    _libc.munmap(reserved, at - reserved)
+    _libc.munmap(at + pages, reserved + whole - (at + pages))
+    return at
+
+
+def _mapped(at: int, size: int, protection: int, flags: int, fd: int) -> int:
+    found: int | None = _libc.mmap(at, size, protection, flags, fd, 0)
+    if found is None or found == ctypes.c_void_p(-1).value:
+        raise _refused("a file that can be mapped")
+    return found
+
+
+def _refused(wanted: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"mapping: expected {wanted}, got a refusal ({os.strerror(number)}). Read it instead.")
