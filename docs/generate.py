@@ -28,10 +28,10 @@ INTERNAL |= {"place", "pools", "stores", "tokens"}
 GIVEN = [
     "lowtide.reading.iterators:BatchIterator",
     "lowtide.windows:Windows",
-    "lowtide.reading.docs:Docs",
+    "lowtide.reading.documents.docs:Docs",
     "lowtide.mixture:Mixture",
     "lowtide.reading.plan:Plan",
-    "lowtide.reading.cuts:Place",
+    "lowtide.reading.places:Place",
     "lowtide.feed:FeedStats",
     "lowtide.reading.column_stats:ColumnStats",
     "lowtide.create:ArrayWriter",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lowtide.cli.flags import add_json, whole
 from lowtide.cli.tables import Styled, counted, facts, show, visible
 from lowtide.errors import StateError
-from lowtide.reading.streams import ORDERS
+from lowtide.windows import ORDERS
 from lowtide.survey.spelling import words_of
 from lowtide.survey.step_rows import StepRow, step_rows
 from lowtide.tokens import open_tokens

@@ -6,9 +6,9 @@ costs a run nothing later.
 
 from __future__ import annotations
 
-from lowtide.reading.boundaries import required_marks
-from lowtide.reading.boundary_index import Progress, boundary_index
-from lowtide.reading.document_counts import DocumentCounts, count_documents
+from lowtide.reading.documents.boundaries import required_marks
+from lowtide.reading.documents.boundary_index import Progress, boundary_index
+from lowtide.reading.documents.document_counts import DocumentCounts, count_documents
 from lowtide.survey.subject import Opening, Subject, opened
 from lowtide.tokens import Tokens
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lowtide.feed import Feed
 from lowtide.formats import Layout, document_ends
-from lowtide.reading.cuts import Place
+from lowtide.reading.places import Place
 from lowtide.reading.token_range import TokenRange
 from lowtide.survey.spelling import NumberWords, Words
 

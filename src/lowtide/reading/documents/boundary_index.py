@@ -1,6 +1,6 @@
 """The index of a corpus's documents: every end, found once and kept.
 
-One idea: an end is the number of its block of 65,536 tokens and its place inside: two bytes per document, and a count
+An end is the number of its block of 65,536 tokens and its place inside: two bytes per document, and a count
 per block. Finding the ends around any token is a search inside one block. Ranges (splits) of a corpus share its index.
 
 Costs 2 bytes per document and 1 to 4 per 65,536 tokens on disk, and one pass over the tokens where only an id marks
@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import FormatError
-from lowtide.reading.boundaries import Marks, scan
+from lowtide.reading.documents.boundaries import Marks, scan
+from lowtide.reading.documents.kept_arrays import GrowingArrays, KeptArrays, KeptFile, damaged, kept
 from lowtide.reading.fingerprint import digest
-from lowtide.reading.kept_arrays import GrowingArrays, KeptArrays, KeptFile, damaged, kept
+from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.token_range import TokenRange
-from lowtide.reading.upcoming import Numbers
 
 BITS = 16
 BLOCK_TOKENS = 1 << BITS

@@ -1,7 +1,7 @@
 """``Docs``: which tokens of a batch belong to which document, beside x and y.
 
-One idea: a batch is a list of runs - stretches of one document inside one row, or of padding - and everything else
-follows from where runs begin. ``cu_seqlens`` has one length for all batches, so compiled kernels see one shape.
+A batch is a list of runs - of one document inside one row, or of padding - and everything else follows from where runs
+begin. ``cu_seqlens`` has one length for all batches, so compiled kernels see one shape.
 
 Costs 9 bytes per token of the batch and about a quarter of a nanosecond per byte. Reads nothing.
 """
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide._native import Planes
+from lowtide.engine import Planes
+from lowtide.storage import Bytes
 from lowtide.storage.budget import whole_pages
-from lowtide.storage.buffers import Filling
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(np.bool_)
 MOST_TOKENS = 2**31 - 1
@@ -44,16 +44,17 @@ class DocsFiller:
         """Bytes of the buffer that holds a batch's docs."""
         return self._places(rows)[3]
 
-    def fill(self, write: Callable[[Planes], int], rows: int, out: Filling, base: int) -> Docs:
+    def fill(self, write: Callable[[Planes], int], rows: int, root: Bytes, base: int) -> Docs:
         """The docs of ``rows`` rows, in ``nbytes(rows)`` of a buffer from byte ``base`` on.
 
         ``write`` writes them and says how long the longest run is: a function of the engine.
         """
-        shape = (rows, self.length)
+        shape = rows, self.length
         second, third, fourth, _ = self._places(rows)
-        positions, ids = out.lend(shape, INT32, base), out.lend(shape, INT32, base + second)
-        bounds = out.lend((rows * self.most_runs + 1,), INT32, base + third)
-        mask = out.lend(shape, BOOL, base + fourth)
+        positions: NDArray[np.int32] = np.ndarray(shape, INT32, root, base)
+        ids: NDArray[np.int32] = np.ndarray(shape, INT32, root, base + second)
+        bounds: NDArray[np.int32] = np.ndarray(rows * self.most_runs + 1, INT32, root, base + third)
+        mask: NDArray[np.bool_] = np.ndarray(shape, BOOL, root, base + fourth)
         longest = write(Planes(positions, ids, bounds, mask, self.length))
         return Docs(positions, ids, bounds, longest, mask)
 

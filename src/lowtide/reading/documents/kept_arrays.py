@@ -1,6 +1,6 @@
 """Arrays that are computed once and kept in a file: beside the data, or in the user's cache directory.
 
-One idea: the builder appends to a few growing streams and then, last, to a ledger that says how much of each stream is
+The builder appends to a few growing streams and then, last, to a ledger that says how much of each stream is
 whole. So a build that was stopped goes on where its ledger ends. The finished file is one header and the arrays, gets
 its name at once, and names the data it was made from. Of several processes one builds; the others wait for its lock.
 

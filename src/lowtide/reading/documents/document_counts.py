@@ -1,6 +1,6 @@
 """What a corpus's documents are like: how many, how long, and how many meet in one window.
 
-One idea: everything is counted on the index, block by block, in bounded memory: two passes for an exact median, one
+Everything is counted on the index, block by block, in bounded memory: two passes for an exact median, one
 for the rest. The most runs in a window is kept beside the data, because every start of a run needs it.
 """
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.reading.boundary_index import BoundaryIndex, key_of
-from lowtide.reading.kept_arrays import GrowingArrays, KeptFile, kept
+from lowtide.reading.documents.boundary_index import BoundaryIndex, key_of
+from lowtide.reading.documents.kept_arrays import GrowingArrays, KeptFile, kept
+from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.token_range import TokenRange
-from lowtide.reading.upcoming import Numbers
 
 HIGH = 1 << 16  # lengths are counted by their high part first, then by the low part of the median's
 

@@ -1,25 +1,29 @@
 """Whole documents into rows of one length: best fit decreasing, group by group.
 
-One idea: documents are cut into pieces of at most ``length`` tokens, and pieces that follow one another, 4 Mi tokens or
-65,536 pieces of them, are packed among themselves: largest first, each into the fullest row that still has room. The
-result is a function of the documents and the length alone, needs no more memory than one group, and goes on where it
-was stopped. A row's pieces lie together, so any row is found by one search over the groups.
+Documents are cut into pieces of at most ``length`` tokens, and pieces that follow one another, 4 Mi tokens or 65,536
+pieces of them, are packed among themselves: largest first, each into the fullest row that still has room. The result is
+a function of the documents and the length alone, needs no more memory than one group, and goes on where it was stopped.
+Rows are numbered through all groups and a row's pieces lie together, so any row is found by one search.
 
 Costs 6 bytes per piece and 4 per row on disk (about 8 MB per million documents of 300 tokens at length 1,024) and about
-a microsecond per piece, once. Does not look at tokens.
+a microsecond per piece, once; 56 bytes per group while it is read, for the tables are mapped. Does not look at tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.reading.boundary_index import BoundaryIndex, Progress
-from lowtide.reading.kept_arrays import GrowingArrays
-from lowtide.reading.upcoming import Numbers
+from lowtide.engine import PackedTables, RowPieces, pieces_of
+from lowtide.reading.documents.boundaries import Marks
+from lowtide.reading.documents.boundary_index import BoundaryIndex, Progress, boundary_index, identity_of, key_of
+from lowtide.reading.documents.kept_arrays import GrowingArrays, KeptArrays, KeptFile, damaged, kept
+from lowtide.reading.rows.indexing import Numbers
+from lowtide.reading.token_range import TokenRange
 
 GROUP_TOKENS = 4 << 20
 GROUP_PIECES = 65_536
@@ -39,17 +43,17 @@ class Pieces(NamedTuple):
     sizes: Numbers
     goes_on: NDArray[np.bool_]
 
-    def part(self, first: int, last: int | None) -> Pieces:
-        some = slice(first, last)
-        return Pieces(self.starts[some], self.sizes[some], self.goes_on[some])
+    def some(self, first: int, last: int | None) -> Pieces:
+        which = slice(first, last)
+        return Pieces(self.starts[which], self.sizes[which], self.goes_on[which])
 
 
-def streams(length: int) -> dict[str, str]:
+def arrays_of(length: int) -> dict[str, str]:
     """The arrays of a packing: the ledger of groups first. ``sizes``: tokens, and one more where a document goes on."""
     return {"groups": "<i8", "rows": "<u4", "starts": "<u4", "sizes": "<u2" if length < 65_535 else "<u4"}
 
 
-def pieces_of(index: BoundaryIndex, first: int, last: int, length: int) -> Iterator[Pieces]:
+def cut_documents(index: BoundaryIndex, first: int, last: int, length: int) -> Iterator[Pieces]:
     """The documents of tokens ``[first, last)`` in pieces, in order, a bounded number at a time."""
     for ends in index.blocks(first, last):
         begins = np.concatenate(([first], ends[:-1]))
@@ -74,8 +78,8 @@ def groups_of(pieces: Iterator[Pieces]) -> Iterator[Pieces]:
             size = min(int(full), GROUP_PIECES)
             if size > len(held.starts):
                 break
-            yield held.part(0, size)
-            held = held.part(size, None)
+            yield held.some(0, size)
+            held = held.some(size, None)
     if len(held.starts):
         yield held
 
@@ -138,7 +142,7 @@ class Packer:
         done = int(entries[-1, LAST]) if len(entries) else self.first
         waiting: list[tuple[Numbers, ...]] = []
         # A group ends with a piece, so a document that goes on is cut from there just as from its beginning.
-        for group in groups_of(pieces_of(self.index, done, self.last, self.length)) if done < self.last else ():
+        for group in groups_of(cut_documents(self.index, done, self.last, self.length)) if done < self.last else ():
             waiting.append(self._packed(group))
             if len(waiting) == WRITTEN:
                 done = self._write(growing, waiting)
@@ -159,7 +163,7 @@ class Packer:
         return entry, counts, group.starts[order] - first, sizes + group.goes_on[order]
 
     def _write(self, growing: GrowingArrays, waiting: list[tuple[Numbers, ...]]) -> int:
-        groups, counts, starts, sizes = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
+        groups, counts, starts, sizes = (np.concatenate(each) for each in zip(*waiting, strict=True))
         rows = self._pieces + counts.cumsum() - counts
         self._pieces += len(starts)
         growing.append(groups=groups, rows=rows & LOW, starts=starts, sizes=sizes)
@@ -180,3 +184,49 @@ class Packer:
             "most_documents": int(entries[:, MOST].max(initial=0)),
         }
         growing.finish(identity, facts, {})
+
+
+class PackedRows:
+    """Rows of ``length`` tokens."""
+
+    def __init__(self, found: KeptArrays, length: int) -> None:
+        self.kept = found
+        self.length = length
+        facts = found.facts
+        self.tokens, self.pieces = int(facts["tokens"]), int(facts["pieces"])
+        self.padded, self.most_runs = int(facts["padded"]), int(facts["most_runs"])
+        self.most_documents = int(facts["most_documents"])
+        self._rows, self._starts, self._sizes = (found.arrays[name] for name in ("rows", "starts", "sizes"))
+        groups = found.arrays["groups"].reshape(-1, ENTRY)
+        self._first = groups[:, FIRST].copy()
+        zero = np.zeros(1, np.int64)
+        self._row_bounds = np.concatenate((zero, np.cumsum(groups[:, ROWS])))
+        self._piece_bounds = np.concatenate((zero, np.cumsum(groups[:, COUNT])))
+        if int(self._row_bounds[-1]) + 1 != len(self._rows) or int(self._piece_bounds[-1]) != len(self._starts):
+            raise damaged(found.path, f"{len(self._rows) - 1} rows of {len(self._starts)} pieces", "groups of others")
+
+    def __len__(self) -> int:
+        return len(self._rows) - 1
+
+    def tables(self, item: int, there: int) -> PackedTables:
+        """For the native engine: tokens of ``item`` bytes, of which the corpus has ``there``."""
+        bounds = self._row_bounds, self._piece_bounds, self._first
+        return PackedTables(self._rows, self._starts, self._sizes, *bounds, self.length, item, there)
+
+    def pieces_of(self, rows: Numbers) -> RowPieces:
+        """The pieces of these rows."""
+        return pieces_of(self.tables(1, self.tokens), rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedRows, (self.kept, self.length)
+
+
+def packed_rows(tokens: TokenRange, marks: Marks, length: int, progress: Progress = None) -> PackedRows:
+    """The packing of these tokens at this length, made where there is none yet."""
+    corpus = identity_of(TokenRange(tokens.layout, tokens.store), marks)
+    identity = {**corpus, "length": length, "range": [tokens.first, tokens.last]}
+    name = f"packed-{length}-{key_of(identity)}.rows"
+    index = boundary_index(tokens, marks, progress)
+    packer = Packer(index, tokens.first, tokens.last, length, progress)
+    what = KeptFile(name, identity, tokens.layout.extents[0].path)
+    return PackedRows(kept(what, arrays_of(length), partial(packer.run, identity=identity)), length)

@@ -1,6 +1,6 @@
 """What a mixture's state remembers of its plan, and whether another mixture would have given the same rows.
 
-One idea: only the past must agree. A state holds the shares of every phase that began before its row and a short hash
+Only the past must agree. A state holds the shares of every phase that began before its row and a short hash
 of each corpus that took part; whatever a mixture plans from that row on is its own business. Changes before the
 last ``KEPT_PHASES`` are kept as one hash, so that a state stays small however often weights changed.
 """

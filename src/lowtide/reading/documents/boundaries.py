@@ -1,6 +1,6 @@
 """Where documents end, however the corpus says so: offsets of its format, or an id at their ends or beginnings.
 
-One idea: a boundary is the position behind a document's last token. Offsets come from the format's own table; ids are
+A boundary is the position behind a document's last token. Offsets come from the format's own table; ids are
 found by reading every token once, in chunks from the budget, at about the speed of the disk. Both give ascending
 positions in blocks of bounded size. Stores nothing.
 """
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from lowtide.errors import FormatError
 from lowtide.formats import document_ends
+from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.token_range import TokenRange
-from lowtide.reading.upcoming import Numbers
 from lowtide.units import MIB
 
 CHUNK = 2 * MIB  # bytes read at a time: long enough for the disk, short enough for the cache they are looked at in
@@ -69,7 +69,7 @@ class Scanned:
 
 
 def scan(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[Scanned]:
-    """Document ends in ``(first, last]``, counted from the corpus's first token, piece by piece."""
+    """Document ends in ``(first, last]``, counted from the corpus's first token, some at a time."""
     return _by_offsets(tokens, first, last) if marks.by == "offsets" else _by_id(tokens, marks, first, last)
 
 
@@ -77,10 +77,10 @@ def ends_by_id(tokens: TokenRange, marks: Marks) -> Iterator[Numbers]:
     """Where documents of the range end, counted from its first token; like the format's own, it ends with the corpus,
     but not with a split that cuts a document."""
     reached = tokens.first
-    for piece in _by_id(tokens, marks, tokens.first, tokens.last):
-        if len(piece.ends):
-            reached = int(piece.ends[-1])
-            yield piece.ends - tokens.first
+    for some in _by_id(tokens, marks, tokens.first, tokens.last):
+        if len(some.ends):
+            reached = int(some.ends[-1])
+            yield some.ends - tokens.first
     if reached < tokens.last == tokens.layout.shape[0]:
         yield np.array([tokens.last - tokens.first], np.int64)
 
@@ -105,12 +105,12 @@ def _by_id(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[
     step = max(1, min(CHUNK, store.budget.limit // 4) // item)
     after = int(marks.by == "eot")  # an eot is the last token of its document, a bos the first of the next
     into = np.empty(min(step, last - first), np.int64)  # memory only as far as ids are found
-    with store.filling(len(into) * item) as scratch:
-        for start in range(first, last, step):
-            count = min(step, last - start)
-            store.run(start * item, count * item, scratch.buffer)
-            narrow: NDArray[Any] = np.ndarray(count, tokens.dtype, scratch.buffer.view)
-            found = into[: store.engine.find_ids(narrow, marks.id, into)[0]] + (start + after)
-            # Whether a document ends behind the chunk's last token is not known before the next one, where bos tells.
-            reached = start + count - 1 + after if start + count < last else last
-            yield Scanned(reached, found[found > first] if start == first else found)
+    scratch = store.pool.take(len(into) * item)
+    for start in range(first, last, step):
+        count = min(step, last - start)
+        store.run(start * item, count * item, scratch[: count * item])
+        narrow: NDArray[Any] = np.ndarray(count, tokens.dtype, scratch)
+        found = into[: store.engine.find_ids(narrow, marks.id, into)[0]] + (start + after)
+        # Whether a document ends behind the chunk's last token is not known before the next one, where bos tells.
+        reached = start + count - 1 + after if start + count < last else last
+        yield Scanned(reached, found[found > first] if start == first else found)
