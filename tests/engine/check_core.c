@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,6 @@ static uint64_t word(void) {
 }
 
 static void prepare(lt_call *call, int64_t *offsets, int64_t *lengths, int64_t *targets, int64_t length, int direct) {
-    memset(call, 0, sizeof *call);
     lt_call_begin(call);
     for (int i = 0; i < COUNT; i++) {
         offsets[i] = (int64_t)(word() % (uint64_t)(SIZE - length));
@@ -54,7 +54,6 @@ static void check_gather(lt_queue *queue, int way, int64_t length, int direct, i
     CHECK(lt_queue_fill(queue, &call) == LT_FINE);
     for (int i = 0; i < COUNT; i++) CHECK(memcmp(call.sink.into + targets[i], content + offsets[i], (size_t)length) == 0);
     free(call.sink.into);
-    lt_call_end(&call);
 }
 
 static void check_windows(lt_queue *queue, int way, int source, int wide, int direct) {
@@ -68,7 +67,7 @@ static void check_windows(lt_queue *queue, int way, int source, int wide, int di
     call.sink.length = LENGTH, call.sink.source = source, call.sink.wide = wide;
     call.sink.limit = source == LT_UINT16 ? 65536 : 0;
     int64_t room = 2 * COUNT * (LENGTH + 1);
-    _Atomic int64_t *marks = calloc((size_t)room + 1, sizeof *marks);
+    int64_t *marks = calloc((size_t)room + 1, sizeof *marks);
     call.sink.marks = marks, call.sink.marks_room = room, call.sink.mark = 65;
     int status = lt_queue_fill(queue, &call);
     CHECK(status == LT_FINE || (status == LT_BAD_TOKEN && wide == 4 && (source == LT_UINT32 || source == LT_INT64)));
@@ -86,10 +85,9 @@ static void check_windows(lt_queue *queue, int way, int source, int wide, int di
         for (int i = 0; i < COUNT * (LENGTH + 1); i++) CHECK(noted[i] == (content[offsets[i / (LENGTH + 1)] + i % (LENGTH + 1)] == 65));
         free(noted);
     }
-    free((void *)marks);
+    free(marks);
     free(call.sink.x);
     free(call.sink.y);
-    lt_call_end(&call);
 }
 
 static int after_some(void *token) { return ++*(int *)token > 0; }
@@ -108,7 +106,6 @@ static void check_stop(lt_queue *queue, int way, int direct) {
     usleep(2000);
     for (int i = 0; i < COUNT * 9000; i++) CHECK(call.sink.into[i] == 0xAA);
     free(call.sink.into);
-    lt_call_end(&call);
 }
 
 static void check_faults(lt_queue *queue, int way, int direct) {
@@ -120,7 +117,6 @@ static void check_faults(lt_queue *queue, int way, int direct) {
     offsets[150] = SIZE + 4096;
     CHECK(lt_queue_fill(queue, &call) == LT_READ_FAILED);
     CHECK(call.problem.run == 77 && call.problem.at == 400 && call.problem.value == 0);
-    lt_call_end(&call);
     int32_t closed = 900;
     unsigned char *into = call.sink.into;
     prepare(&call, offsets, lengths, targets, 1000, 0);
@@ -128,7 +124,6 @@ static void check_faults(lt_queue *queue, int way, int direct) {
     call.runs.fds = &closed;
     CHECK(lt_queue_fill(queue, &call) == LT_READ_FAILED);
     CHECK(call.problem.run == 0 && call.problem.at == 0 && call.problem.value == EBADF);
-    lt_call_end(&call);
     free(into);
 }
 
@@ -136,7 +131,6 @@ static void check_fork(lt_queue *queue, int way) {
     pid_t child = fork();
     if (child == 0) {
         lt_call call;
-        memset(&call, 0, sizeof call);
         lt_call_begin(&call);
         int refused = lt_queue_fill(queue, &call) == LT_REFUSED; /* never the parent's ring, threads or staging */
         lt_queue_close(queue);
@@ -152,7 +146,7 @@ static void check_way(int way, unsigned depth, int64_t staging) {
         printf("NOT TESTED: way %d: %s\n", way, lt_unavailable(way));
         return;
     }
-    int direct_too = way >= LT_THREADS && direct_fd >= 0;
+    int direct_too = way >= LT_AIO && direct_fd >= 0;
     CHECK(lt_queue_open(&queue, way, depth, staging, 4096) == 0);
     for (int turn = 0; turn < 4; turn++) {
         for (int direct = 0; direct <= direct_too; direct++) {
@@ -175,15 +169,13 @@ static void *alone(void *unused) {
     int64_t offset = 5, length = 1000, target = 0;
     unsigned char into[1000];
     for (int turn = 0; turn < 20; turn++) {
-        if (lt_queue_open(&queue, LT_THREADS, 3, 1 << 20, 4096) != 0) continue;
+        if (lt_queue_open(&queue, LT_AIO, 3, 1 << 20, 4096) != 0) continue;
         lt_call call;
-        memset(&call, 0, sizeof call);
         lt_call_begin(&call);
         call.runs = (lt_runs){.count = 1, .fds = &fd, .one_fd = 1, .offsets = &offset, .lengths = &length, .one_length = 1};
         call.sink = (lt_sink){.into = into, .targets = &target};
         if (lt_queue_fill(&queue, &call) != LT_FINE) abort();
-        lt_call_end(&call);
-        lt_queue_close(&queue);
+            lt_queue_close(&queue);
     }
     return NULL;
 }
@@ -279,26 +271,42 @@ static void check_packed(void) {
     free(numbers), free(padding);
 }
 
-/* Two files of 100 and 50 bytes behind 10 others, with an empty one between. */
+/* Two extents of one file, 100 and 50 bytes behind 10 others, with an empty file between. */
 static void check_locate(void) {
     int way = -1;
     struct stat found;
     CHECK(fstat(fd, &found) == 0);
     int64_t modified = found.st_mtim.tv_sec * INT64_C(1000000000) + found.st_mtim.tv_nsec;
-    const int64_t ends[] = {100, 100, 150}, shift[] = {10, 0, -90}, sizes[] = {SIZE, 0, SIZE}, times[] = {modified, 0, modified};
-    const int32_t fds[] = {fd, -1, fd}, gone[] = {fd, -1, -1};
+    const int64_t ends[] = {100, 100, 150}, shift[] = {10, 0, -90}, sizes[] = {SIZE, 0}, times[] = {modified, 0};
+    const int32_t fds[] = {fd, -1}, gone[] = {-1, -1}, which[] = {0, 1, 0}, astray[] = {0, 1, 2};
     const int64_t numbers[] = {0, 25, 12}, lengths[] = {100, 50, 4}, crossing[] = {100, 50, 60};
     int32_t to[3];
     int64_t at[3];
-    lt_files files = {.count = 3, .ends = ends, .shift = shift, .sizes = sizes, .modified = times, .fds = fds};
+    lt_files files = {.extents = 3, .ends = ends, .shift = shift, .which = which, .count = 2, .sizes = sizes, .modified = times, .fds = fds};
     CHECK(lt_locate(&files, numbers, 3, 4, lengths, 0, to, at));
     CHECK(to[0] == fd && to[1] == fd && at[0] == 10 && at[1] == 10 && at[2] == 58);
     CHECK(!lt_locate(&files, numbers, 3, 4, crossing, 0, to, at));
     CHECK(!lt_locate(&files, numbers, 3, 6, lengths + 2, 1, to, at)); /* behind the end of all */
-    files.fds = gone;
+    files.which = astray;
+    CHECK(!lt_locate(&files, numbers, 3, 4, lengths, 0, to, at)); /* no such file */
+    files.which = which, files.fds = gone;
     CHECK(!lt_locate(&files, numbers, 3, 4, lengths + 2, 1, to, at));
     files.fds = fds, files.modified = ends; /* written since */
     CHECK(!lt_locate(&files, numbers, 3, 4, lengths + 2, 1, to, at));
+}
+
+static void check_mapping(void) {
+    int way = -1;
+    for (int kind = 0; kind < 4; kind++) {
+        lt_mapping mapping;
+        CHECK(lt_map(&mapping, fd, SIZE - 5, kind & 1, kind >> 1) == 0);
+        CHECK(!(kind & 1) || (uintptr_t)mapping.at % (2 << 20) == 4096);
+        CHECK(memcmp(mapping.at, content, SIZE - 5) == 0);
+        CHECK(lt_take_back(&mapping) == 0 && memcmp(mapping.at, content, SIZE - 5) == 0);
+        lt_unmap(&mapping);
+        CHECK(lt_map(&mapping, -1, SIZE, kind & 1, 0) == EBADF && mapping.at == NULL);
+        CHECK(lt_map(&mapping, fd, 0, kind & 1, 0) == EINVAL && lt_map(&mapping, fd, INT64_MAX, kind & 1, 0) == ENOMEM);
+    }
 }
 
 int main(void) {
@@ -313,6 +321,7 @@ int main(void) {
     if (direct_fd < 0) printf("NOT TESTED: O_DIRECT, which this file system refuses\n");
     check_locate(); /* a file without a name has changed */
     unlink(path);
+    check_mapping();
     check_permute();
     for (int64_t length = 1; length < 300; length += 1 + length / 3) {
         for (int kind = 0; kind < 4; kind++) check_documents(kind & 1 ? 8 : 4, kind >> 1, 3, length);
@@ -320,7 +329,7 @@ int main(void) {
     check_packed();
     for (way = 0; way < LT_WAYS; way++) {
         check_way(way, 16, 1 << 20);
-        check_way(way, 4, lt_least_staging(way, 4, 4096));
+        check_way(way, 4, lt_least_staging(way, 4096));
     }
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, alone, NULL);

@@ -159,7 +159,7 @@ def test_windows_refuse_or_read(
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(way=st.one_of(ODD, st.sampled_from(["read", "announce", "uring", "aio"])), depth=ODD, staging=ODD, alignment=ODD)
 def test_queues_refuse_or_open(way: Any, depth: Any, staging: Any, alignment: Any) -> None:
-    for make in (native().queue, native().prefetcher):
+    for make in (native().queue, native().lane):
         outcome(lambda make=make: make(way, depth=depth, staging=staging, alignment=alignment))
         outcome(lambda make=make: make("aio", depth=2, staging=staging, alignment=alignment))
 

@@ -35,13 +35,13 @@ def test_where_a_compiler_and_headers_are_the_extension_loads() -> None:
     compiler = shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) or shutil.which("cc")
     if sys.platform != "linux" or compiler is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("NOT TESTED: that the extension loads - there is no C compiler or no Python.h here")
-    found = fresh("from lowtide import engine as _native; print(_native.engine('native'))")
+    found = fresh("import lowtide.engine as _native; print(_native.engine('native'))")
     assert found.returncode == 0, found.stderr
     assert "name='native'" in found.stdout
 
 
 def test_the_environment_is_read_at_first_use_and_not_at_import() -> None:
-    script = "import os; from lowtide import engine as _native; os.environ['LOWTIDE_ENGINE'] = 'python'; print(_native.engine())"
+    script = "import os, lowtide.engine as _native; os.environ['LOWTIDE_ENGINE'] = 'python'; print(_native.engine())"
     assert fresh(script, LOWTIDE_ENGINE="auto").stdout == "Engine(name='python', why='LOWTIDE_ENGINE=python')\n"
 
 
@@ -60,8 +60,7 @@ def test_unknown_engines_are_refused_with_those_there_are(monkeypatch: pytest.Mo
 
 def test_without_the_extension_the_twin_serves_and_says_why() -> None:
     script = (
-        HIDDEN
-        + "from lowtide import engine as _native; print(_native.engine()); print(_native.engine().queue('announce'))"
+        HIDDEN + "import lowtide.engine as _native; print(_native.engine()); print(_native.engine().queue('announce'))"
     )
     found = fresh(script, LOWTIDE_ENGINE="auto")
     assert found.returncode == 0, found.stderr
@@ -69,9 +68,9 @@ def test_without_the_extension_the_twin_serves_and_says_why() -> None:
 
 
 def test_native_where_it_cannot_be_had_is_refused_with_the_reason() -> None:
-    found = fresh(HIDDEN + "from lowtide import engine as _native; _native.engine('native')")
+    found = fresh(HIDDEN + "import lowtide.engine as _native; _native.engine('native')")
     assert "ValueError: engine: expected the native engine (engine='native' was asked for), got none" in found.stderr
-    found = fresh(HIDDEN + "from lowtide import engine as _native; _native.engine()", LOWTIDE_ENGINE="native")
+    found = fresh(HIDDEN + "import lowtide.engine as _native; _native.engine()", LOWTIDE_ENGINE="native")
     assert "(LOWTIDE_ENGINE=native), got none" in found.stderr
 
 
@@ -97,7 +96,7 @@ assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0, ctypes.get_errno()  
 def test_behind_a_seccomp_filter_io_uring_is_not_tried() -> None:
     if _native.engine().name != "native":
         pytest.skip("NOT TESTED: io_uring behind a seccomp filter - there is no native engine here")
-    found = fresh(FILTERED + "from lowtide import engine as _native; print(_native.engine('native').unavailable())")
+    found = fresh(FILTERED + "import lowtide.engine as _native; print(_native.engine('native').unavailable())")
     if "AssertionError" in found.stderr:
         pytest.skip(f"NOT TESTED: io_uring behind a seccomp filter - none may be set here: {found.stderr}")
     assert found.returncode == 0, found.stderr

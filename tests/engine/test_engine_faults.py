@@ -140,13 +140,45 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (fd + 1, fd + 1))
 try:
     native.queue("uring")
 except OSError as problem:
-    print("refused:", problem)
+    print("refused:", problem.errno, problem)
 into = bytearray(3)
 assert isinstance(native.queue("announce").fill(Runs(fd, np.array([7]), 3), into, 0), int)
 print(bytes(into))
 """
     out = fresh(script, tmp_path)
-    assert "refused: way: expected one that this machine allows, got uring" in out and r"b'\x07\x08\t'" in out
+    assert (
+        "refused: 24 [Errno 24] way: expected one that this machine allows, got uring" in out
+        and r"b'\x07\x08\t'" in out
+    )
+
+
+def test_without_room_for_a_thread_a_lane_refuses_and_has_nothing_under_way(tmp_path: Path) -> None:
+    """The limit on address space leaves none for a stack: pthread_create fails, in a process of its own."""
+    native()
+    script = """
+import os, resource, numpy as np
+from lowtide.engine import engine, Runs
+open("a", "wb").write(bytes(range(100)))
+fd = os.open("a", os.O_RDONLY)
+lane, runs, into = engine("native").lane("announce"), Runs(fd, np.array([7]), 3), bytearray(3)
+before = resource.getrlimit(resource.RLIMIT_AS)
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), before[1]))
+try:
+    lane.start(runs, into, 0)
+except OSError as problem:
+    print("refused:", problem.errno, problem)
+resource.setrlimit(resource.RLIMIT_AS, before)
+try:
+    lane.wait()
+except RuntimeError as problem:
+    print(problem)
+lane.start(runs, into, 0)
+print(type(lane.wait()), bytes(into))
+"""
+    out = fresh(script, tmp_path)
+    assert "refused: 11 " in out and "lane: expected room for a thread" in out
+    assert "nothing to wait for" in out and r"<class 'int'> b'\x07\x08\t'" in out
 
 
 def fresh(script: str, where: Path) -> str:

@@ -119,6 +119,117 @@ def test_after_an_interrupted_call_nobody_writes_into_the_buffer(
     assert interrupted > 0
 
 
+@pytest.mark.parametrize(("name", "way"), [("python", "announce"), *(("native", way) for way in WAYS)])
+def test_a_signal_handler_may_read_through_the_queue_that_it_interrupts(
+    name: str, way: str, content: bytes, fds: tuple[int, int]
+) -> None:
+    """A handler every half millisecond, thousands of times where waits end at a signal; plain reads of the native
+    engine ask for signals every 50 ms. One that waited for itself would hang here."""
+    if name == "native":
+        require(way)
+    queue = (native() if name == "native" else PYTHON).queue(way)
+    inner = Runs(fds[0], int64(5, 70_000), 202)
+    narrow = np.frombuffer(expected(content, inner), np.uint16).reshape(2, 101)
+    nested, wrong, inside = 0, 0, False
+
+    def handle(*_: object) -> None:
+        nonlocal nested, wrong
+        pair = blank_pair(2, 100)
+        found = queue.fill(inner, pair, KEEP)
+        wrong += not (isinstance(found, int) and np.array_equal(pair.x, narrow[:, :-1]))
+        nested += inside
+
+    if is_queue(way) or name == "python":
+        runs, rows, length = random_runs(fds[0], SIZE, 512, 4000), 512, 1999
+        enough = 300 if way == "aio" else 2000  # most of its reads are over before a signal comes
+    else:
+        runs, rows, length, enough = random_runs(fds[0], SIZE, 200_000, 22), 200_000, 10, 8
+    runs = runs._replace(direct=fds[1] if is_queue(way) else None)
+    wide = np.frombuffer(expected(content, runs), np.uint16).reshape(rows, length + 1)
+    before = signal.signal(signal.SIGALRM, handle)
+    pair = blank_pair(rows, length)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        while nested < enough:
+            forget(fds[0])
+            inside = True
+            assert isinstance(queue.fill(runs, pair, KEEP), int)
+            inside = False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert wrong == 0
+    assert np.array_equal(pair.x, wide[:, :-1]) and np.array_equal(pair.y, wide[:, 1:])
+
+
+@pytest.mark.parametrize("name", ["native", "python"])
+def test_a_handler_that_closes_the_queue_is_obeyed_after_the_call_under_way(name: str, fds: tuple[int, int]) -> None:
+    engine = native() if name == "native" else PYTHON
+    runs = random_runs(fds[0], SIZE, 4096, 8000)
+    into, closed = aligned(4096 * 8000), 0
+    for turn in range(20):
+        queue = engine.queue("announce")
+        state = {"inside": False}
+
+        def close(*_: object, queue: Any = queue, state: dict[str, bool] = state) -> None:
+            nonlocal closed
+            closed += state["inside"]
+            queue.close()
+
+        before = signal.signal(signal.SIGALRM, close)
+        try:
+            forget(fds[0])
+            state["inside"] = True
+            signal.setitimer(signal.ITIMER_REAL, 0.0003 + turn * 0.0002)
+            try:
+                assert isinstance(queue.fill(runs, into, KEEP), int)
+            except ValueError:  # it came before the call began
+                closed -= 1
+            state["inside"] = False
+            while not closed and signal.getitimer(signal.ITIMER_REAL)[0]:
+                pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        queue.close()
+        with pytest.raises(ValueError, match="closed"):
+            queue.fill(Runs(fds[0], int64(0), 1), bytearray(1), KEEP)
+    assert closed > 0
+
+
+def test_a_handler_that_forks_leaves_the_child_with_an_error_and_a_queue_of_its_own(fds: tuple[int, int]) -> None:
+    require("uring")
+    queue = native().queue("uring")
+    runs = random_runs(fds[0], SIZE, 4096, 8000, direct=fds[1])
+    into, children = aligned(4096 * 8000), list[int]()
+    parent = os.getpid()
+
+    def fork(*_: object) -> None:
+        child = os.fork()
+        if child:
+            children.append(child)
+        else:
+            signal.alarm(60)
+
+    before = signal.signal(signal.SIGALRM, fork)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        while not children:
+            try:
+                assert isinstance(queue.fill(runs, into, DROP), int)
+            except RuntimeError as problem:
+                if os.getpid() == parent:
+                    raise
+                small = bytearray(100)
+                again = queue.fill(Runs(fds[0], int64(0), 100), small, KEEP)
+                os._exit(0 if "forked" in str(problem) and again == 1 else 1)
+            if os.getpid() != parent:
+                os._exit(0)  # forked between two calls
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_lane_fills_while_its_owner_computes(way: str, content: bytes, fds: tuple[int, int]) -> None:
     require(way)

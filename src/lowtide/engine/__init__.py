@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lowtide.engine import document_planes, mapping, packed_plans, permutation, reads
+from lowtide.engine import document_planes, mapping, permutation, reads
 from lowtide.engine.document_planes import Planes, RunsOfBatch, run_begins, spread
-from lowtide.engine.mapping import FAULT_AROUND
+from lowtide.engine.mapping import FAULT_AROUND, FAULT_MOST
 from lowtide.engine.packed_plans import PackedTables, RowPieces, packed_plan, pieces_of
 from lowtide.engine.runs import (
     DROP,
@@ -42,6 +42,7 @@ __all__ = [
     "DROP_SEQUENTIAL",
     "ENGINES",
     "FAULT_AROUND",
+    "FAULT_MOST",
     "KEEP",
     "SOURCES",
     "WAYS",
@@ -115,7 +116,7 @@ class Engine:
         return made
 
     def mapping(self, fd: int, size: int, *, shifted: bool, scattered: bool) -> FileMapping:
-        """The first ``size`` bytes of a file, mapped; ``shifted`` so that no fault maps more than FAULT_AROUND."""
+        """The first ``size`` bytes of a file, mapped; ``shifted`` so that no fault maps a folio of 2 MiB."""
         made: FileMapping = (_core if self.name == "native" else mapping).Mapping(fd, size, shifted, scattered)
         return made
 

@@ -1,8 +1,8 @@
 """Documents of a batch in Python: positions, ids, bounds and mask beside x and y, as the C core writes them; and ids.
 
 A batch is a list of runs - consecutive tokens of one document inside one row, or padding - and every plane follows from
-where runs begin. The C core writes all planes in one pass; here each is a few calls of NumPy. Costs about a quarter of a
-nanosecond per byte written, and one byte per token while ids are compared. Reads nothing.
+where runs begin. The C core writes all planes in one pass; here each is a few calls of NumPy. Costs about a quarter
+of a nanosecond per byte written, and one byte per token while ids are compared. Reads nothing.
 """
 
 from __future__ import annotations

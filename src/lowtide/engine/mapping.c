@@ -1,8 +1,9 @@
 /* Mappings that the core makes itself, because Python's mmap takes no address.
  *
- * The page cache holds files in folios of up to 2 MiB. Where address and offset agree modulo 2 MiB, one fault may map a
- * whole folio of that size, and random rows soon map far more than was read. One page beside a boundary of 2 MiB no
- * large folio fits, and a fault maps at most the kernel's window around it (64 KiB). */
+ * The page cache holds files in folios of up to 2 MiB. Where address and offset agree modulo 2 MiB, one fault maps a
+ * whole folio of that size, and random rows soon map far more than was read. One page beside such a boundary the
+ * largest folios do not fit a page table and stay unmapped but for the kernel's window around the fault (64 KiB); since
+ * Linux 6.18 smaller ones that fit are still mapped whole, so that a fault may map anything below 2 MiB. */
 #include "core.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-"""Plans of packed batches in Python: which tokens a batch of packed rows is read from, and where documents begin and end.
+"""Plans of packed batches in Python: what a batch of packed rows is read from, and where documents begin and end.
 
 Both follow from the sizes of a row's pieces alone, and those lie together in the tables, so they are found for a whole
 batch at once. The C core walks over the pieces instead. Costs about 50 microseconds per batch. Reads no tokens.

@@ -14,35 +14,30 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
+from operator import index
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lowtide.engine.document_planes import few_true
 from lowtide.engine.runs import (
+    DROP,
     DROP_SEQUENTIAL,
     KEEP,
     MOST_DEPTH,
     PAGE,
     WAYS,
-    Numbers,
-    Pair,
     Placed,
     Problem,
     Runs,
     WatchedFiles,
-    array_of,
     bad_value,
     place,
-    place_windows,
-    writable,
 )
+from lowtide.engine.sinks import SCRATCH, ByteSink, WindowSink, sink_of
 
 FOLIO = 512 * PAGE  # the largest unit the page cache holds file data in
-SCRATCH = 65536
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 DONTCACHE = 0x80  # RWF_DONTCACHE, Linux 6.14
 TRUSTED = 256  # so many runs found in the page cache in a row: the next ones are taken to be there too
@@ -67,7 +62,7 @@ class Queue:
 
     def fill(self, runs: Runs, target: Target, drop: int) -> Found:
         """Fill the target: how many runs the page cache had, or the first problem, after which it holds anything."""
-        sink = _sink(runs, target)
+        sink = sink_of(runs, target)
         check_drop(drop)
         if self.closed:
             raise ValueError("queue: expected an open queue, got a closed one. Open it again.")
@@ -94,7 +89,7 @@ class Queue:
                 self._scratch = scratch if needs <= SCRATCH else None
         return scratch
 
-    def _fill(self, sink: _Sink, drop: int) -> Found:
+    def _fill(self, sink: ByteSink, drop: int) -> Found:
         found = 0
         wanted: Sequence[int] = range(len(sink.offsets))
         if self.way == "announce" and drop != DROP_SEQUENTIAL:
@@ -108,7 +103,7 @@ class Queue:
         self._in_turn(sink, wanted, drop)
         return found if sink.problem is None else sink.problem
 
-    def _from_cache(self, sink: _Sink, *, trusting: bool) -> list[int]:
+    def _from_cache(self, sink: ByteSink, *, trusting: bool) -> list[int]:
         """Deliver what the page cache has; the runs that it has not."""
         count = len(sink.offsets)
         if not self._nowait:
@@ -146,7 +141,7 @@ class Queue:
                 self._nowait = False
             return -1
 
-    def _in_turn(self, sink: _Sink, wanted: Sequence[int], drop: int) -> None:
+    def _in_turn(self, sink: ByteSink, wanted: Sequence[int], drop: int) -> None:
         """Read these runs one after the other, up to the first that fails, and drop them behind."""
         flags = DONTCACHE if drop == DROP_SEQUENTIAL and self._dontcache else 0
         for some in sink.chunks(wanted):
@@ -165,7 +160,7 @@ class Queue:
                 return
 
     def _carefully(
-        self, sink: _Sink, some: Sequence[int], buffers: list[list[memoryview]], got: list[int], flags: int
+        self, sink: ByteSink, some: Sequence[int], buffers: list[list[memoryview]], got: list[int], flags: int
     ) -> None:
         """Go on with what came short and read what was not read; the first that fails ends it."""
         for turn, run in enumerate(some):
@@ -202,7 +197,7 @@ class Lane:
     def start(self, runs: Runs, target: Target, drop: int) -> None:
         """``Queue.fill`` of these, later."""
         self._left_behind()
-        sink = _sink(runs, target)
+        sink = sink_of(runs, target)
         check_drop(drop)
         if self._queue.closed:
             raise ValueError("queue: expected an open queue, got a closed one. Open it again.")
@@ -239,159 +234,14 @@ class Lane:
         return had
 
 
-class _Sink:
-    """Runs and where their bytes go: here, straight into a buffer."""
-
-    needs = 0  # bytes of scratch
-    scratch: memoryview
-
-    def __init__(self, placed: Placed, into: memoryview) -> None:
-        self.placed, self._into = placed, into
-        self.fds = placed.fds
-        self.problem: Problem | None = None
-        self.offsets: list[int] = placed.offsets.tolist()
-        self.lengths: list[int] = placed.lengths.tolist()
-        self.targets: list[int] = placed.targets.tolist()
-
-    def chunks(self, wanted: Sequence[int]) -> Iterable[Sequence[int]]:
-        """These runs, as many at a time as there is room for."""
-        return [wanted] if len(wanted) else []
-
-    def buffers(self, some: Sequence[int]) -> list[list[memoryview]]:
-        """Where each of these runs is read to, for ``preadv``."""
-        into, targets, lengths = self._into, self.targets, self.lengths
-        return [[into[targets[run] : targets[run] + lengths[run]]] for run in some]
-
-    def fds_of(self, some: Sequence[int]) -> Iterable[int]:
-        return self.fds if len(some) == len(self.fds) else [self.fds[run] for run in some]
-
-    def offsets_of(self, some: Sequence[int]) -> list[int]:
-        return self.offsets if len(some) == len(self.offsets) else [self.offsets[run] for run in some]
-
-    def lengths_of(self, some: Sequence[int]) -> list[int]:
-        return self.lengths if len(some) == len(self.lengths) else [self.lengths[run] for run in some]
-
-    def note(self, kind: str, run: int, at: int, value: int) -> None:
-        """Keep the problem of the lowest run, and of its lowest byte."""
-        if self.problem is None or (run, at) < (self.problem.run, self.problem.at):
-            self.problem = Problem(kind, run, at, value)
-
-    def deliver(self, some: Sequence[int], turns: Sequence[int] | None = None) -> None:
-        """These runs have come, each into the buffer of its turn."""
-
-    def deliver_some(self, run: int, turn: int, came: int) -> None:
-        """Only the first bytes of this run have come."""
-
-
-class _Windows(_Sink):
-    """Tokens, read into the scratch buffer and widened from there into x and y."""
-
-    def __init__(self, placed: Placed, pair: Pair, x: NDArray[Any], y: NDArray[Any]) -> None:
-        super().__init__(placed, memoryview(b""))
-        self.x, self.y, self.length = x, y, int(pair[2])
-        self.narrow = np.dtype(pair[3])
-        self.mark = int(pair[6])
-        self.marks = None if pair[5] is None else _marks(pair[5])
-        self.longest = max(self.lengths, default=0)
-        self.needs = max(SCRATCH, self.longest)
-        self.whole = bool((placed.lengths == (self.length + 1) * self.narrow.itemsize).all())
-        self.bounds = _bounds(self.narrow, pair[4], x.dtype)
-
-    def chunks(self, wanted: Sequence[int]) -> Iterable[Sequence[int]]:
-        step = max(1, self.needs // max(1, self.longest))
-        return [wanted[first : first + step] for first in range(0, len(wanted), step)]
-
-    def buffers(self, some: Sequence[int]) -> list[list[memoryview]]:
-        scratch, longest, lengths = self.scratch, self.longest, self.lengths
-        return [[scratch[turn * longest : turn * longest + lengths[run]]] for turn, run in enumerate(some)]
-
-    def deliver(self, some: Sequence[int], turns: Sequence[int] | None = None) -> None:
-        if not len(some):
-            return
-        if not self.whole or not self.longest:
-            for turn, run in enumerate(some) if turns is None else zip(turns, some, strict=True):
-                self.deliver_some(run, turn, self.lengths[run])
-            return
-        columns = self.length + 1
-        last = len(some) if turns is None else max(turns) + 1
-        tokens = np.frombuffer(self.scratch, self.narrow, last * columns).reshape(last, columns)
-        if turns is not None:
-            tokens = tokens[turns]
-        self._look(some, tokens)
-        first = self.targets[some[0]] // columns
-        rows: Any = slice(first, first + len(some))
-        if turns is not None or self.targets[some[-1]] != (first + len(some) - 1) * columns or len(some) > 2:
-            exact = self.placed.targets[np.asarray(some)] // columns
-            if not np.array_equal(exact, np.arange(first, first + len(some))):
-                rows = exact
-        self.x[rows], self.y[rows] = tokens[:, :-1], tokens[:, 1:]
-
-    def deliver_some(self, run: int, turn: int, came: int) -> None:
-        item, columns = self.narrow.itemsize, self.length + 1
-        tokens = np.frombuffer(self.scratch, self.narrow, came // item, turn * self.longest)
-        if len(tokens):
-            self._look([run], tokens[None])
-            row, first = divmod(self.targets[run], columns)
-            last = first + len(tokens)
-            self.x[row, first : min(last, self.length)] = tokens[: self.length - first]
-            self.y[row, max(first, 1) - 1 : max(last - 1, 0)] = tokens[first == 0 :]
-
-    def _look(self, some: Sequence[int], tokens: NDArray[Any]) -> None:
-        """Note ids that may not be there, and where the mark stands."""
-        if self.bounds is not None:
-            least, most = self.bounds
-            refused = (tokens < least) | (tokens > most)
-            if refused.any():
-                turn, column = divmod(int(np.argmax(refused)), tokens.shape[1])
-                self.note("token", some[turn], column * self.narrow.itemsize, int(tokens[turn, column]))
-        if self.marks is not None:
-            hits = few_true((tokens == self.mark).reshape(-1))
-            turns, columns = np.divmod(hits, tokens.shape[1])
-            places = self.placed.targets[np.asarray(some)[turns]] + columns
-            many = int(self.marks[0])
-            room = self.marks[1 + many :]
-            room[: len(places)] = places[: len(room)]
-            self.marks[0] = many + len(places)
-
-
-def _sink(runs: Runs, target: Target) -> _Sink:
-    if isinstance(target, tuple):
-        placed, x, y = place_windows(runs, target)  # type: ignore[arg-type]
-        return _Windows(placed, target, x, y)  # type: ignore[arg-type]
-    view = writable("target", target).cast("B")
-    return _Sink(place(runs, len(view), 1), view)
-
-
-def _marks(thing: Any) -> Numbers:
-    marks: Numbers = array_of("marks", writable("marks", thing), "lq", 8)
-    if len(marks) < 1:
-        raise bad_value("marks", "room for a count", marks.nbytes)
-    marks[0] = 0
-    return marks
-
-
-def _bounds(narrow: np.dtype[Any], vocab: int | None, wide: np.dtype[Any]) -> tuple[int, int] | None:
-    """Least and largest id that is not refused; None: the type on disk has no others."""
-    limits, mine = np.iinfo(wide), np.iinfo(narrow)
-    least, most = (0, min(vocab - 1, int(limits.max))) if vocab is not None else (int(limits.min), int(limits.max))
-    if least <= mine.min and mine.max <= most:
-        return None
-    return max(least, int(mine.min)), min(most, int(mine.max))
-
-
 def fill_mapped(mapping: Any, runs: Runs, target: Target) -> Problem | None:
     """Runs of a mapping, copied or widened; None, or the first problem."""
     source = memoryview(mapping).cast("B")
-    if isinstance(target, tuple):
-        placed, x, y = place_windows(runs, target, needs_fds=False)  # type: ignore[arg-type]
-        sink: _Sink = _Windows(placed, target, x, y)  # type: ignore[arg-type]
-    else:
-        view = writable("target", target).cast("B")
-        sink = _Sink(place(runs, len(view), 1, needs_fds=False), view)
+    sink = sink_of(runs, target, needs_fds=False)
     for run, (offset, length) in enumerate(zip(sink.offsets, sink.lengths, strict=True)):
         if offset + length > len(source):
             sink.note("read", run, max(0, len(source) - offset), 0)
-        elif isinstance(sink, _Windows):
+        elif isinstance(sink, WindowSink):
             sink.scratch, sink.longest = source[offset : offset + length], length
             sink.deliver([run])
         else:
@@ -462,8 +312,9 @@ def unavailable() -> dict[str, str]:
 
 
 def check_drop(drop: int) -> None:
-    if drop not in (KEEP, 1, DROP_SEQUENTIAL):
-        raise bad_value("drop", "0, 1 or 2", drop)
+    value = index(drop)
+    if value not in (KEEP, DROP, DROP_SEQUENTIAL):
+        raise bad_value("drop", "0, 1 or 2", value)
 
 
 def check_settings(way: str, depth: int, staging: int, alignment: int) -> None:

@@ -111,13 +111,15 @@ def place(runs: Runs, capacity: int, item: int, *, needs_fds: bool = True) -> Pl
     fds, offsets, lengths, targets, direct, stride, shift = runs
     starts = _strided(array_of("offsets", offsets, "lq", 8), stride, shift)
     count = len(starts)
-    sizes = _one_or_many("lengths", lengths, "lq", 8, count)
     if direct is not None and needs_fds:
         raise ValueError(
             "direct: expected None, for the Python engine reads through the page cache, got descriptors. "
             "Pass no direct, or use the native engine."
         )
     numbers = _descriptors("fds", fds, count) if needs_fds else []
+    if isinstance(lengths, int) and targets is None and count:
+        return _packed(numbers, starts, lengths, capacity, item)
+    sizes = _one_or_many("lengths", lengths, "lq", 8, count)
     if count and sizes.min() < 0:
         raise bad_value("lengths", "0 or more", int(sizes.min()))
     outside = (starts < 0) | (starts > MOST_OFFSET - sizes)
@@ -136,6 +138,23 @@ def place(runs: Runs, capacity: int, item: int, *, needs_fds: bool = True) -> Pl
     if outside.any():
         raise bad_value("targets", "every run inside the target", int(places[outside][0]))
     return Placed(numbers, starts, sizes, places)
+
+
+def _packed(numbers: list[int], starts: Numbers, length: int, capacity: int, item: int) -> Placed:
+    """The usual runs, of one length and one after the other, with few calls of NumPy."""
+    if not 0 <= length <= MOST_OFFSET:
+        raise bad_value("lengths", "0 or more", length if -(2**63) <= length < 2**63 else -1)
+    for offset in (int(starts.min()), int(starts.max())):
+        if not 0 <= offset <= MOST_OFFSET - length:
+            raise bad_value("offsets", "an offset inside a file", offset)
+    many, rest = divmod(length, item)
+    if rest:
+        raise bad_value("lengths", "whole tokens", length)
+    count = len(starts)
+    if many * count > capacity:
+        raise bad_value("targets", "every run inside the target", capacity // many * many)
+    targets = np.arange(0, count * many, many) if many else np.zeros(count, np.int64)
+    return Placed(numbers, starts, np.full(count, length), targets)
 
 
 def _strided(numbers: Numbers, stride: int, shift: int) -> Numbers:
@@ -171,7 +190,9 @@ def _descriptors(name: str, thing: Any, count: int) -> list[int]:
     return [thing] * count
 
 
-def place_windows(runs: Runs, pair: Pair, *, needs_fds: bool = True) -> tuple[Placed, NDArray[Any], NDArray[Any]]:
+def place_windows(
+    runs: Runs, pair: tuple[Any, ...], *, needs_fds: bool = True
+) -> tuple[Placed, NDArray[Any], NDArray[Any]]:
     """The runs of windows, checked, and x and y as arrays of rows."""
     if len(pair) != 7:
         raise TypeError(
@@ -197,8 +218,9 @@ def place_windows(runs: Runs, pair: Pair, *, needs_fds: bool = True) -> tuple[Pl
         raise bad_value("pair", "x and y of the same type and whole rows", y.nbytes)
     rows, item, columns = x.nbytes // (length * x.itemsize), np.dtype(pair[3]).itemsize, length + 1
     placed = place(runs, rows * columns, item, needs_fds=needs_fds)
-    many = placed.lengths // item
-    beyond = (many > 0) & (placed.targets % columns + many > columns)
-    if beyond.any():
-        raise bad_value("targets", "every run inside one row", int(placed.targets[beyond][0]))
+    if not (isinstance(runs[2], int) and runs[2] == columns * item and runs[3] is None):
+        many = placed.lengths // item
+        beyond = (many > 0) & (placed.targets % columns + many > columns)
+        if beyond.any():
+            raise bad_value("targets", "every run inside one row", int(placed.targets[beyond][0]))
     return placed, np.asarray(x).reshape(rows, length), np.asarray(y).reshape(rows, length)

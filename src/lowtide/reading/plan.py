@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lowtide.engine import FAULT_MOST
 from lowtide.machine import PAGE
 from lowtide.reading.html_table import html_table
 from lowtide.storage import Store
@@ -63,12 +64,16 @@ def project(
     files = sum(store.files.sizes)
     aside_mapped = max(0, budget.aside - kept) if name in ("remap", "advise") else 0
     limit = budget.limit if budget.stated else max(budget.limit, held + budget.aside)
+    # However small the allowance, one span that lies across two page tables may map all that they cover.
+    strategy_mapped = max(aside_mapped, min(files, 2 * FAULT_MOST)) if aside_mapped else 0
+    if strategy_mapped > limit:
+        why = (*why, f"one mapped span may hold the two page tables it lies across, {format_size(2 * FAULT_MOST)}")
     engine_why = f"engine {store.engine.name}: {store.engine.why}"
     # What the kernel reads ahead of sequential reads is in flight when a chunk is dropped.
     passing = announced + 16 * MIB + 512 * PAGE
     return Plan(
         anon=min(limit, held + budget.aside) - aside_mapped,
-        mapped=(files if name == "map" else min(files, aside_mapped)) + mapped,
+        mapped=(files if name == "map" else strategy_mapped) + mapped,
         cache=min(files + PAGE, passing) if store.drop else files,
         budget=limit,
         strategy=name,

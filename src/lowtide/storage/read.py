@@ -176,6 +176,8 @@ class Read:
         number = self.files.descriptor(file, True).number
         try:
             got = os.preadv(number, (view,), offset)
+        except InterruptedError:
+            got = 0
         except OSError as problem:
             raise read_failed(self.files.paths[file], offset, problem) from problem
         wanted = view.nbytes
@@ -314,6 +316,8 @@ def read_rest(path: str, number: int, offset: int, view: memoryview, got: int) -
     while got < len(view):
         try:
             more = os.preadv(number, (view[got:],), offset + got)
+        except InterruptedError:
+            continue
         except OSError as problem:
             raise read_failed(path, offset + got, problem) from problem
         if more == 0:

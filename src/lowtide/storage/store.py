@@ -22,7 +22,17 @@ from lowtide.storage.buffers import Bytes, Pool
 from lowtide.storage.files import KEPT, MOST_WATCHED, Extent, Files, ReadCounts
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.storage.mapped import Cured, Map
-from lowtide.storage.read import SCATTERED, SEQUENTIAL, Read, Refused, Temperature, announce_now, drop_now, read_rest
+from lowtide.storage.read import (
+    SCATTERED,
+    SEQUENTIAL,
+    Read,
+    Refused,
+    Temperature,
+    announce_now,
+    drop_now,
+    drop_pages,
+    read_rest,
+)
 from lowtide.storage.spans import GAP, NETWORK_GAP, Lengths, Located, MergedRound, Offsets, Spans, few_files, merge
 from lowtide.units import KIB, MIB, format_size
 
@@ -179,6 +189,8 @@ class Store:
                 block = memoryview(bytearray(size))
                 number_open = self.files.descriptor(file, True).number
                 read_rest(self.files.paths[file], number_open, start, block, 0)
+                if self.drop:
+                    drop_pages(number_open, start, size)
                 found.append(block.tobytes())
         return b"".join(found)
 
@@ -350,6 +362,8 @@ class _InTurns:
             refused = self._strategy.start(spans, self._target, self._how, False, places).finish()
             if refused is not None:
                 return refused
+        if self._target[5] is not None:
+            self._target[5][0] = -1  # each turn noted its own marks: none that hold for all
         return None
 
 
