@@ -1,10 +1,10 @@
 """Parts of an array: which row of the file is row k of the part.
 
-One idea: a part maps its own row numbers to those of the array it was taken from, and nothing else changes, so that
-everything an array can do a part can do too. Parts of parts are chains.
+A part maps its own row numbers to those of the array it was taken from, and nothing else changes, so that everything
+an array can do a part can do too. Parts of parts are chains.
 
-``Stretch`` and ``stratified.Stratified`` are computed and hold nothing per row; ``Listed`` holds an index of 4 bytes
-per row (8 from 2**32 rows on), counted against the budget of whoever reads through it. Reads no files.
+``Consecutive`` and ``stratified.Stratified`` are computed and hold nothing per row; ``Listed`` holds an index of 4
+bytes per row (8 from 2**32 rows on), counted against the budget of whoever reads through it. Reads no files.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import numpy as np
 
 from lowtide.errors import BudgetError
 from lowtide.reading.fingerprint import digest
-from lowtide.reading.indexing import inside
-from lowtide.reading.upcoming import Numbers
+from lowtide.reading.rows.indexing import Numbers, inside
 from lowtide.storage.budget import Budget, Holding
 from lowtide.units import format_size
 
@@ -38,7 +37,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Consecutive:
     """Rows that follow one another, from ``first`` on."""
 
     first: int
@@ -100,11 +99,11 @@ class Chain:
 
 
 def chained(outer: Part, inner: Part | None) -> Part:
-    """``outer`` of ``inner``; a stretch of a stretch is a stretch."""
+    """``outer`` of ``inner``; consecutive rows of consecutive rows are such themselves."""
     if inner is None:
         return outer
-    if isinstance(outer, Stretch) and isinstance(inner, Stretch):
-        return Stretch(inner.first + outer.first, outer.count)
+    if isinstance(outer, Consecutive) and isinstance(inner, Consecutive):
+        return Consecutive(inner.first + outer.first, outer.count)
     return Chain(outer, inner)
 
 
@@ -155,7 +154,7 @@ def subset_of(parent: Parent, which: Any) -> Part:
     if isinstance(which, slice):
         which = range(*which.indices(parent.count))
     if isinstance(which, range) and which.step == 1 and 0 <= which.start <= which.stop <= parent.count:
-        return chained(Stretch(which.start, len(which)), parent.part)
+        return chained(Consecutive(which.start, len(which)), parent.part)
     wanted = np.asarray(which)
     if wanted.ndim != 1:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Count, mean, standard deviation, minimum, maximum and NaN of every column, in one pass and constant memory.
 
-One idea: pieces that fit the CPU's cache are widened to float64 there and summed. Where a column's mean is far from
+Pieces that fit the CPU's cache are widened to float64 there and summed. Where a column's mean is far from
 zero beside its spread, a guess of the mean (that of the first rows) is taken off first, so that no digits cancel.
 Narrow rows are folded, several side by side, into one wide line, so that every operation runs over long runs of memory.
 

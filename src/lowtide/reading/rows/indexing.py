@@ -1,9 +1,7 @@
 """What ``a[key]`` means: which rows to read, and what NumPy then does with them.
 
-One idea: only the first axis decides what is read. So a key is split into the rows it names and a *rest* key which,
-applied by NumPy to just those rows, gives exactly what NumPy would give on the whole array.
-
-Pure; reads nothing.
+Only the first axis decides what is read. So a key is split into the rows it names and a *rest* key which, applied by
+NumPy to just those rows, gives exactly what NumPy would give on the whole array. Pure; reads nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lowtide.reading.upcoming import Numbers
+Numbers = NDArray[np.int64]  # of rows
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Selection:
     """Rows to read - consecutive ones as a range, others as numbers - and the key to apply to them (None: none).
 
     ``divides``: applied to some of the rows, the key gives just their part of the result, so a large selection of small
-    parts can be read a piece at a time.
+    parts can be read some rows at a time.
     """
 
     rows: range | Numbers
@@ -91,7 +89,7 @@ def _selected(key: Any, shape: tuple[int, ...]) -> Selection:
     if first is Ellipsis or first is None:  # nothing said about the first axis: all rows, then the whole key
         return Selection(range(count), (first, *rest))
     if _is_integer(first):
-        number = _inside(operator.index(first), count)
+        number = row_inside(operator.index(first), count)
         return Selection(range(number, number + 1), (0, *rest))
     return _select_array(np.asarray(first), rest, shape)
 
@@ -126,7 +124,8 @@ def _is_integer(part: Any) -> bool:
     )
 
 
-def _inside(number: int, count: int) -> int:
+def row_inside(number: int, count: int) -> int:
+    """``number`` counted from the first of ``count`` rows; IndexError where there is no such row."""
     if not -count <= number < count:
         raise IndexError(
             f"index: expected a row from {-count} to {count - 1}, got {number}. The array has {count} rows."
@@ -169,7 +168,7 @@ def inside(numbers: np.ndarray[Any, Any], count: int) -> Numbers:
         )
     wrong = (numbers < -count) | (numbers >= count)
     if wrong.any():
-        _inside(int(numbers[wrong].reshape(-1)[0]), count)
+        row_inside(int(numbers[wrong].reshape(-1)[0]), count)
     whole = numbers.astype(np.int64)
     return np.where(whole < 0, whole + count, whole)
 

@@ -1,6 +1,6 @@
 """A split by a seed: rows for validation picked evenly from the whole file, without an index.
 
-One idea: the file is cut into runs of 1,024 rows, and each run gives its share of the rows to val: whole numbers that
+The file is cut into runs of 1,024 rows, and each run gives its share of the rows to val: whole numbers that
 add up exactly. Which rows of a run those are, one of 64 permutations says, turned by an offset; both are drawn for the
 run from (seed, run). So the k-th row of either part is a few table look-ups away, both parts stay in file order, and
 equal lengths, counts and seeds pick equal rows in every file.
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from lowtide.arguments import whole_number
 from lowtide.order import Permutation, key
 from lowtide.order.words import mixed
-from lowtide.reading.parts import Part, Stretch
-from lowtide.reading.upcoming import Numbers
+from lowtide.reading.rows.indexing import Numbers
+from lowtide.reading.rows.parts import Consecutive, Part
 
 RUN = 1024
 PATTERNS = 64
@@ -140,6 +140,6 @@ def split_parts(count: int, val: float | int, seed: int | None) -> tuple[Part, P
     """The two parts of ``count`` rows: equal counts, shares and seeds give equal parts, whatever the rows are."""
     rows = _counted(val, count)
     if seed is None:
-        return Stretch(0, count - rows), Stretch(count - rows, rows)
+        return Consecutive(0, count - rows), Consecutive(count - rows, rows)
     number = whole_number("seed", seed)
     return Stratified(count, rows, number, False), Stratified(count, rows, number, True)
