@@ -22,7 +22,7 @@ from lowtide.storage.descriptors import KEPT
 
 MIB = 1 << 20
 MAPPED = ("remap", "advise", "map")
-STRATEGIES = ("read", "direct", *MAPPED)
+STRATEGIES = ("read", *MAPPED)
 
 
 @pytest.fixture

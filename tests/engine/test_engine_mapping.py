@@ -106,7 +106,7 @@ def test_what_was_mapped_is_taken_back_at_once(engine: Engine, fd: int) -> None:
     at = address(mapping)
     assert np.frombuffer(mapping, np.uint8)[::4096].sum() > 0
     assert mapped_bytes(at) > SIZE // 2
-    mapping.take_back()
+    mapping.take_back(0, SIZE)
     assert mapped_bytes(at) == 0
     assert bytes(memoryview(mapping)[:10]) == os.pread(fd, 10, 0)
 
@@ -117,7 +117,7 @@ def per_row(engine: Engine, fd: int, *, shifted: bool) -> float:
     at, rows = address(mapping), np.frombuffer(mapping, np.uint8)
     counts = []
     for offset in np.random.default_rng(1).integers(0, SIZE // 4096, 64) * 4096:
-        mapping.take_back()
+        mapping.take_back(0, SIZE)
         assert rows[offset] >= 0
         counts.append(mapped_bytes(at))
     assert max(counts) <= FAULT_MOST, f"a fault mapped {max(counts)} bytes"

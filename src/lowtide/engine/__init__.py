@@ -91,7 +91,7 @@ class ReadLane(Protocol):
 class FileMapping(Protocol):
     """A file's first bytes in memory, as a read-only buffer."""
 
-    def take_back(self) -> None: ...
+    def take_back(self, first: int, length: int) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,14 @@ static int mapping_buffer(PyObject *object, Py_buffer *view, int flags) {
     return PyBuffer_FillInfo(view, object, mapping->at, mapping->size, 1, flags);
 }
 
-static PyObject *mapping_take_back(PyObject *object, PyObject *unused) {
-    (void)unused;
+static PyObject *mapping_take_back(PyObject *object, PyObject *args) {
+    lt_mapping *mapping = &((mapping_object *)object)->mapping;
+    long long first, length;
     int error;
+    if (!PyArg_ParseTuple(args, "LL", &first, &length)) return NULL;
+    if (first < 0 || length < 0 || first > mapping->size - length) return lt_bad_value("first", "bytes of the mapping", first), NULL;
     Py_BEGIN_ALLOW_THREADS
-    error = lt_take_back(&((mapping_object *)object)->mapping);
+    error = lt_take_back(mapping, first, length);
     Py_END_ALLOW_THREADS
     if (error) return lt_system_error(error, "mapping: expected the kernel to take pages back, got a refusal (%s). Read it instead%s.", strerror(error), "");
     Py_RETURN_NONE;
@@ -50,7 +53,7 @@ static void mapping_dealloc(PyObject *object) {
 }
 
 static PyMethodDef mapping_methods[] = {
-    {"take_back", mapping_take_back, METH_NOARGS, "Let the kernel have every mapped page back; the next touch maps it again."},
+    {"take_back", mapping_take_back, METH_VARARGS, "take_back(first, length): let the kernel have the page tables of these bytes back, whole."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot mapping_slots[] = {{Py_tp_new, new_mapping}, {Py_tp_dealloc, mapping_dealloc}, {Py_tp_methods, mapping_methods}, {Py_bf_getbuffer, mapping_buffer},

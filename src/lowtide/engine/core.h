@@ -124,7 +124,7 @@ typedef struct {
 } lt_mapping;
 
 int lt_map(lt_mapping *to, int fd, int64_t size, int shifted, int scattered);
-int lt_take_back(const lt_mapping *mapping);
+int lt_take_back(const lt_mapping *mapping, int64_t first, int64_t length);
 void lt_unmap(lt_mapping *mapping);
 
 #endif

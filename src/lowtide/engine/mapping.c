@@ -40,7 +40,15 @@ int lt_map(lt_mapping *to, int fd, int64_t size, int shifted, int scattered) {
     return 0;
 }
 
-int lt_take_back(const lt_mapping *mapping) { return madvise(mapping->at, (size_t)mapping->size, MADV_DONTNEED) == 0 ? 0 : errno; }
+/* Whole page tables: whatever faults mapped around these bytes lies in them. Not the whole mapping: the kernel would walk
+ * every table that was ever touched, and of a file of terabytes there are thousands. */
+int lt_take_back(const lt_mapping *mapping, int64_t first, int64_t length) {
+    uintptr_t base = (uintptr_t)mapping->at, start = (base + (uintptr_t)first) / LARGE * LARGE;
+    uintptr_t end = (base + (uintptr_t)(first + length) + LARGE - 1) / LARGE * LARGE, last = base + (uintptr_t)mapping->size;
+    if (start < base) start = base;
+    if (end > last) end = last;
+    return end <= start || madvise((void *)start, end - start, MADV_DONTNEED) == 0 ? 0 : errno;
+}
 
 void lt_unmap(lt_mapping *mapping) {
     if (mapping->at) munmap(mapping->at, (size_t)mapping->size);

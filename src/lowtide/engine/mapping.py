@@ -61,9 +61,14 @@ class Mapping(np.ndarray[Any, np.dtype[np.uint8]]):
             _libc.madvise(at, size, MADV_RANDOM)
         return made
 
-    def take_back(self) -> None:
-        """Let the kernel have every mapped page back; the next touch maps it again."""
-        if _libc.madvise(self.ctypes.data, self.nbytes, MADV_DONTNEED):
+    def take_back(self, first: int, length: int) -> None:
+        """Let the kernel have the page tables of these bytes back, whole; the next touch maps them again."""
+        if not 0 <= first <= self.nbytes - length or length < 0:
+            raise bad_value("first", "bytes of the mapping", first)
+        base = self.ctypes.data
+        start = max(base, (base + first) // LARGE * LARGE)
+        end = min(base + self.nbytes, -(-(base + first + length) // LARGE) * LARGE)
+        if end > start and _libc.madvise(start, end - start, MADV_DONTNEED):
             raise _refused("the kernel to take pages back")
 
 

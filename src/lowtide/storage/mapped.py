@@ -180,14 +180,19 @@ class Cured(Map):
                 refused = self._copied(mapping, spans, runs, target)
             finally:
                 if kept:
-                    mapping.take_back()
+                    for offset, length in _bytes_of(runs):
+                        mapping.take_back(offset, length)
                 del mapping  # the last reference to a remapped file, and the mapping goes with it
         if self.drop:
-            offsets, lengths = runs[1] * runs[5] + runs[6], runs[2]
-            for number, offset in enumerate(offsets.tolist()):
-                length = lengths if isinstance(lengths, int) else int(lengths[number])
+            for offset, length in _bytes_of(runs):
                 drop_pages(descriptor.number, offset, length, sequential=how == SEQUENTIAL)
         return refused
+
+
+def _bytes_of(runs: Any) -> list[tuple[int, int]]:
+    """Offset and length of each run."""
+    offsets, lengths = (runs[1] * runs[5] + runs[6]).tolist(), runs[2]
+    return list(zip(offsets, [lengths] * len(offsets) if isinstance(lengths, int) else lengths.tolist(), strict=True))
 
 
 def copies(spans: Spans, target: Any, places: Any) -> list[tuple[Spans, Any, int]]:
