@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help train test doctors torture quick check format docs picture picture-writing bench browser sanitize wheel clean
 
-NATIVE := src/lowtide/_native
+NATIVE := src/lowtide/engine
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
 
 help: ## this list
@@ -84,7 +84,7 @@ sanitize: ## the C core under the address, undefined and thread sanitizers
 	@for kind in address undefined thread; do \
 	  echo "sanitizer: $$kind" \
 	  && $(CC) -std=c11 -O1 -g -fno-omit-frame-pointer -Wall -Wextra -fsanitize=$$kind -fno-sanitize-recover=all -pthread -I $(NATIVE) \
-	       tests/native/check_core.c $(filter-out $(NATIVE)/binding%,$(wildcard $(NATIVE)/*.c)) -o build/sanitize/$$kind \
+	       tests/engine/check_core.c $(filter-out $(NATIVE)/binding%,$(wildcard $(NATIVE)/*.c)) -o build/sanitize/$$kind \
 	  && (cd build/sanitize && ./$$kind) || exit 1; \
 	done
 
@@ -95,7 +95,7 @@ wheel: $(BIN)/python ## an abi3 manylinux wheel, tried by the quick tests of the
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl hypothesis pytest pytest-timeout
-	PATH="$(abspath build/wheel/venv/bin)" build/wheel/venv/bin/python -m pytest -q -m "not slow" tests/native
+	PATH="$(abspath build/wheel/venv/bin)" build/wheel/venv/bin/python -m pytest -q -m "not slow" tests/engine
 	@ls dist
 
 clean: ## what the other targets made

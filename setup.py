@@ -12,7 +12,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-NATIVE = Path("src/lowtide/_native")
+NATIVE = Path("src/lowtide/engine")
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))  # no limited API there: an extension per version
 
 
@@ -41,7 +41,7 @@ def reason(command: build_ext, problem: Exception) -> str:
 
 
 core = Extension(
-    "lowtide._native._core",
+    "lowtide.engine._core",
     sources=sorted(str(path) for path in NATIVE.glob("*.c")),
     depends=sorted(str(path) for path in NATIVE.glob("*.h")),
     define_macros=[] if FREE_THREADED else [("Py_LIMITED_API", "0x030B0000")],
@@ -55,6 +55,6 @@ core = Extension(
 setup(
     ext_modules=[core] if sys.platform == "linux" else [],
     cmdclass={"build_ext": Noted},
-    exclude_package_data={"lowtide._native": ["*.c", "*.h"]},  # the source distribution has them
+    exclude_package_data={"lowtide.engine": ["*.c", "*.h"]},  # the source distribution has them
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -207,7 +207,7 @@ def _child(program: str, *words: str) -> list[float]:
 
 def memory_figures(path: Path) -> list[Figure]:
     figures = []
-    for strategy in ("read", "direct", "remap", "advise"):
+    for strategy in ("read", "remap", "advise"):
         grown = _child(GROWTH, str(path), strategy)[0]
         figures.append(Figure(f"growth over a pass, 64 MiB budget, {strategy}", grown, 1, "MiB", 72, at_most=True))
     control = _child(GROWTH, str(path), "map")[0]

@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.measure import DIRECTORY, GIB, Figure, drop, make_file, report, warm
-from lowtide import _native, machine
-from lowtide._native import DROP, KEEP, Engine, Pair, Runs
+from lowtide import engine as _native
+from lowtide import machine
+from lowtide.engine import DROP, KEEP, Engine, Pair, Runs
 from lowtide.order.feistel import Feistel
 from lowtide.order.words import key, words
 

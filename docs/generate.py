@@ -26,14 +26,14 @@ INTERNAL |= {"place", "pools", "stores", "tokens"}
 
 # What public calls give back.
 GIVEN = [
-    "lowtide.reading.iterators:BatchIterator",
+    "lowtide.reading.rows.iteration:BatchIterator",
     "lowtide.windows:Windows",
-    "lowtide.reading.docs:Docs",
+    "lowtide.reading.documents.docs:Docs",
     "lowtide.mixture:Mixture",
     "lowtide.reading.plan:Plan",
-    "lowtide.reading.cuts:Place",
+    "lowtide.reading.places:Place",
     "lowtide.feed:FeedStats",
-    "lowtide.reading.column_stats:ColumnStats",
+    "lowtide.reading.rows.column_stats:ColumnStats",
     "lowtide.create:ArrayWriter",
 ]
 

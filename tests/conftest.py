@@ -97,7 +97,7 @@ def disk_path(disk: Path) -> Iterator[Path]:
 
 
 def offers_direct_reads(path: Path) -> bool:
-    """Whether ``strategy="direct"`` of this file is what was asked for; on tmpfs another one stands in for it."""
+    """Whether its filesystem has direct reads; tmpfs has none."""
     with path.open("rb") as file:
         return direct_alignment(file.fileno()) is not None
 

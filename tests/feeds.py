@@ -19,7 +19,7 @@ Ids = NDArray[np.int64]
 Rows = tuple[NDArray[Any], NDArray[Any]]
 Opener = Callable[..., lowtide.Tokens]
 
-STRATEGIES = ("read", "direct", "remap", "advise", "map")
+STRATEGIES = ("read", "remap", "advise", "map")
 ORDERS = ("shuffled", "random", "sequential")
 
 

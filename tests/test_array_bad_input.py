@@ -17,7 +17,7 @@ from tests.faults import Disk, reading_from
 
 import lowtide
 
-DIFFICULT = ("read", "direct", "remap", "advise", "map")
+DIFFICULT = ("read", "remap", "advise", "map")
 
 
 @pytest.fixture

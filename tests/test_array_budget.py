@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import offers_direct_reads
 from tests.faults import Disk, reading_from
 
 import lowtide
@@ -16,7 +15,7 @@ from lowtide.machine import PAGE
 
 KIB, MIB = 1024, 1024**2
 COUNT, WIDTH = 4096, 256  # rows of 1 KiB, 4 MiB in all
-BOUNDED = ("read", "direct", "remap", "advise")
+BOUNDED = ("read", "remap", "advise")
 
 
 @pytest.fixture(scope="module")
@@ -193,16 +192,14 @@ def test_a_budget_below_one_row_is_refused_and_says_so(path: Path) -> None:
         assert disk.calls == 0
 
 
-@pytest.mark.parametrize("strategy", ["direct", "remap", "advise"])
+@pytest.mark.parametrize("strategy", ["remap", "advise"])
 def test_a_budget_too_small_for_a_strategy_is_refused_at_opening(path: Path, strategy: str) -> None:
-    if strategy == "direct" and not offers_direct_reads(path):
-        pytest.skip("NOT TESTED: direct reads - this filesystem has none")
     with pytest.raises(lowtide.BudgetError, match=r"strategy='read'"):
         lowtide.open(path, strategy=strategy, budget="64KiB")
 
 
 def test_a_refused_opening_loses_no_descriptor(path: Path, no_lost_descriptors: None) -> None:
-    for strategy in ("direct", "remap", "advise") if offers_direct_reads(path) else ("remap", "advise"):
+    for strategy in ("remap", "advise"):
         with pytest.raises(lowtide.BudgetError):
             lowtide.open(path, strategy=strategy, budget="64KiB")
 

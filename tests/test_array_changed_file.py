@@ -13,7 +13,7 @@ from tests.storage.processes import run_python
 
 import lowtide
 
-STRATEGIES = ("read", "direct", "remap", "advise", "map")
+STRATEGIES = ("read", "remap", "advise", "map")
 ROWS, WIDTH = 4096, 256
 
 
@@ -65,13 +65,13 @@ READS: dict[str, Callable[[lowtide.Array], Any]] = {
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("strategy", ["read", "direct"])
+@pytest.mark.parametrize("cache", ["keep", "drop"])
 @pytest.mark.parametrize("used", ["before the first read", "after the first read"])
 def test_a_file_that_changes_while_open_is_a_read_error(
-    big: Path, strategy: str, event: str, read: str, used: str, no_lost_descriptors: None
+    big: Path, cache: str, event: str, read: str, used: str, no_lost_descriptors: None
 ) -> None:
     happen, words = EVENTS[event]
-    with lowtide.open(big, strategy=strategy) as array:
+    with lowtide.open(big, cache=cache) as array:
         if used == "after the first read":
             READS[read](array)
         happen(big)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 SIZE = 128 * MIB  # four times the budget, and the negative control passes it by a factor of two and more
-BOUNDED = ("read", "direct", "remap", "advise")
+BOUNDED = ("read", "remap", "advise")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def stays_inside(found: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("way", ["chunks", "shuffled"])
-@pytest.mark.parametrize("strategy", ["read", "remap", "advise"])  # direct reads know no cache: it is among those below
+@pytest.mark.parametrize("strategy", ["read", "remap", "advise"])
 def test_a_full_pass_over_cached_data_grows_by_no_more_than_the_budget(
     big: Path, total: int, strategy: str, way: str
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_four_gib_offset_is_not_wrapped(tmp_path: Path) -> None:
     script = """
     import ast
     path, places = sys.argv[1], ast.literal_eval(sys.argv[2])
-    for strategy in ("read", "direct", "remap", "advise", "map"):
+    for strategy in ("read", "remap", "advise", "map"):
         with lowtide.open(path, dtype="uint8", strategy=strategy, budget="8MiB") as array:
             assert array[places].tolist() == list(range(1, len(places) + 1)), strategy
             assert [int(array[place]) for place in places] == list(range(1, len(places) + 1)), strategy

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lowtide
-from lowtide.reading.stratified import Stratified
+from lowtide.reading.rows.stratified import Stratified
 
 ROWS = 5000
 DATA = np.stack([np.arange(ROWS), np.arange(ROWS) % 7, np.arange(ROWS) ** 2], axis=1)

@@ -20,7 +20,7 @@ from tests.storage.processes import answer_of
 
 import lowtide
 
-STRATEGIES = ("read", "direct", "remap", "advise", "map")
+STRATEGIES = ("read", "remap", "advise", "map")
 COUNT = 2000
 
 
@@ -93,7 +93,7 @@ def test_a_forked_child_has_the_whole_budget_though_its_parent_has_used_it_up(pa
 
 def test_a_child_of_a_child_can_read_too(path: Path) -> None:
     rows = np.load(path)
-    with lowtide.open(path, strategy="direct") as array:
+    with lowtide.open(path, cache="drop") as array:
         array[0]
 
         def work() -> None:

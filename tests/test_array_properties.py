@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 import lowtide
 
-STRATEGIES = ("auto", "read", "direct", "remap", "advise", "map")
+STRATEGIES = ("auto", "read", "remap", "advise", "map")
 DTYPES = ("<u1", "<i2", ">i4", "<f4", ">f8", "<c16", "S3", "<U2", "<M8[s]", "?", "V7", "<u2,>f4,S3")
 BUDGETS = ("auto", 4096, "8KiB", "100KB", "1MiB", "2MiB")
 

@@ -19,14 +19,14 @@ from tests.storage.kinds import KINDS
 from tests.storage.processes import answer_of
 
 import lowtide
-from lowtide import _native
+from lowtide.engine import engine as chosen
 from lowtide.machine import drop_page_cache, page_cache
 
-BUILT = _native.engine().name == "native"
+BUILT = chosen().name == "native"
 needs_native = pytest.mark.skipif(
-    not BUILT, reason="NOT TESTED: the native engine, the extension is not built here (tests/native says why)"
+    not BUILT, reason="NOT TESTED: the native engine, the extension is not built here (tests/engine says why)"
 )
-STRATEGIES = ("read", "direct", "map")
+STRATEGIES = ("read", "map")
 
 
 # The same bytes
@@ -166,7 +166,7 @@ def test_a_native_engine_that_is_not_there_is_refused_with_the_reason(tmp_path: 
     print(lowtide.open(path, dtype="uint16").plan().engine)
     """
     path = raw_file(tmp_path, numbered(1000))
-    said = answer_of(script, path, first="import sys; sys.modules['lowtide._native._core'] = None")
+    said = answer_of(script, path, first="import sys; sys.modules['lowtide.engine._core'] = None")
     assert "expected the native engine (engine='native' was asked for), got none" in said
     assert said.endswith("python")
 
@@ -199,7 +199,7 @@ def test_prepared_batches_are_the_right_ones_also_after_seeking(cold: Path, cach
         feed = tokens.batches(16, length=64, seed=9)
         for step in range(6):
             same(next(feed), expected_of(step))
-        assert feed._prefetch._jobs, "reads missed, so the next batches are under way"
+        assert feed._ahead._started, "reads missed, so the next batches are under way"
         for step in (100, 101, 3, 4, 50):
             feed.seek(step)
             same(next(feed), expected_of(step))
@@ -222,7 +222,7 @@ def test_prepared_rows_are_the_right_ones_over_epochs_and_after_moving(cold: Pat
         rows = array.shuffled(batch, seed=5, epochs=2)
         for step in range(6):
             np.testing.assert_array_equal(next(rows), table[order[step * batch : (step + 1) * batch]])
-        assert rows._prefetch._jobs, "reads missed, so the next batches are under way"
+        assert rows._ahead._started, "reads missed, so the next batches are under way"
         for position in (100 * batch, 101 * batch, 3 * batch, total - batch, total, total + batch):
             rows.position = position
             np.testing.assert_array_equal(next(rows), table[order[position : position + batch]])
@@ -242,7 +242,7 @@ def test_prepared_rows_of_a_part_and_of_arrays_read_together_are_the_right_ones(
         drop_page_cache(cold)
         for step in range(8):
             np.testing.assert_array_equal(next(rows), wanted[step * 16 : (step + 1) * 16])
-        assert rows._prefetch._jobs
+        assert rows._ahead._started
         table, order = np.fromfile(cold, "uint16").reshape(-1, 64), order_of(array, 0)
         drop_page_cache(cold)
         both = lowtide.together(array, array.subset(slice(None))).shuffled(16, seed=5)
@@ -256,7 +256,7 @@ def test_prepared_rows_of_a_part_and_of_arrays_read_together_are_the_right_ones(
 def test_a_local_shuffle_of_rows_is_announced_in_whole_stretches_and_dropped_behind(
     cold: Path, engine: str, batch: int
 ) -> None:
-    if engine == "native" and _native.engine().name != "native":
+    if engine == "native" and chosen().name != "native":
         pytest.skip("NOT TESTED: the native engine - it was not built")
     stretch = 1 << 18
     with lowtide.open(cold, dtype="uint16", shape=(-1, 64), cache="drop", engine=engine) as array:
@@ -279,30 +279,18 @@ def order_of(array: lowtide.Array, epoch: int) -> Any:
 
 
 @needs_native
-def test_a_batch_whose_end_was_not_noted_because_of_an_interrupt_is_read_again(cold: Path) -> None:
-    with lowtide.open_tokens(cold, dtype="uint16", cache="drop", engine="native") as tokens:
-        feed = tokens.batches(16, length=64, seed=9)
-        for step in range(3):
-            same(next(feed), expected_of(step))
-        feed._prefetch._jobs[0].thread.fills.wait()  # as if an exception had come right behind it
-        for step in range(3, 7):
-            same(next(feed), expected_of(step))
-
-
-@needs_native
-def test_what_is_under_way_keeps_its_buffer_though_nobody_else_does(cold: Path) -> None:
+def test_what_is_dropped_under_way_gives_its_buffer_back_only_when_nobody_writes_into_it(cold: Path) -> None:
     with lowtide.open_tokens(cold, dtype="uint16", cache="drop", engine="native") as tokens:
         feed = tokens.batches(16, length=64, seed=9)
         for _ in range(3):
             next(feed)
-        job = feed._prefetch._jobs.popleft()  # as if an exception had come before it was noted
         out = tokens.store.pool.lent
-        del job.filling
-        assert tokens.store.pool.lent == out, "the thread may still write into it"
-        job.thread.fills.wait()
-        del job
-        assert tokens.store.pool.lent == out - 1
-        same(next(feed), expected_of(3))
+        assert feed._ahead._started
+        assert out == len(feed._ahead._started)
+        feed._ahead.shrink()
+        assert tokens.store.pool.lent == 0
+        for step in range(3, 9):
+            same(next(feed), expected_of(step))
 
 
 @needs_native
@@ -386,6 +374,6 @@ def test_a_process_ends_well_with_batches_under_way_also_in_a_daemon_thread(cold
     feed = tokens.batches(16, length=64, seed=2)
     for _ in range(20):
         next(feed)
-    print(json.dumps(len(feed._prefetch._jobs) >= 0))
+    print(json.dumps(len(feed._ahead._started) >= 0))
     """
     assert json.loads(answer_of(script, cold)) is True

@@ -13,7 +13,6 @@ import lowtide
 
 COUNT, LENGTH, BATCH, SEED = 4000, 50, 6, 2
 IDS = numbered(COUNT)
-READING = ("read", "direct")  # the others map: their faults are the kernel's, which no test can inject
 
 
 @pytest.fixture(params=["one file", "three files"])
@@ -28,16 +27,17 @@ def expected(step: int) -> Rows:
 
 
 @pytest.mark.parametrize("cache", ["keep", "drop"])
-@pytest.mark.parametrize("strategy", READING)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whichever_read_of_a_step_fails_the_step_is_delivered_whole_or_not_at_all(
-    paths: list[Path], strategy: str, fault: str, cache: str
+    paths: list[Path], fault: str, cache: str
 ) -> None:
-    with lowtide.open_tokens(paths, dtype="uint16", strategy=strategy, cache=cache, budget="4MiB") as tokens:
+    # Mapped strategies are left out: their faults are the kernel's, which no test can inject.
+    with lowtide.open_tokens(paths, dtype="uint16", strategy="read", cache=cache, budget="4MiB") as tokens:
         feed = tokens.batches(BATCH, length=LENGTH, seed=SEED)
         feed.state_dict()  # the fingerprint has been read
         for step in range(100):  # step k: its read number k + 1 is spoiled
-            with reading_from(Disk(FAULTS[fault], at=step + 1)) as disk:
+            # What the page cache refuses is asked of the disk: an error that counts stays.
+            with reading_from(Disk(FAULTS[fault], at=step + 1, persistent=fault in NAMED)) as disk:
                 failed = _fails(feed, fault)
             assert failed <= bool(disk.fired)
             assert not (failed and fault in HARMLESS)
@@ -91,7 +91,7 @@ def test_a_fingerprint_that_could_not_be_read_is_read_when_asked_again(tmp_path:
             assert feed.state_dict()["data"] == again.fingerprint()
 
 
-@pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise", "map"])
+@pytest.mark.parametrize("strategy", ["read", "remap", "advise", "map"])
 @pytest.mark.parametrize("change", ["truncated", "grown", "deleted", "replaced"])
 def test_a_file_that_changes_while_a_feed_reads_it_is_an_error_with_its_name(
     tmp_path: Path, strategy: str, change: str

@@ -9,7 +9,7 @@ import pytest
 from tests.storage.processes import answer_of
 
 MIB = 1 << 20
-BOUNDED = ("read", "direct", "remap", "advise")
+BOUNDED = ("read", "remap", "advise")
 
 LONG_RUN = """
 path, strategy, order, windows = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -24,7 +24,7 @@ with lowtide.open_tokens(path, dtype="uint16", strategy=strategy, cache="keep", 
         if step % 50 == 0:
             growth.look()
             began.look()
-    epochs = feed.cursor // feed._cut._stream.windows if order == "shuffled" else 0
+    epochs = feed.cursor // feed._stream.epoch if order == "shuffled" else 0
     print(json.dumps([growth.peak, began.tables, epochs]))
 """
 

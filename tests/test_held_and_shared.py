@@ -18,11 +18,11 @@ from tests.storage.processes import answer_of
 
 import lowtide
 from lowtide.machine import file_kind
-from lowtide.storage.descriptors import KEPT
+from lowtide.storage.files import KEPT
 
 MIB = 1 << 20
 MAPPED = ("remap", "advise", "map")
-STRATEGIES = ("read", "direct", *MAPPED)
+STRATEGIES = ("read", *MAPPED)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lowtide
-from lowtide.reading.indexing import inside, select
+from lowtide.reading.rows.indexing import inside, select
 
 SHAPE = (50, 4, 3)
 WHOLE = np.arange(600).reshape(SHAPE)

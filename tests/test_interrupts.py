@@ -82,7 +82,7 @@ STORM = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chunks", "shuffled", "feed"])
-@pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise", "map"])
+@pytest.mark.parametrize("strategy", ["read", "remap", "advise", "map"])
 def test_interrupts_lose_overwrite_and_hold_nothing(tmp_path: Path, strategy: str, kind: str) -> None:
     path = tmp_path / "numbers.u16"
     np.arange(1 << 18, dtype=np.uint16).tofile(path)
@@ -159,7 +159,7 @@ EVERY_LINE = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shuffled", "feed"])
-@pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise", "map"])
+@pytest.mark.parametrize("strategy", ["read", "remap", "advise", "map"])
 def test_an_exception_at_any_instruction_of_next_leaves_everything_as_it_was(
     tmp_path: Path, strategy: str, kind: str
 ) -> None:

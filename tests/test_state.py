@@ -202,7 +202,7 @@ def test_a_setting_that_only_the_state_has_is_refused(tokens: lowtide.Tokens, st
         feed.load_state_dict({**state, "locality": "64MiB"})
 
 
-@pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise", "map"])
+@pytest.mark.parametrize("strategy", ["read", "remap", "advise", "map"])
 @pytest.mark.parametrize("cache", ["keep", "drop"])
 def test_a_fingerprint_does_not_depend_on_how_bytes_are_read(path: Path, strategy: str, cache: str) -> None:
     with (

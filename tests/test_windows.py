@@ -12,7 +12,7 @@ from tests.faults import Disk, reading_from
 from tests.feeds import numbered, raw_file, rows_of, same
 
 import lowtide
-from lowtide.reading.window_filler import WindowFiller
+from lowtide.reading.window_reader import WindowReader
 
 IDS = numbered(3000)
 
@@ -24,14 +24,14 @@ def path(tmp_path: Path) -> Path:
 
 def test_windows_are_read_at_any_tokens_in_any_order_and_more_than_once(path: Path) -> None:
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
-        windows = WindowFiller(tokens, 9)
+        windows = WindowReader(tokens, 9)
         starts = np.array([7, 0, 2990, 7, 100, 101, 95])
-        same(windows.read(starts), rows_of(IDS, starts.tolist(), 9))
+        same(windows.start(starts).finish(), rows_of(IDS, starts.tolist(), 9))
 
 
 def test_x_and_y_share_one_lease_that_ends_with_the_last_of_them(path: Path) -> None:
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
-        x, y = WindowFiller(tokens, 9).read(np.array([3, 4]))
+        x, y = WindowReader(tokens, 9).start(np.array([3, 4])).finish()
         assert tokens.store.pool.lent == 1
         del x
         assert tokens.store.pool.lent == 1
@@ -45,27 +45,38 @@ def test_x_and_y_share_one_lease_that_ends_with_the_last_of_them(path: Path) -> 
 
 def test_no_windows_are_two_empty_arrays_of_the_right_shape(path: Path) -> None:
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
-        x, y = WindowFiller(tokens, 9).read(np.array([], np.int64), rows=4)
+        x, y = WindowReader(tokens, 9).start(np.array([], np.int64)).finish()
         assert x.shape == y.shape == (0, 9)
         assert x.dtype == y.dtype == np.int64
 
 
-def test_what_windows_say_they_need_is_what_they_take(path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "passes_through_scratch"), [("int32", False), ("uint16", True)])
+def test_what_windows_say_they_need_is_what_they_take(path: Path, dtype: str, passes_through_scratch: bool) -> None:
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
-        windows = WindowFiller(tokens, 500, "int32")
-        batch, scratch = windows.nbytes(20)
-        windows.read(np.arange(20))
+        windows = WindowReader(tokens, 500, dtype)
+        batch, scratch = windows.nbytes(20), windows.scratch(20)
+        windows.start(np.arange(20)).finish()
         pages = -(-scratch // 4096) * 4096
-        assert tokens.store.budget.peak == batch + pages
-        assert batch == 2 * 40_960  # 20 x 500 x 4 bytes, in whole pages
+        assert tokens.store.budget.peak == batch + pages * passes_through_scratch
+        assert batch == 2 * -(-20 * 500 * np.dtype(dtype).itemsize // 4096) * 4096  # in whole pages
+
+
+def test_windows_that_follow_another_are_one_long_read(path: Path) -> None:
+    with lowtide.open_tokens(path, dtype="uint16", strategy="read", engine="python") as tokens:
+        windows = WindowReader(tokens, 9)
+        windows.start(np.array([5])).finish()
+        with reading_from(Disk()) as disk:
+            got = windows.start(range(18, 18 + 9 * 30, 9)).finish()
+        assert disk.calls == 1
+        same(got, rows_of(IDS, list(range(18, 18 + 9 * 30, 9)), 9))
 
 
 def test_each_window_is_one_read_of_the_bytes_on_disk(path: Path) -> None:
     with lowtide.open_tokens(path, dtype="uint16", strategy="read") as tokens:
-        windows = WindowFiller(tokens, 9)
-        windows.read(np.array([5]))
+        windows = WindowReader(tokens, 9)
+        windows.start(np.array([5])).finish()
         with reading_from(Disk()) as disk:
-            windows.read(np.arange(0, 2990, 130))
+            windows.start(np.arange(0, 2990, 130)).finish()
         assert disk.calls == 23
 
 
@@ -77,5 +88,5 @@ def test_any_windows_are_what_numpy_cuts(
 ) -> None:
     path = raw_file(tmp_path_factory.mktemp("windows"), IDS)
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
-        got = WindowFiller(tokens, length, dtype).read(np.array(starts))
+        got = WindowReader(tokens, length, dtype).start(np.array(starts)).finish()
         same(got, rows_of(IDS, starts, length), dtype)

@@ -1,8 +1,8 @@
 """``lowtide.open`` and ``Array``: typed rows on disk, read in order, shuffled or at random inside a budget.
 
-One idea: an array is a layout, a store and perhaps a part of its rows; every way of reading it is a choice of rows.
-Opening reads headers only.
-Indexing gives ordinary arrays you own; iterating lends batches from a pool that never holds more than the budget.
+An array is a layout, a store and perhaps a part of its rows; every way of reading it is a choice of rows. Opening
+reads headers only. Indexing gives ordinary arrays you own; iterating lends batches from a pool that never holds more
+than the budget.
 
 Crosses fork, threads and pickle: descriptors are opened anew in each process and there are no file positions.
 """
@@ -18,18 +18,15 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide.formats import Layout, layout_of
-from lowtide.reading.column_stats import ColumnStats, stats_of
+from lowtide.reading.ahead import prepared_ahead
 from lowtide.reading.html_table import html_table
-from lowtide.reading.indexing import select, whole
-from lowtide.reading.iterators import Filler, Share
-from lowtide.reading.parts import Parent, Part, chained, index_bytes, subset_of
-from lowtide.reading.passes import Pass, ShuffledRows
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.prefetch import prepared_ahead
-from lowtide.reading.row_filler import RowFiller
-from lowtide.reading.row_iteration import RowIteration, counted_batch
-from lowtide.reading.run_ahead import MOST_RANKS, ArrayStretches, RunAhead, store_for_runs
-from lowtide.reading.stratified import split_parts
+from lowtide.reading.rows.column_stats import ColumnStats, stats_of
+from lowtide.reading.rows.indexing import select, whole
+from lowtide.reading.rows.iteration import RowIteration, counted_batch
+from lowtide.reading.rows.parts import Parent, Part, chained, index_bytes, subset_of
+from lowtide.reading.rows.reader import RowReader
+from lowtide.reading.rows.stratified import split_parts
 from lowtide.storage import Budget, Store
 from lowtide.storage.budget import whole_pages
 from lowtide.units import format_size
@@ -81,7 +78,7 @@ class Array(RowIteration):
         self.layout = layout  # of the whole file, also where this is a part of it
         self._store = store
         self._part = part
-        self._rows = RowFiller(layout, store, part)
+        self._rows = RowReader(layout, store, part)
         super().__init__(self._rows)
 
     @property
@@ -102,7 +99,7 @@ class Array(RowIteration):
 
     @property
     def nbytes(self) -> int:
-        return self._rows.count * self._rows.nbytes
+        return self._rows.nbytes(self._rows.count)
 
     def __repr__(self) -> str:
         part = "" if self._part is None else f" part of {self.layout.shape[0]:,} rows"
@@ -120,11 +117,13 @@ class Array(RowIteration):
     def __getitem__(self, key: Any) -> Any:
         """Rows, as NumPy would index them: an ordinary array you own, never a view of a mapping.
 
-        Costs one read per run of neighbouring rows. Raises ``IndexError``, or ``BudgetError`` where one request exceeds
+        Neighbouring rows are read as one. Raises ``IndexError``, or ``BudgetError`` where one request exceeds
         a stated budget.
 
         >>> a[5], a[10:20], a[[7, 3, 9]], a[a[:, 0] > 0]
         """
+        if type(key) is int:
+            return self._rows.row(key)
         return self._rows.select(select(key, self.shape))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
@@ -180,32 +179,20 @@ class Array(RowIteration):
 
         >>> print(a.plan(4096))
         """
-        rows = self._rows
-        size = (self._comfortable() if batch is None else counted_batch("plan", batch)) * rows.nbytes
-        prepared, staging = (0, 0) if rows.fortran else prepared_ahead(self._store)
-        held = self.budget.limit if batch is None else (rows.copies + prepared) * whole_pages(size) + staging
+        reader = self._rows
+        rows = self._comfortable() if batch is None else counted_batch("plan", batch)
+        size = reader.nbytes(rows)
+        held = self.budget.limit
+        if batch is not None:
+            prepared, staging = (0, 0) if reader.fortran else prepared_ahead(self._store)
+            held = (2 + prepared) * whole_pages(size) + whole_pages(reader.scratch(rows)) + staging
         why: tuple[str, ...] = ()
-        if rows.fortran:
+        if reader.fortran:
             why = ("the file is in Fortran order: a row is one item of every column, so reads are many and small",)
         index = index_bytes(self._part)
         if index:
             why = (*why, f"an index of {format_size(index)} says which rows are in the subset")
         return project(self._store, held, announced=2 * size, why=why, kept=index)
-
-    def _in_stretches(self, order: Pass, share: Share) -> tuple[Filler, RunAhead | None]:
-        """A local shuffle of a whole array in rows is read in long stretches, which are announced."""
-        rows = self._rows
-        local = isinstance(order, ShuffledRows) and order.neighbours is not None and order.rows > 0
-        if not local or self._part is not None or rows.fortran or rows.nbytes == 0 or share.world > MOST_RANKS:
-            return rows, None
-        assert isinstance(order, ShuffledRows)
-        stretches = ArrayStretches(order, rows.nbytes)
-        store = store_for_runs(self._store, stretches.largest)
-        if store is None:
-            return rows, None
-        drops, end = store is not self._store, None if share.epochs is None else order.rows * share.epochs
-        runs = RunAhead(store, stretches, largest=stretches.largest, drop=drops, rows=end)
-        return RowFiller(self.layout, store) if drops else rows, runs
 
     # Life
 
@@ -228,9 +215,9 @@ class Array(RowIteration):
     def __reduce__(self) -> tuple[Any, ...]:
         return Array, (self.layout, self._store, self._part)
 
-    def reader(self, budget: Budget) -> RowFiller:
+    def reader(self, budget: Budget) -> RowReader:
         """The same rows through a store of its own that counts against ``budget``."""
         self._store.require_open()
         strategy, cache, engine = self._store.asked
         store = Store(self.layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
-        return RowFiller(self.layout, store, self._part)
+        return RowReader(self.layout, store, self._part)

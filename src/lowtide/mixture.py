@@ -1,37 +1,38 @@
 """``lowtide.mix`` and ``Mixture``: named corpora with weights, read as one stream.
 
-One idea: a mixture is a plan - which corpus gives which row - over corpora that stay as they are. The plan is exact at
-every row and may change at stated rows; each corpus goes through its own epochs meanwhile. Opens nothing itself: the
-corpora's files are opened once more, all of one kind together, so that a batch is one read however many there are.
+A mixture is a plan - which corpus gives which row - over corpora that stay as they are. The plan is exact at every row
+and may change at stated rows; each corpus goes through its own epochs meanwhile. What was asked for is checked here,
+before anything is opened: weights are taken as written, 0.1 is one tenth. The corpora's files are opened once more, all
+of one kind together, so that a batch is one read however many there are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
-from itertools import accumulate
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from lowtide.arguments import at_least, one_of
-from lowtide.feed import Feed, Skips
-from lowtide.formats import join
-from lowtide.mixture_terms import Change, Parts, check_alike, schedule_of, summed
-from lowtide.order.mixing import Mixing, Weights, plan_mixing, shares
-from lowtide.reading.mixed_cut import JoinedRange, MixedCut, MixedGroup, MixedPart, MixedRuns
-from lowtide.reading.mixed_windows import MixedWindowsCut, WindowsPart
-from lowtide.reading.run_ahead import RunAhead, TokenStretches, store_for_runs
-from lowtide.reading.streams import ShuffledStream, locality_of, make_stream
+from lowtide.feed import Feed, FeedRows
+from lowtide.order.mixing import MOST_PARTS, Mixing, Weights, plan_mixing, shares
+from lowtide.order.steps import Skips
+from lowtide.reading.mixtures.mixed import JoinedWindows, MixturePart, MixtureReader, MixtureStream
+from lowtide.reading.stretches import MOST_RANKS, MixedFollower, StretchFollower, follow_windows
 from lowtide.reading.token_range import TokenRange
-from lowtide.reading.window_filler import WindowFiller
-from lowtide.storage import Store
-from lowtide.storage.budget import Budget
+from lowtide.reading.window_reader import WindowReader
+from lowtide.storage import Budget, Store
 from lowtide.tokens import Tokens
-from lowtide.windows import Windows, checked_ranks, long_enough
+from lowtide.windows import Windows, admit_rows, checked_ranks, window_stream
 
 EXHAUSTED = ("repeat", "stop", "share")
+
+Parts = Mapping[str, tuple[Any, float | Fraction]]  # tokens, or windows, and a weight
+Change = Mapping[str, Any]  # a weight for each name; (tokens, weight) for one that joins
 
 
 def mix(
@@ -52,45 +53,53 @@ def mix(
     >>> mixture = lowtide.mix({"web": (train, 0.7), "code": (val, 0.3)})
     """
     known, changes = schedule_of(corpora, then or {})
-    made = WindowsMixture if any(isinstance(one, Windows) for one in known.values()) else Mixture
-    return made(known, changes, one_of("exhausted", exhausted, EXHAUSTED), budget)
+    return Mixture(known, changes, one_of("exhausted", exhausted, EXHAUSTED), budget)
 
 
 class Mixture:
-    """Named corpora and the weights each has from which row on.
+    """Named corpora, or windows of one length and cut, and the weights each has from which row on.
 
     >>> train, val = tokens.split(val=0.3)
     >>> feed = lowtide.mix({"web": (train, 0.7), "code": (val, 0.3)}).batches(64, length=128, seed=1337)
     """
 
     def __init__(
-        self,
-        corpora: dict[str, Tokens],
-        changes: list[tuple[int, Weights]],
-        exhausted: str,
-        budget: int | str | None,
+        self, corpora: dict[str, Any], changes: list[tuple[int, Weights]], exhausted: str, budget: int | str | None
     ) -> None:
-        self.corpora = corpora
+        laid = {name: one for name, one in corpora.items() if isinstance(one, Windows)}
+        if laid:
+            check_alike(corpora)
+        self.corpora: dict[str, Tokens] = {name: one.tokens if laid else one for name, one in corpora.items()}
         self.exhausted = exhausted
         self._changes = changes
-        self.budget = Budget(summed(corpora) if budget is None else budget)
+        self.budget = Budget(summed(self.corpora) if budget is None else budget)
+        self._windows = {name: self._again(windows) for name, windows in laid.items()}
+        self._groups: list[tuple[tuple[str, ...], Store]] = []  # of corpora that are read through one store
         kinds: dict[tuple[Any, ...], list[str]] = {}
-        for name, tokens in corpora.items():
+        for name, tokens in () if laid else self.corpora.items():
             kinds.setdefault((tokens.dtype.str, *tokens.store.asked), []).append(name)
-        self._groups = tuple((tuple(names), self._store(names, *asked)) for (_, *asked), names in kinds.items())
+        for (_, *asked), names in kinds.items():
+            extents = tuple(extent for name in names for extent in self.corpora[name].layout.extents)
+            self._groups.append((tuple(names), self._store(extents, *asked)))
 
-    def _store(self, names: list[str], strategy: str, cache: str, engine: str) -> Store:
-        extents = tuple(extent for name in names for extent in self.corpora[name].layout.extents)
+    def _store(self, extents: tuple[Any, ...], strategy: str, cache: str, engine: str) -> Store:
         return Store(extents, strategy=strategy, cache=cache, budget=self.budget, engine=engine)
+
+    def _again(self, windows: Windows) -> Windows:
+        """The same windows over a store of the mixture's own, inside its budget."""
+        mine = windows.tokens
+        store = self._store(mine.layout.extents, *mine.store.asked)
+        tokens = TokenRange(mine.layout, store, mine.first, mine.last, mine.vocab, mine.eot, mine.bos)
+        return Windows(tokens, windows.length, cut=windows.cut, documents=windows.documents, dtype=windows.dtype)
 
     @property
     def schedule(self) -> list[tuple[int, dict[str, Fraction]]]:
         """The shares in use from each row on, as exact fractions that sum to 1; corpora without one left out."""
         found = []
         for row, weights in self._changes:
-            parts = shares(weights)
-            named = zip(self.corpora, parts, strict=True)
-            found.append((row, {name: Fraction(part, sum(parts)) for name, part in named if part}))
+            given = shares(weights)
+            named = zip(self.corpora, given, strict=True)
+            found.append((row, {name: Fraction(share, sum(given)) for name, share in named if share}))
         return found
 
     def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
@@ -106,44 +115,52 @@ class Mixture:
         dtype: DTypeLike | None = None,
         skip: Skips = (),
     ) -> Feed:
-        """A feed of ``(x, y)``, as ``Tokens.batches`` gives it, with each row from the corpus whose turn it is.
+        """A feed of ``(x, y)``, as ``Tokens.batches`` gives it, or of what the windows give, with each row from the
+        corpus whose turn it is.
 
         A corpus's rows come in the order its own feed of this seed has. ``locality`` is per corpus. ``length`` is
         required for corpora and refused for windows, which have theirs; likewise ``dtype`` (int64 unless stated).
         """
+        self._check_stated(length, dtype)
         batch = at_least("batch", batch, 1)
-        if length is None:
-            raise TypeError("length: expected a number of tokens per row, got none. Use length=1024.")
         ranks = checked_ranks(batch, rank, world)
-        parts = self._parts(length, seed, order, locality)
-        for _, store in self._groups:
+        for store in self._stores():
             store.keep_for_ranks(ranks.world)
-        cut = self._cut(parts, self._mixing(parts), length, "int64" if dtype is None else dtype)
-        feed = Feed(cut, batch, ranks, skip)
-        cut.admit(batch // ranks.world)
+        if self._windows:
+            rows = self._laid(order, seed, locality, ranks.world)
+        else:
+            rows = self._cut(at_least("length", length, 1), dtype or "int64", (order, seed, locality), ranks.world)
+        feed = Feed(rows, batch, ranks, skip)
+        admit_rows(feed)
         return feed
 
     def epochs(self, row: int, *, length: int | None = None, order: str = "shuffled") -> dict[str, float]:
         """Epochs each corpus has been through before ``row`` (a feed's ``cursor``): 1.25 is one and a
         quarter. ``length`` is that of the feed; windows have theirs."""
-        if length is None:
+        if self._windows:
+            epochs: list[int | None] = [len(windows) for windows in self._windows.values()]
+        elif length is None:
             raise TypeError("length: expected the number of tokens per row of the feed, got none. Use length=1024.")
-        parts = self._parts(length, 0, order, None)
-        counts = self._mixing(parts).counts(at_least("row", row, 0))
-        return {part.name: part.epochs(count) for part, count in zip(parts, counts, strict=True)}
+        else:
+            length = at_least("length", length, 1)
+            epochs = [window_stream(tokens, length, order, 0, None).epoch for tokens in self.corpora.values()]
+        counts = self._mixing(epochs).counts(at_least("row", row, 0))
+        each = zip(self.corpora, counts, epochs, strict=True)
+        return {name: count / rows if rows else 0.0 for name, count, rows in each}
 
-    def _parts(self, length: int, seed: int, order: str, locality: int | str | None) -> list[MixedPart]:
-        length = at_least("length", length, 1)
-        parts = []
-        for name, tokens in self.corpora.items():
-            near = locality_of(locality, length, tokens.dtype.itemsize, order)
-            stream = make_stream(order, len(tokens), length, seed, near)
-            long_enough(tokens, length, order)
-            parts.append(MixedPart(name, tokens, stream))
-        return parts
+    def _check_stated(self, length: int | None, dtype: DTypeLike | None) -> None:
+        if not self._windows:
+            if length is None:
+                raise TypeError("length: expected a number of tokens per row, got none. Use length=1024.")
+            return
+        for name, stated in (("length", length), ("dtype", dtype)):
+            if stated is not None:
+                raise ValueError(
+                    f"{name}: expected none for a mixture of windows, which have theirs, got {stated!r}. "
+                    f"Leave {name}= out."
+                )
 
-    def _mixing(self, parts: list[MixedPart]) -> Mixing:
-        epochs = [part.stream.epoch_rows for part in parts]
+    def _mixing(self, epochs: list[int | None]) -> Mixing:
         if self.exhausted != "repeat" and None in epochs:
             raise ValueError(
                 f"order: expected 'shuffled' or 'sequential' for exhausted={self.exhausted!r}, got 'random', with "
@@ -151,33 +168,56 @@ class Mixture:
             )
         return plan_mixing(self._changes, epochs=epochs, exhausted=self.exhausted)
 
-    def _cut(self, parts: list[MixedPart], mixing: Mixing, length: int, dtype: DTypeLike) -> MixedCut:
-        """All corpora of a group end to end in one store, and the groups end to end in the numbers of the mixture."""
-        by_name = {part.name: part for part in parts}
-        bases: dict[str, int] = {}
-        runs: dict[str, RunAhead] = {}
-        groups, first = [], 0
-        for names, store in self._groups:
-            members = [by_name[name] for name in names]
-            layout = join([part.tokens.layout for part in members])
-            sizes = (part.tokens.layout.shape[0] for part in members)
-            begins = list(accumulate(sizes, initial=first))
-            bases |= zip(names, begins, strict=False)
-            reading = store
-            if members[0].local:
-                reading, announcing = _stretches(members, [base - first for base in begins[:-1]], store)
-                runs |= announcing
-            joined = JoinedRange(layout, reading, [part.tokens for part in members])
-            groups.append(MixedGroup(WindowFiller(joined, length, dtype), first))
-            first += layout.shape[0]
-        together = MixedRuns(mixing, [runs[part.name] for part in parts]) if len(runs) == len(parts) else None
-        return MixedCut(parts, [bases[part.name] for part in parts], groups, mixing, together)
+    def _cut(self, length: int, dtype: DTypeLike, ordered: tuple[Any, Any, Any], world: int) -> FeedRows:
+        """Rows of corpora: all of a group end to end, read by one reader."""
+        streams = {name: window_stream(tokens, length, *ordered) for name, tokens in self.corpora.items()}
+        mixing = self._mixing([stream.epoch for stream in streams.values()])
+        readers: list[WindowReader] = []
+        parts: dict[str, MixturePart] = {}
+        followers: dict[str, StretchFollower | None] = {}
+        for number, (names, store) in enumerate(self._groups):
+            plain = JoinedWindows({name: self.corpora[name] for name in names}, store, length, dtype)
+            reader: WindowReader = plain
+            for name, base in zip(names, plain.bases.tolist(), strict=True):
+                tokens, stream = self.corpora[name], streams[name]
+                parts[name] = MixturePart(name, stream, number, base + tokens.first, tokens.fingerprint)
+                reader, followers[name] = follow_windows(reader, stream, base + tokens.first, tokens.dtype.itemsize)
+            readers.append(reader)
+        together = self._follower(mixing, [followers[name] for name in self.corpora], world)
+        if together is None:
+            readers = [reader.scattered() for reader in readers]
+        stream = MixtureStream([parts[name] for name in self.corpora], mixing, len(readers))
+        if len(readers) == 1:
+            return FeedRows(readers[0], stream, together)
+        return FeedRows(MixtureReader(readers, [None] * len(readers), tuple(self.corpora)), stream, together)
+
+    def _laid(self, order: str, seed: int, locality: int | str | None, world: int) -> FeedRows:
+        """Rows of windows: each read by its own reader."""
+        each = [windows.rows_in(order, seed, locality, world) for windows in self._windows.values()]
+        mixing = self._mixing([len(windows) for windows in self._windows.values()])
+        together = self._follower(mixing, [follower for _, _, follower, _ in each], world)
+        readers = [reader if together is not None else reader.scattered() for reader, *_ in each]
+        parts = [
+            MixturePart(name, stream, number, 0, reader.fingerprint)
+            for number, (name, (reader, stream, *_)) in enumerate(zip(self._windows, each, strict=True))
+        ]
+        most_runs = max(windows.most_runs for windows in self._windows.values())
+        reader = MixtureReader(readers, tuple(self._windows), tuple(self._windows), most_runs)
+        return FeedRows(reader, MixtureStream(parts, mixing, len(parts)), together)
+
+    def _follower(self, mixing: Mixing, followers: list[StretchFollower | None], world: int) -> MixedFollower | None:
+        """All corpora of a local shuffle are followed, or none is."""
+        found = [follower for follower in followers if follower is not None]
+        return MixedFollower(mixing, found) if len(found) == len(followers) and world <= MOST_RANKS else None
 
     # Life
 
+    def _stores(self) -> list[Store]:
+        return [store for _, store in self._groups] + [windows.tokens.store for windows in self._windows.values()]
+
     def close(self) -> None:
         """Close what the mixture opened, for all its feeds. The corpora stay open."""
-        for _, store in self._groups:
+        for store in self._stores():
             store.close()
 
     def __enter__(self) -> Mixture:
@@ -190,87 +230,112 @@ class Mixture:
 
     def __repr__(self) -> str:
         phases = []
-        for row, parts in self.schedule:
-            named = ", ".join(f"{name} {share}" for name, share in parts.items())
+        for row, given in self.schedule:
+            named = ", ".join(f"{name} {share}" for name, share in given.items())
             phases.append(f"from row {row:,}: {named}" if row else named)
         return f"<lowtide.Mixture {'; '.join(phases)}; exhausted={self.exhausted!r}>"
 
 
-def _stretches(members: list[MixedPart], bases: list[int], store: Store) -> tuple[Store, dict[str, RunAhead]]:
-    """The store to read local shuffles of these corpora through, and what announces the stretches of each."""
-    located = {}
-    for part, base in zip(members, bases, strict=True):
-        assert isinstance(part.stream, ShuffledStream)
-        located[part.name] = TokenStretches(part.stream, base + part.tokens.first, part.tokens.dtype.itemsize)
-    reading = store_for_runs(store, sum(stretches.largest for stretches in located.values()))
-    if reading is None:
-        return store, {}
-    drop = reading is not store
-    return reading, {
-        name: RunAhead(reading, stretches, largest=stretches.largest, drop=drop) for name, stretches in located.items()
-    }
+# What was asked for
 
 
-class WindowsMixture(Mixture):
-    """Named windows of one length and cut, and the weights they have from which row on."""
-
-    def __init__(
-        self, corpora: dict[str, Any], changes: list[tuple[int, Weights]], exhausted: str, budget: int | str | None
-    ) -> None:
-        check_alike(corpora)
-        tokens = {name: windows.tokens for name, windows in corpora.items()}
-        super().__init__(tokens, changes, exhausted, budget)
-        self._windows = {name: self._again(windows) for name, windows in corpora.items()}
-
-    def _again(self, windows: Windows) -> Windows:
-        """The same windows over a store of the mixture's own, inside its budget."""
-        mine = windows.tokens
-        strategy, cache, engine = mine.store.asked
-        store = Store(mine.layout.extents, strategy=strategy, cache=cache, budget=self.budget, engine=engine)
-        tokens = TokenRange(mine.layout, store, first=mine.first, last=mine.last)
-        tokens.vocab, tokens.eot, tokens.bos = mine.vocab, mine.eot, mine.bos
-        return Windows(tokens, windows.length, cut=windows.cut, documents=windows.documents, dtype=windows.dtype)
-
-    def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
-        self,
-        batch: int,
-        *,
-        length: int | None = None,
-        seed: int = 0,
-        order: str = "shuffled",
-        locality: int | str | None = None,
-        rank: int | None = None,
-        world: int | None = None,
-        dtype: DTypeLike | None = None,
-        skip: Skips = (),
-    ) -> Feed:
-        """A feed of ``(x, y)``, or ``(x, y, docs)``, as the windows give them, each row from those whose turn it is."""
-        for name, stated in (("length", length), ("dtype", dtype)):
-            if stated is not None:
+def check_alike(corpora: Mapping[str, Any]) -> None:
+    """All of them windows, of one length, cut and dtype, with documents or without."""
+    first_name, first = next((name, one) for name, one in corpora.items() if isinstance(one, Windows))
+    for name, one in corpora.items():
+        if not isinstance(one, Windows):
+            raise TypeError(
+                f"mix: expected windows for {name!r} as for {first_name!r}, got {type(one).__name__}. "
+                f"Use tokens.windows({first.length}, cut={first.cut!r}) for all of them, or tokens for all."
+            )
+        for what in ("length", "cut", "documents", "dtype"):
+            mine, theirs = getattr(one, what), getattr(first, what)
+            if mine != theirs:
                 raise ValueError(
-                    f"{name}: expected none for a mixture of windows, which have theirs, got {stated!r}. "
-                    f"Leave {name}= out."
+                    f"mix: expected windows of equal {what}, got {theirs!r} for {first_name!r} and {mine!r} for "
+                    f"{name!r}. Make them with the same {what}=."
                 )
-        batch = at_least("batch", batch, 1)
-        ranks = checked_ranks(batch, rank, world)
-        parts, most_runs = [], 0
-        for name, windows in self._windows.items():
-            windows.tokens.store.keep_for_ranks(ranks.world)
-            parts.append(WindowsPart(name, windows.rows_in(order, seed, locality)[0], len(windows)))
-            most_runs = max(most_runs, windows.most_runs)
-        mixing = plan_mixing(self._changes, epochs=[part.epoch_rows for part in parts], exhausted=self.exhausted)
-        any_windows = next(iter(self._windows.values()))
-        cut = MixedWindowsCut(parts, mixing, any_windows.dtype, most_runs=most_runs)
-        feed = Feed(cut, batch, ranks, skip)
-        cut.admit(batch // ranks.world)
-        return feed
 
-    def epochs(self, row: int, *, length: int | None = None, order: str = "shuffled") -> dict[str, float]:  # noqa: ARG002
-        epochs: list[int | None] = [len(windows) for windows in self._windows.values()]
-        counts = plan_mixing(self._changes, epochs=epochs, exhausted=self.exhausted).counts(at_least("row", row, 0))
-        return {name: count / len(self._windows[name]) for name, count in zip(self._windows, counts, strict=True)}
 
-    def close(self) -> None:
-        super().close()
-        for windows in self._windows.values():
-            windows.tokens.store.close()
+def schedule_of(corpora: Parts, then: Mapping[int, Change]) -> tuple[dict[str, Any], list[tuple[int, Weights]]]:
+    """Every corpus by name, in alphabetical order (the plan must not depend on how a dict was written), and the weights
+    of each from every row on."""
+    if not isinstance(corpora, Mapping) or not corpora:
+        raise ValueError(
+            f"mix: expected corpora by name, got {corpora!r}. Use mix({{'web': (web, 0.7), 'code': (code, 0.3)}})."
+        )
+    known: dict[str, Any] = {}
+    stated = [(0, _named("mix", corpora, known))]
+    for row in sorted(_rows(then)):
+        if not isinstance(then[row], Mapping):
+            raise TypeError(f"then[{row}]: expected weights by name, got {then[row]!r}. Use {{'web': 0.5}}.")
+        stated.append((row, _named(f"then[{row}]", then[row], known)))
+    names = sorted(known)
+    changes = [(row, tuple(weights.get(name, Fraction(0)) for name in names)) for row, weights in stated]
+    for row, weights in changes:
+        _check_sum(f"then[{row}]" if row else "mix", dict(zip(names, weights, strict=True)))
+    return {name: known[name] for name in names}, changes
+
+
+def _rows(then: Mapping[int, Change]) -> list[int]:
+    if not isinstance(then, Mapping):
+        raise TypeError(f"then: expected changes by row, got {type(then).__name__}. Use then={{1_000_000: {{...}}}}.")
+    return [at_least("then", row, 1, example="then={1_000_000: {...}}, rows counted from 0") for row in then]
+
+
+def _named(where: str, change: Change, known: dict[str, Any]) -> dict[str, Fraction]:
+    """The weights of one entry; names with tokens become known."""
+    found = {}
+    for name, value in change.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"{where}: expected names of corpora, got {name!r}. Use {{'web': (web, 0.7)}}.")
+        tokens, weight = value if isinstance(value, (tuple, list)) and len(value) == 2 else (None, value)
+        if tokens is None and name not in known:
+            raise ValueError(
+                f"{where}: expected one of {', '.join(sorted(known)) or 'the corpora'}, or tokens with the weight for "
+                f"a new name, got {name!r} with {value!r}. Use {{{name!r}: (tokens, weight)}}."
+            )
+        if tokens is not None:
+            if not isinstance(tokens, (Tokens, Windows)):
+                raise TypeError(
+                    f"{where}: expected (tokens, weight) for {name!r}, got {type(tokens).__name__}. "
+                    "Open it with lowtide.open_tokens(...)."
+                )
+            if known.setdefault(name, tokens) is not tokens:
+                raise ValueError(
+                    f"{where}: expected the {name!r} that is in the mixture already, got other tokens. "
+                    f"Give them another name, or leave them out: {{{name!r}: {weight!r}}}."
+                )
+        found[name] = _weight(where, name, weight)
+    return found
+
+
+def _weight(where: str, name: str, weight: Any) -> Fraction:
+    """As written: 0.1 is one tenth, not the float nearest to it."""
+    if isinstance(weight, bool) or not isinstance(weight, (int, float, Fraction, np.integer, np.floating)):
+        raise TypeError(f"{where}: expected a number for {name!r}, got {type(weight).__name__}. Use 0.5, say.")
+    if not math.isfinite(weight) or weight < 0:
+        raise ValueError(f"{where}: expected a weight of 0 or more for {name!r}, got {weight}. Use 0.5, say.")
+    if isinstance(weight, Fraction):
+        return weight
+    return Fraction(int(weight)) if isinstance(weight, (int, np.integer)) else Fraction(str(float(weight)))
+
+
+def _check_sum(where: str, weights: dict[str, Fraction]) -> None:
+    total = sum(weights.values())
+    if not total:
+        raise ValueError(f"{where}: expected weights above 0 in sum, got 0. Give at least one corpus a weight.")
+    for (name, weight), share in zip(weights.items(), shares(list(weights.values())), strict=True):
+        if weight and not share:
+            raise ValueError(
+                f"{where}: expected a share of 1/{MOST_PARTS} or more for {name!r}, got {float(weight / total):.3g}. "
+                "Raise its weight, or leave it out."
+            )
+
+
+def summed(corpora: dict[str, Any]) -> int | str:
+    """The sum of the corpora's budgets; splits of one corpus share one. ``auto`` where none was stated."""
+    budgets = {id(tokens.store.budget): tokens.store.budget for tokens in corpora.values()}
+    if not any(budget.stated for budget in budgets.values()):
+        return "auto"
+    return int(sum(budget.limit for budget in budgets.values()))

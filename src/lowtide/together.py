@@ -1,8 +1,8 @@
 """``lowtide.together``: arrays of equal length - features and labels, say - read row for row.
 
-One idea: one order for all members. Every batch asks each member for the same row numbers, so rows cannot drift apart;
-one budget counts the buffers of all; and members that fit into half of it are read once and kept, since reading labels
-of 8 bytes one by one costs more than the rows they belong to.
+One order for all members: every batch asks each of them for the same row numbers. One budget counts the buffers of all,
+and members that fit into half of it are read once and kept in memory, since reading labels of 8 bytes one by one costs
+more than the rows they belong to.
 
 Members keep their own strategy and cache. The arrays given are not touched: each member has a store of its own.
 """
@@ -10,7 +10,6 @@ Members keep their own strategy and cache. The arrays given are not touched: eac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -19,29 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.array import Array, open
-from lowtide.errors import BudgetError
-from lowtide.machine import PAGE
 from lowtide.reading.html_table import html_table
-from lowtide.reading.indexing import select
-from lowtide.reading.kept_rows import GivenArray, KeptRows, RowMemory
-from lowtide.reading.parts import Listed, Parent, Part, lists_of, subset_of
-from lowtide.reading.passes import Pass
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.prefetch import Following
-from lowtide.reading.row_filler import RowFiller
-from lowtide.reading.row_iteration import RowIteration, counted_batch
-from lowtide.reading.stratified import split_parts
-from lowtide.reading.upcoming import BLOCK, Numbers, Upcoming
-from lowtide.storage import Budget, Pool, Store
-from lowtide.storage.budget import whole_pages
+from lowtide.reading.rows.indexing import select
+from lowtide.reading.rows.iteration import RowIteration, counted_batch
+from lowtide.reading.rows.members import Member, MemberRows
+from lowtide.reading.rows.parts import Parent, Part, subset_of
+from lowtide.reading.rows.reader import RowReader
+from lowtide.reading.rows.resident import GivenArray, ResidentRows, RowMemory
+from lowtide.reading.rows.stratified import split_parts
+from lowtide.storage import Budget
 from lowtide.units import format_size
 
-Member = Array | str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str]]
-Rows = RowFiller | KeptRows | GivenArray  # of one member
-REMEMBERED = 8 * BLOCK  # numbers of one batch that are kept for the members still to come: half a MiB
+Readable = Array | str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str]]  # as a member
 
 
-def together(*arrays: Member, budget: int | str = "auto", **named: Member) -> Together:
+def together(*arrays: Readable, budget: int | str = "auto", **named: Readable) -> Together:
     """Arrays of equal length as one: batches are tuples, or dicts where the arrays are given by name.
 
     Members are opened arrays and parts of them, paths, memmaps, or ordinary arrays in memory. ``budget`` is for all of
@@ -74,14 +66,14 @@ class Together(RowIteration):
     >>> x, y = lowtide.together(a, np.zeros(len(a)))[:100]
     """
 
-    def __init__(self, members: tuple[Rows, ...], names: tuple[str, ...] | None, budget: Budget) -> None:
+    def __init__(self, members: tuple[Member, ...], names: tuple[str, ...] | None, budget: Budget) -> None:
         self.names = names
-        self._members = _MemberRows(members, names, budget)
+        self._members = MemberRows(members, names, budget)
         super().__init__(self._members)
 
     @property
     def nbytes(self) -> int:
-        return len(self) * self._members.nbytes
+        return len(self) * self._members.row_bytes
 
     def __getitem__(self, key: Any) -> Any:
         """Rows of every member, in arrays you own: a row number, a slice, row numbers or a mask of rows."""
@@ -116,11 +108,11 @@ class Together(RowIteration):
         """Projected bytes by kind, all members together, and how each is read."""
         rows = self._members
         size = self._comfortable() if batch is None else counted_batch("plan", batch)
-        held = self.budget.limit if batch is None else rows.needed(size)
-        fillers = (one.filler if isinstance(one, KeptRows) else one for one in rows.members)
-        files = [one for one in fillers if isinstance(one, RowFiller)]
-        kept = rows.kept + sum(one.index.nbytes for one in rows.indices())
-        plans = [project(one.store, 0, announced=2 * size * one.nbytes, kept=kept) for one in files]
+        held = self.budget.limit if batch is None else 2 * rows.nbytes(size) + rows.scratch(size) + rows.ahead(size)
+        sources = (one.source if isinstance(one, ResidentRows) else one for one in rows.members)
+        files = [one for one in sources if isinstance(one, RowReader)]
+        kept = rows.resident + sum(one.index.nbytes for one in rows.indices())
+        plans = [project(one.store, 0, announced=2 * one.nbytes(size), kept=kept) for one in files]
         limit = self.budget.limit if self.budget.stated else max(self.budget.limit, held + self.budget.aside)
         mapped = self.budget.aside - kept if any(one.strategy in ("remap", "advise") for one in plans) else 0
         return Plan(
@@ -133,7 +125,11 @@ class Together(RowIteration):
             engine=_all_of([one.engine for one in plans]),
             why=(
                 *(f"{one.where}: {reason}" for one, its in zip(files, plans, strict=True) for reason in its.why),
-                *(f"{one.where}: small, so read once and kept" for one in rows.members if isinstance(one, KeptRows)),
+                *(
+                    f"{one.where}: small, so read once and kept"
+                    for one in rows.members
+                    if isinstance(one, ResidentRows)
+                ),
             ),
         )
 
@@ -165,98 +161,7 @@ class Together(RowIteration):
         return _rebuilt, (self._members.members, self.names, self.budget, self.budget.limit)
 
 
-class _MemberRows:
-    """The same rows of every member, as a tuple or a dict."""
-
-    def __init__(self, members: tuple[Rows, ...], names: tuple[str, ...] | None, budget: Budget) -> None:
-        self.members = members
-        self.called = names or tuple(str(k) for k in range(len(members)))
-        self.names = names
-        self.budget = budget
-        self.count = members[0].count
-        self.nbytes = sum(one.nbytes for one in members)
-        self.where = " with ".join(one.where for one in members)
-        kept = {id(one.kept): one.kept for one in members if isinstance(one, KeptRows)}
-        for one in kept.values():
-            one.hold()
-        self.kept = sum(one.nbytes for one in kept.values())
-
-    def indices(self) -> list[Listed]:
-        """Those of subsets, each once."""
-        found = {id(index): index for one in self.members for index in lists_of(one.part)}
-        return list(found.values())
-
-    @property
-    def stores(self) -> tuple[Store, ...]:
-        return tuple(store for one in self.members for store in one.stores)
-
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        return tuple(pool for one in self.members for pool in one.pools)
-
-    def read(
-        self,
-        order: Pass,
-        upcoming: Upcoming,
-        first: int,
-        count: int,
-        room: int,
-        following: Following | None = None,  # noqa: ARG002
-    ) -> Any:
-        if count <= REMEMBERED and not order.consecutive:
-            upcoming = _Remembered(upcoming)
-        with suppress(BudgetError):
-            return self.packed([one.read(order, upcoming, first, count, room) for one in self.members])
-        # Each member has buffers of its own; free ones of another size, or of another member, may fill the budget.
-        for pool in self.pools:
-            pool.trim()
-        return self.packed([one.read(order, upcoming, first, count, room) for one in self.members])
-
-    def packed(self, parts: Sequence[Any]) -> Any:
-        return tuple(parts) if self.names is None else dict(zip(self.names, parts, strict=True))
-
-    def needed(self, batch: int) -> int:
-        """Bytes of buffers that iterating needs at once."""
-        return sum(one.copies * (whole_pages(batch * one.nbytes) or PAGE) for one in self.members)
-
-    def admit(self, call: str, batch: int) -> None:
-        for store in self.stores:
-            store.require_open()
-        room = self.budget.limit - self.budget.aside - 3 * PAGE * len(self.members)
-        fits = room // max(1, sum(one.copies * one.nbytes for one in self.members))
-        batches = 2 * whole_pages(batch * self.nbytes)
-        self.budget.admit(
-            batch * self.nbytes,
-            copies=2,
-            extra=max(0, self.needed(batch) - batches),
-            where=f"{self.where}: {call}({batch})",
-            smaller=f"use {call}({fits})" if fits > 0 else "",
-        )
-
-    def fingerprint(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"members": list(self.called)}
-        for name, one in zip(self.called, self.members, strict=True):
-            found |= {f"{name}.{what}": value for what, value in one.fingerprint().items()}
-        return found
-
-
-class _Remembered(Upcoming):
-    """The numbers of one batch, computed for the first member and kept for the others."""
-
-    __slots__ = ("_found", "_upcoming")
-
-    def __init__(self, upcoming: Upcoming) -> None:
-        self._upcoming = upcoming
-        self._found: dict[tuple[int, int], Numbers] = {}
-
-    def at(self, first: int, count: int) -> Numbers:
-        found = self._found.get((first, count))
-        if found is None:
-            found = self._found[first, count] = self._upcoming.at(first, count)
-        return found
-
-
-def _rebuilt(members: tuple[Rows, ...], names: tuple[str, ...] | None, budget: Budget, limit: int) -> Together:
+def _rebuilt(members: tuple[Member, ...], names: tuple[str, ...] | None, budget: Budget, limit: int) -> Together:
     budget.limit = max(budget.limit, limit)  # an unstated budget travels without what it grew to
     return Together(members, names, budget)
 
@@ -271,7 +176,7 @@ def _in_memory(one: object) -> bool:
     return isinstance(one, np.ndarray)
 
 
-def _source(one: Any, number: int, budget: Budget) -> RowFiller | GivenArray:
+def _source(one: Any, number: int, budget: Budget) -> RowReader | GivenArray:
     if isinstance(one, Array):
         return one.reader(budget)
     return GivenArray(one, budget, f"array {number} in memory")
@@ -305,15 +210,15 @@ def _shared_budget(arrays: Sequence[Array], budget: int | str) -> Budget:
     return shared
 
 
-def _with_small_ones_kept(sources: Sequence[RowFiller | GivenArray], budget: Budget) -> tuple[Rows, ...]:
+def _with_small_ones_kept(sources: Sequence[RowReader | GivenArray], budget: Budget) -> tuple[Member, ...]:
     """Members that fit into half of the budget, the smallest first, as rows to keep."""
-    members: list[Rows] = list(sources)
+    members: list[Member] = list(sources)
     room = (budget.limit - budget.aside) // 2
-    files = [(k, RowMemory(one)) for k, one in enumerate(sources) if isinstance(one, RowFiller)]
-    for k, kept in sorted(files, key=lambda found: found[1].nbytes):
-        if 0 < kept.nbytes <= room and kept.hold():
-            members[k] = KeptRows(kept)
-            room -= kept.nbytes
+    files = [(k, RowMemory(one)) for k, one in enumerate(sources) if isinstance(one, RowReader)]
+    for k, memory in sorted(files, key=lambda found: found[1].size):
+        if 0 < memory.size <= room and memory.hold():
+            members[k] = ResidentRows(memory)
+            room -= memory.size
     return tuple(members)
 
 

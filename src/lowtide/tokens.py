@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide.arguments import at_least
-from lowtide.feed import Feed, Skips
-from lowtide.formats import Layout, Source, column_layout, document_ends, token_layout
-from lowtide.reading.boundaries import ends_by_id, marks_of
-from lowtide.reading.boundary_index import Progress
-from lowtide.reading.indexing import select, whole
+from lowtide.feed import Feed
+from lowtide.formats import Source, column_layout, document_ends, token_layout
+from lowtide.order.steps import Skips
+from lowtide.reading.documents.boundaries import ends_by_id, marks_of
+from lowtide.reading.documents.boundary_index import Progress
 from lowtide.reading.plan import Plan, project
+from lowtide.reading.rows.indexing import select, whole
 from lowtide.reading.token_range import TokenRange
 from lowtide.storage import Store
 from lowtide.units import format_size
@@ -65,11 +66,13 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
         raise ValueError(
             f"column: expected column= or tensor=, got column={column!r} and tensor={tensor!r}. Leave one out."
         )
-    tokens = Tokens(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
-    tokens.vocab = layout.vocab if vocab is None else at_least("vocab", vocab, 1)
-    tokens.eot = layout.eot if eot is None else at_least("eot", eot, 0)
-    tokens.bos = layout.bos if bos is None else at_least("bos", bos, 0)
-    return tokens
+    return Tokens(
+        layout,
+        Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine),
+        vocab=layout.vocab if vocab is None else at_least("vocab", vocab, 1),
+        eot=layout.eot if eot is None else at_least("eot", eot, 0),
+        bos=layout.bos if bos is None else at_least("bos", bos, 0),
+    )
 
 
 class Tokens(TokenRange):
@@ -116,7 +119,7 @@ class Tokens(TokenRange):
                 f"Use a share such as val=0.1, or a number of tokens."
             )
         border = self.last - count
-        return self._part(self.first, border), self._part(border, self.last)
+        return self._range(self.first, border), self._range(border, self.last)
 
     def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
         self,
@@ -196,19 +199,5 @@ class Tokens(TokenRange):
     ) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.layout, self.store, *self._range())
-
-    def _range(self) -> tuple[int, int, int | None, int | None, int | None]:
-        return self.first, self.last, self.vocab, self.eot, self.bos
-
-    def _part(self, first: int, last: int) -> Tokens:
-        return _rebuild(self.layout, self.store, first, last, self.vocab, self.eot, self.bos)
-
-
-def _rebuild(
-    layout: Layout, store: Store, first: int, last: int, vocab: int | None, eot: int | None, bos: int | None = None
-) -> Tokens:
-    tokens = Tokens(layout, store, first=first, last=last)
-    tokens.vocab, tokens.eot, tokens.bos = vocab, eot, bos
-    return tokens
+    def _range(self, first: int, last: int) -> Tokens:
+        return Tokens(self.layout, self.store, first, last, self.vocab, self.eot, self.bos)

@@ -1,7 +1,7 @@
 """Tensors from every iterator of ours, datasets for ``DataLoader``, and nanoGPT's ``get_batch`` as a drop-in.
 
-One idea: a tensor shares memory with the batch that was read, so nothing is copied on the CPU; for a GPU the batch is
-read into pinned memory, copied asynchronously, and its buffer is free again once an event says that the copy is done.
+A tensor shares memory with the batch that was read, so nothing is copied on the CPU. For a GPU the batch is read into
+pinned memory, copied asynchronously, and its buffer is free again once an event says that the copy is done.
 
 The only file that imports torch for reading. What needs CUDA is marked: no machine with one has run it yet.
 """
@@ -25,9 +25,10 @@ from lowtide.arguments import at_least
 from lowtide.array import Array
 from lowtide.errors import FormatError
 from lowtide.feed import Feed
-from lowtide.reading.iterators import BatchIterator
-from lowtide.reading.upcoming import Numbers
-from lowtide.reading.window_filler import WindowFiller
+from lowtide.reading.admission import admit
+from lowtide.reading.rows.indexing import Numbers
+from lowtide.reading.rows.iteration import BatchIterator
+from lowtide.reading.window_reader import WindowReader
 from lowtide.storage import Pool
 from lowtide.together import Together
 from lowtide.tokens import Tokens, open_tokens
@@ -37,6 +38,9 @@ __all__ = ["FeedDataset", "RowDataset", "TensorFeed", "WindowDataset", "nanogpt"
 Pair = tuple[torch.Tensor, torch.Tensor]
 DtypeFor = torch.dtype | Sequence[torch.dtype | None] | dict[str, torch.dtype | None] | None
 
+KNOWN = {
+    np.dtype(kind) for kind in ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool")
+}
 IN_FLIGHT = 1  # copies to a GPU: with the batch being filled that makes the two that every budget has room for
 
 
@@ -56,8 +60,7 @@ def tensors(batches: Feed | BatchIterator, device: str | torch.device = "cpu", d
             "Use tensors(a.shuffled(64)) or tensors(tokens.batches(64, length=1024))."
         )
     _refuse_same_data_for_all(batches)
-    pools = [store.pool for store in batches.stores] if isinstance(batches, Feed) else batches.pools
-    return TensorFeed(batches, _Shipping(torch.device(device), dtype, pools))
+    return TensorFeed(batches, _Shipping(torch.device(device), dtype, batches.pools))
 
 
 class TensorFeed:
@@ -66,20 +69,20 @@ class TensorFeed:
     def __init__(self, feed: Feed | BatchIterator, shipping: _Shipping) -> None:
         self.feed = feed
         self._shipping = shipping
-        self._counter = "cursor" if isinstance(feed, Feed) else "position"  # the attribute that says where it is
-        self._received = self._place
+        self._received = feed.position
 
     def __iter__(self) -> TensorFeed:
         return self
 
     def __next__(self) -> Any:
-        before = self._place
+        feed = self.feed
+        before = feed.position
         try:
-            batch = self._shipping.ship(next(self.feed))
+            batch = self._shipping.ship(next(feed))
         except BaseException:
-            self._place = before  # a batch that did not reach the device comes again
+            feed.position = before  # a batch that did not reach the device comes again
             raise
-        self._received = self._place
+        self._received = feed.position
         return batch
 
     def __len__(self) -> int:
@@ -99,7 +102,7 @@ class TensorFeed:
                 "seek: expected a feed, got an iterator of rows. Make it with start=, or set .feed.position."
             )
         self.feed.seek(step)
-        self._received = self._place
+        self._received = self.feed.position
 
     def state_dict(self) -> dict[str, Any]:
         name = "rows" if isinstance(self.feed, Feed) else "position"
@@ -107,16 +110,7 @@ class TensorFeed:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.feed.load_state_dict(state)
-        self._received = self._place
-
-    @property
-    def _place(self) -> int:
-        place: int = getattr(self.feed, self._counter)
-        return place
-
-    @_place.setter
-    def _place(self, place: int) -> None:
-        setattr(self.feed, self._counter, place)
+        self._received = self.feed.position
 
 
 class _Shipping:
@@ -125,6 +119,7 @@ class _Shipping:
     def __init__(self, device: torch.device, dtype: DtypeFor, pools: Sequence[Pool]) -> None:
         self.device = device
         self.dtype = dtype
+        self._plain = device.type == "cpu" and dtype is None
         self._copying: deque[tuple[Any, Any]] = deque()
         if device.type == "cuda":
             if not torch.cuda.is_available():
@@ -133,6 +128,12 @@ class _Shipping:
                 pool.allocate_with(_allocate_pinned)  # untested: no machine with CUDA has run this
 
     def ship(self, batch: Any) -> Any:
+        if self._plain and type(batch) is tuple:  # x and y, in two calls of torch
+            for one in batch:
+                if type(one) is not np.ndarray or one.dtype not in KNOWN:
+                    break
+            else:
+                return tuple(map(torch.from_numpy, batch))
         here = _each(_tensor, batch)
         if self.device.type == "cpu":
             return self._converted(here)
@@ -229,7 +230,7 @@ class WindowDataset(Dataset[Pair]):
     """Map-style: item i is window i as ``(x, y)``. ``DataLoader`` fetches a whole batch in one read."""
 
     def __init__(self, tokens: Tokens, length: int) -> None:
-        self._windows = WindowFiller(tokens, at_least("length", length, 1))
+        self._windows = WindowReader(tokens, at_least("length", length, 1))
         self._count = (len(tokens) - 1) // length
         if self._count < 1:
             raise FormatError(
@@ -250,10 +251,15 @@ class WindowDataset(Dataset[Pair]):
             raise IndexError(
                 f"dataset: expected windows from 0 to {self._count - 1}, got {outside}. Use range(len(dataset))."
             )
-        self._windows.admit(len(numbers))
-        starts = numbers % self._count * self._windows.length + self._windows.tokens.first
-        x, y = (torch.from_numpy(half) for half in self._windows.read(starts))
+        windows = self._windows
+        _admit(windows, len(numbers))
+        x, y = (torch.from_numpy(half) for half in windows.start(numbers % self._count * windows.length).finish())
         return list(zip(x, y, strict=True))
+
+
+def _admit(windows: WindowReader, rows: int) -> None:
+    where = f"{windows.where}: batches of {rows} x {windows.length} per rank"
+    admit(windows, rows, where, lambda fits: f"use a batch of {fits} per rank")
 
 
 class RowDataset(Dataset[Any]):
@@ -325,7 +331,7 @@ def nanogpt(
     at_least("block_size", block_size, 1)
     at_least("batch_size", batch_size, 1)
     target = torch.device(device)
-    ready: dict[str, tuple[WindowFiller, _Shipping]] = {}
+    ready: dict[str, tuple[int, WindowReader, _Shipping]] = {}
 
     def get_batch(split: str) -> Pair:
         if split not in ready:
@@ -335,12 +341,12 @@ def nanogpt(
                     f"{tokens.store.where}: expected more than block_size={block_size} tokens, got {len(tokens)}. "
                     f"Use block_size={max(1, len(tokens) - 1)} or less."
                 )
-            windows = WindowFiller(tokens, block_size)
-            windows.admit(batch_size)
-            ready[split] = windows, _Shipping(target, None, (tokens.store.pool,))
-        windows, shipping = ready[split]
-        starts = torch.randint(len(windows.tokens) - block_size, (batch_size,))
-        pair: Pair = shipping.ship(windows.read(starts.numpy()))
+            windows = WindowReader(tokens, block_size)
+            _admit(windows, batch_size)
+            ready[split] = len(tokens) - block_size, windows, _Shipping(target, None, windows.pools)
+        count, windows, shipping = ready[split]
+        starts = torch.randint(count, (batch_size,))
+        pair: Pair = shipping.ship(windows.start(starts.numpy()).finish())
         return pair
 
     return get_batch

@@ -1,36 +1,36 @@
 """``Windows``: how rows are cut from tokens, before anyone says how many at a time or in which order.
 
-One idea: a cut is fixed by the data and a few settings - length, stride or packed, with or without documents - and is
-looked at (``len``, ``account``) before feeds are made from it. The plain cut costs nothing; documents and packing need
-an index, built once and kept beside the data.
+A cut is fixed by the data and a few settings - length, stride or packed, with or without documents - and is looked at
+(``len``, ``account``) before feeds are made from it. The plain cut costs nothing; documents and packing need an index,
+built once and kept beside the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import DTypeLike
 
 from lowtide.arguments import at_least, one_of, whole_number
 from lowtide.errors import FormatError
-from lowtide.feed import Feed, Ranks, Skips
-from lowtide.reading.accounts import Account, count_pieces, cropped_share, one_per_row
-from lowtide.reading.boundaries import marks_of, required_marks
-from lowtide.reading.boundary_index import BoundaryIndex, Progress, boundary_index
-from lowtide.reading.cuts import Cut, StrideCut
-from lowtide.reading.document_counts import kept_most_runs
-from lowtide.reading.packed_cut import PackedCut, PackedOrder
-from lowtide.reading.packed_filler import PackedFiller
-from lowtide.reading.packed_rows import PackedRows, packed_rows
-from lowtide.reading.run_ahead import RunAhead, TokenStretches, store_for_runs
-from lowtide.reading.streams import ORDERS, ShuffledStream, locality_of, make_stream
-from lowtide.reading.stride_documents import StrideDocumentsCut
+from lowtide.feed import Feed, FeedRows, Ranks
+from lowtide.order.steps import Skips
+from lowtide.order.streams import Drawn, InOrder, Shuffled, Stream, neighbours_of
+from lowtide.reading.admission import admit
+from lowtide.reading.documents.accounts import Account, count_pieces, one_per_row
+from lowtide.reading.documents.boundaries import marks_of, required_marks
+from lowtide.reading.documents.boundary_index import BoundaryIndex, Progress, boundary_index
+from lowtide.reading.documents.docs import checked_size
+from lowtide.reading.documents.document_counts import kept_most_runs
+from lowtide.reading.documents.packed import PackedReader
+from lowtide.reading.documents.packing import PackedRows, packed_rows
+from lowtide.reading.documents.stride import DocumentedWindows
+from lowtide.reading.stretches import MOST_RANKS, StretchFollower, follow_windows
 from lowtide.reading.token_range import TokenRange
-from lowtide.reading.window_filler import WindowFiller
-from lowtide.units import parse_size
+from lowtide.reading.window_reader import WindowReader
 
 CUTS = ("stride", "packed")
+ORDERS = ("shuffled", "random", "sequential")
 
 
 class Windows:
@@ -54,7 +54,7 @@ class Windows:
         self.length = at_least("length", length, 1)
         self.cut = one_of("cut", cut, CUTS)
         self.documents = bool(documents)
-        self.dtype = WindowFiller(tokens, self.length, dtype).dtype
+        self.dtype = WindowReader(tokens, self.length, dtype).dtype
         self._progress = progress
         self._packed: PackedRows | None = None
         self._index: BoundaryIndex | None = None
@@ -82,20 +82,31 @@ class Windows:
         batch = at_least("batch", batch, 1)
         ranks = checked_ranks(batch, rank, world)
         self.tokens.store.keep_for_ranks(ranks.world)
-        cut, admit = self.rows_in(order, seed, locality)
-        feed = Feed(cut, batch, ranks, skip)
-        admit(batch // ranks.world)
+        feed = Feed(FeedRows(*self.rows_in(order, seed, locality, ranks.world)), batch, ranks, skip)
+        admit_rows(feed)
         return feed
 
-    def rows_in(self, order: str, seed: int, locality: int | str | None) -> tuple[Cut, Callable[[int], None]]:
-        """The rows in an order, and what refuses batches of so many rows that do not fit the budget."""
-        one_of("order", order, ORDERS)
+    def rows_in(
+        self, order: str, seed: int, locality: int | str | None, world: int = 1
+    ) -> tuple[WindowReader, Stream, StretchFollower | None, int]:
+        """What ``FeedRows`` has, of the rows in an order, for one of ``world`` ranks."""
+        tokens, length = self.tokens, self.length
         if self._packed is None:
-            return self._stride_rows(order, seed, locality)
-        neighbours = self._neighbours(locality, order)
-        filler = PackedFiller(self.tokens, self._packed, self.dtype, documents=self.documents)
-        stream = PackedOrder(len(self._packed), order, whole_number("seed", seed), neighbours)
-        return PackedCut(filler, stream), filler.admit
+            stream = window_stream(tokens, length, order, seed, locality)
+            reader = self._window_reader()
+            tail = 0 if stream.rows is None else max(0, len(tokens) - 1 - stream.rows * length)
+            follower = None
+            if world <= MOST_RANKS:
+                reader, follower = follow_windows(reader, stream, tokens.first, tokens.dtype.itemsize)
+            return reader, stream, follower, tail
+        one_of("order", order, ORDERS)
+        near = neighbours_of(locality, length * tokens.dtype.itemsize, order=order, what="window")
+        count, seed = len(self._packed), whole_number("seed", seed)
+        if order == "shuffled":
+            stream = Shuffled(count, seed, purpose="packed", neighbours=None if near is None else near[1])
+        else:
+            stream = Drawn(count, seed, "packed") if order == "random" else InOrder(count)
+        return PackedReader(tokens, self._packed, self.dtype, documents=self.documents), stream, None, 0
 
     @property
     def most_runs(self) -> int:
@@ -108,16 +119,17 @@ class Windows:
         return kept_most_runs(self._index, self.tokens, self.length)
 
     def account(self) -> Account:
-        """Tokens of an epoch that are used, cut and padded, measured on the data; and what others would cut and pad."""
+        """Tokens of an epoch that are used, cut and padded, measured on the data; and what one document per row would
+        pad."""
         total = len(self.tokens)
         marks = marks_of(self.tokens)
         used = total if self._packed is not None else len(self) * self.length
         if marks is None:
-            return Account(total, len(self), self.length, used, total - used, 0, None, None, None)
+            return Account(total, len(self), self.length, used, total - used, 0, None, None)
         index = self._index or boundary_index(self.tokens, marks, self._progress)
-        where = index, self.tokens.first, self.tokens.last
         if self._packed is None:
-            padded, most, pieces = 0, kept_most_runs(index, self.tokens, self.length), count_pieces(*where, self.length)
+            padded, most = 0, kept_most_runs(index, self.tokens, self.length)
+            pieces = count_pieces(index, self.tokens.first, self.tokens.last, self.length)
         else:
             padded, most, pieces = self._packed.padded, self._packed.most_documents, self._packed.pieces
         return Account(
@@ -128,7 +140,6 @@ class Windows:
             cut=total - used,
             padded=padded,
             most_documents=most,
-            cropping_packer_cut=cropped_share(*where, self.length),
             one_per_row_padded=one_per_row(total, pieces, self.length),
         )
 
@@ -146,57 +157,42 @@ class Windows:
             raise FormatError(f"{self.tokens.store.where}: expected tokens to pack, got none. Use more data.")
         return packed_rows(self.tokens, marks, self.length, self._progress)
 
-    def _stride_rows(self, order: str, seed: int, locality: int | str | None) -> tuple[Cut, Callable[[int], None]]:
-        tokens, runs = self.tokens, None
-        near = locality_of(locality, self.length, tokens.dtype.itemsize, order)
-        stream = make_stream(order, len(tokens), self.length, seed, near)
-        long_enough(tokens, self.length, order)
-        if isinstance(stream, ShuffledStream) and stream.locality is not None:
-            tokens, runs = _in_stretches(tokens, stream)
-        windows = WindowFiller(tokens, self.length, self.dtype, consecutive=stream.consecutive)
+    def _window_reader(self) -> WindowReader:
         if self._index is None:
-            return StrideCut(windows, stream, runs), windows.admit
-        most = kept_most_runs(self._index, tokens, self.length)
-        marks = required_marks(tokens)
-        documented = StrideDocumentsCut(windows, stream, marks=marks, index=self._index, most_runs=most, runs=runs)
-        return documented, documented.admit
-
-    def _neighbours(self, locality: int | str | None, order: str) -> int | None:
-        """Rows that a local shuffle mixes, from bytes on disk."""
-        if locality is None:
-            return None
-        if order != "shuffled":
-            raise ValueError(f"locality: expected order='shuffled' with it, got order={order!r}. Leave locality= out.")
-        row = self.length * self.tokens.dtype.itemsize
-        size = parse_size(locality, what="locality")
-        if size < row:
-            raise ValueError(f"locality: expected {row} bytes (one window) or more, got {size}. Use locality='64MiB'.")
-        return size // row
+            return WindowReader(self.tokens, self.length, self.dtype)
+        most = kept_most_runs(self._index, self.tokens, self.length)
+        return DocumentedWindows(self.tokens, self.length, self.dtype, index=self._index, most_runs=most)
 
 
-def _in_stretches(tokens: TokenRange, stream: ShuffledStream) -> tuple[TokenRange, RunAhead | None]:
-    """These tokens as a local shuffle reads them, and what announces its stretches."""
-    stretches = TokenStretches(stream, tokens.first, tokens.dtype.itemsize)
-    store = store_for_runs(tokens.store, stretches.largest)
-    if store is None:
-        return tokens, None
-    runs = RunAhead(store, stretches, largest=stretches.largest, drop=store is not tokens.store)
-    if store is tokens.store:
-        return tokens, runs
-    same = TokenRange(tokens.layout, store, first=tokens.first, last=tokens.last)
-    same.vocab, same.eot, same.bos = tokens.vocab, tokens.eot, tokens.bos
-    return same, runs
-
-
-def long_enough(tokens: TokenRange, length: int, order: str) -> None:
-    """FormatError where there are too few tokens for one row, or one epoch."""
+def window_stream(tokens: TokenRange, length: int, order: str, seed: int, locality: int | str | None) -> Stream:
+    """First tokens of windows at stride ``length``, in an order; refused where there are too few tokens for it."""
+    near = neighbours_of(locality, length * tokens.dtype.itemsize, order=one_of("order", order, ORDERS), what="window")
+    seed = whole_number("seed", seed)  # a seed of NumPy's becomes an int: a state must be safe for JSON
+    count = len(tokens)
     needed = {"sequential": 2, "random": length + 1}.get(order, 2 * length)
-    if len(tokens) < needed:
-        longest = len(tokens) // 2 if order == "shuffled" else len(tokens) - 1
+    if count < needed:
+        longest = count // 2 if order == "shuffled" else count - 1
         raise FormatError(
-            f"{tokens.store.where}: expected {needed} tokens or more for length={length} ({order}), got {len(tokens)}. "
+            f"{tokens.store.where}: expected {needed} tokens or more for length={length} ({order}), got {count}. "
             f"Use {f'length={longest} or less, or ' if longest > 0 else ''}more data."
         )
+    if order == "random":
+        return Drawn(count - length, seed, "windows")
+    if order == "sequential":
+        return InOrder((count - 1) // length, length)
+    size, neighbours = (None, None) if near is None else near
+    # As many windows for every phase, so that rows divide into epochs evenly.
+    windows = (count - length) // length
+    return Shuffled(windows, seed, purpose="windows", stride=length, phased=True, neighbours=neighbours, locality=size)
+
+
+def admit_rows(feed: Feed) -> None:
+    """Refuse batches of which two, and what they are widened from, do not fit the budget."""
+    reader, share = feed._reader, feed.batch // feed.world
+    if isinstance(reader, (PackedReader, DocumentedWindows)):
+        checked_size(share, feed.length)
+    where = f"{reader.where}: batches of {share} x {feed.length} per rank"
+    admit(reader, share, where, "use a batch of {} per rank".format)
 
 
 def checked_ranks(batch: int, rank: int | None, world: int | None) -> Ranks:

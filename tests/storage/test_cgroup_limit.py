@@ -67,7 +67,7 @@ ENTER = """
 """
 
 
-@pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise"])
+@pytest.mark.parametrize("strategy", ["read", "remap", "advise"])
 def test_a_file_three_times_the_cgroup_is_read_shuffled_without_a_kill(big: Path, cgroup: Path, strategy: str) -> None:
     script = (
         ENTER

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.native.asked import native
+from tests.engine.asked import native
 
 import lowtide
-from lowtide._native import WatchedFiles
 from lowtide.errors import ReadError
-from lowtide.storage.descriptors import KEPT
+from lowtide.storage.files import KEPT
 
 FILES, TOKENS, LENGTH = 5, 700, 16
 
@@ -36,7 +35,7 @@ def feed_of(paths: list[Path], **settings: Any) -> lowtide.Feed:
 
 def quick(feed: lowtide.Feed) -> bool:
     """Whether the short way knows its files."""
-    return feed.stores[0].files.table is not None
+    return feed.stores[0].files._watched is not None
 
 
 def test_both_engines_give_the_same_windows_of_many_files(shards: list[Path]) -> None:
@@ -45,7 +44,6 @@ def test_both_engines_give_the_same_windows_of_many_files(shards: list[Path]) ->
         for one, other in zip(next(fast), next(plain), strict=True):
             assert np.array_equal(one, other)
     assert quick(fast)
-    assert not quick(plain)
     ours, theirs = fast.stats(), plain.stats()
     assert (ours.asked, ours.read) == (theirs.asked, theirs.read)
 
@@ -115,18 +113,3 @@ def test_a_closed_store_stays_closed(shards: list[Path]) -> None:
     tokens.close()
     with pytest.raises(ValueError, match="got a closed one"):
         next(feed)
-
-
-def test_locate_refuses_arrays_of_different_lengths() -> None:
-    engine = native()
-    one, two = np.ones(1, np.int64), np.ones(2, np.int64)
-    files = WatchedFiles(one, one, one, one, np.ones(1, np.int32))
-    with pytest.raises(ValueError, match="arrays of one length"):
-        engine.locate(files, two, 1, 1, np.empty(1, np.int32), two)
-    with pytest.raises(ValueError, match="arrays of one length"):
-        engine.locate(files._replace(ends=two), one, 1, 1, np.empty(1, np.int32), one)
-    with pytest.raises(TypeError, match="WatchedFiles"):
-        engine.locate(None, one, 1, 1, np.empty(1, np.int32), one)  # type: ignore[arg-type]
-    not_open = files._replace(fds=np.full(1, -1, np.int32), ends=np.full(1, 100))
-    assert not engine.locate(not_open, one, 1, 1, np.empty(1, np.int32), one.copy())
-    assert not engine.locate(not_open, np.array([2**62]), 4, 1, np.empty(1, np.int32), one.copy())

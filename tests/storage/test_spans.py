@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.storage import Extent
-from lowtide.storage.buffers import Buffer, allocate_anonymous
-from lowtide.storage.spans import Located, Spans, merge
+from lowtide.storage.spans import Located, Spans, each_of, few_files, merge, total_of
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 
@@ -21,15 +19,18 @@ def extents_of(sizes: list[int]) -> tuple[Extent, ...]:
     return tuple(Extent(f"file{k}", 100 + k, size, 100 + k + size) for k, size in enumerate(sizes))
 
 
+def located_in(extents: tuple[Extent, ...]) -> Located:
+    return Located(extents, np.arange(len(extents), dtype=np.int32))
+
+
 def bytes_of(spans: Spans) -> list[tuple[int, int]]:
     """(file, offset) of every byte the spans name, in order."""
-    runs = zip(spans.file_of_each(), spans.offsets.tolist(), spans.length_of_each(), strict=True)
-    return [(file, offset + k) for file, offset, length in runs for k in range(length)]
+    return [(file, offset + k) for file, offset, length in each_of(spans) for k in range(length)]
 
 
 @given(sizes=lengths, data=st.data())
 def test_every_logical_byte_lies_in_exactly_one_file(sizes: list[int], data: Any) -> None:
-    located = Located(extents_of(sizes))
+    located = located_in(extents_of(sizes))
     places = [(file, 100 + file + k) for file, size in enumerate(sizes) for k in range(size)]
     assert located.total == len(places)
     length = data.draw(st.integers(1, max(1, located.total)))
@@ -40,21 +41,21 @@ def test_every_logical_byte_lies_in_exactly_one_file(sizes: list[int], data: Any
     spans = located.spans(numbers, length, length)
     expected = [places[number * length + k] for number in numbers.tolist() for k in range(length)]
     assert bytes_of(spans) == expected
-    assert spans.total == len(expected)
-    assert all(part > 0 for part in spans.length_of_each()), "no read of nothing"
+    assert total_of(spans) == len(expected)
+    assert all(length > 0 for _, _, length in each_of(spans)), "no read of nothing"
 
 
 @given(sizes=lengths, most=st.integers(1, 4), data=st.data())
 def test_parts_of_few_files_are_the_same_runs_in_the_same_places(sizes: list[int], most: int, data: Any) -> None:
-    located = Located(extents_of(sizes))
+    located = located_in(extents_of(sizes))
     if located.total == 0:
         return
     numbers = np.array(data.draw(st.lists(st.integers(0, located.total - 1), max_size=30)), np.int64)
     spans = located.spans(numbers, 1, 1)
     found: list[tuple[int, int]] = []
-    for part, start in spans.few_files(most):
+    for part, start in few_files(spans, most):
         assert start == len(found)
-        assert len(set(part.files)) <= most
+        assert len({file for file, _, _ in each_of(part)}) <= most
         found += bytes_of(part)
     assert found == bytes_of(spans)
 
@@ -77,7 +78,7 @@ def test_merged_reads_bring_every_run_and_stay_within_their_round(
     for turn in rounds:
         assert int(turn.lengths.sum()) <= 2 * most
         read = np.concatenate([disk[a : a + n] for a, n in zip(turn.starts, turn.lengths, strict=True)])
-        for run, place in zip(turn.runs.tolist(), turn.inside.tolist(), strict=True):
+        for run, place in zip(turn.numbers.tolist(), turn.inside.tolist(), strict=True):
             assert np.array_equal(read[place : place + length], disk[wanted[run] : wanted[run] + length])
             seen.append(run)
     assert sorted(seen) == list(range(len(offsets)))
@@ -95,16 +96,6 @@ def test_neighbours_are_merged_and_strangers_are_not() -> None:
 
 def test_offsets_beyond_32_bits_stay_exact() -> None:
     extents = (Extent("a", 128, 5 << 40, (5 << 40) + 128), Extent("b", 0, 3 << 40, 3 << 40))
-    spans = Located(extents).spans(np.array([(5 << 40) // 8 - 1, (5 << 40) // 8, 2**30]), 8, 8)
-    assert spans.file_of_each() == [0, 1, 0]
-    assert spans.offsets.tolist() == [(5 << 40) + 120, 0, 2**33 + 128]
-
-
-@pytest.mark.parametrize("count", [1, 1024, 1025, 5000])
-def test_slots_of_a_buffer_are_its_rows_one_after_the_other(count: int) -> None:
-    buffer = Buffer(allocate_anonymous(3 * 5000), 3 * 5000)
-    for _ in range(2):
-        for number, slot in enumerate(buffer.slots(3, count)):
-            slot[0][:] = bytes([number % 251] * 3)
-        assert buffer.bytes[: 3 * count].reshape(-1, 3)[:, 1].tolist() == [k % 251 for k in range(count)]
-    assert len(buffer.slots(3, count // 2 + 1)) == count // 2 + 1
+    spans = located_in(extents).spans(np.array([(5 << 40) // 8 - 1, (5 << 40) // 8, 2**30]), 8, 8)
+    assert [file for file, _, _ in each_of(spans)] == [0, 1, 0]
+    assert [offset for _, offset, _ in each_of(spans)] == [(5 << 40) + 120, 0, 2**33 + 128]

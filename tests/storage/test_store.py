@@ -1,4 +1,4 @@
-"""Stores: logical bytes over many files, runs that cross from one into the next, page-cache rungs, ranks."""
+"""Stores: logical bytes over many files, spans that cross from one into the next, page-cache rungs, ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from lowtide.atomic import atomic_write
 from lowtide.errors import BudgetError
 from lowtide.machine import drop_page_cache, file_kind, page_cache
 from lowtide.storage import Budget, Extent, Pool, Store
-from lowtide.storage.buffers import wrap
 
-STRATEGIES = ("read", "direct", "remap", "advise", "map")
+def flat(array: Any) -> Any:
+    return array.reshape(-1)
+
+
+STRATEGIES = ("read", "remap", "advise", "map")
 
 
 @pytest.fixture(scope="module")
@@ -48,50 +51,42 @@ def test_runs_that_cross_files_are_whole(extents: Any, whole: Any, strategy: str
     for length in (1, 3, 100, 9_999, 60_000):
         for stride in (1, 7):
             numbers = chance.integers(0, (len(whole) - length) // stride + 1, 40)
-            for sparse in (True, False):
-                out = np.zeros((40, length), np.uint8)
-                store.gather(numbers, stride, length, wrap(out), sparse=sparse)
-                expected = np.stack([whole[n * stride : n * stride + length] for n in numbers.tolist()])
-                assert np.array_equal(out, expected)
+            expected = np.stack([whole[n * stride : n * stride + length] for n in numbers.tolist()])
+            merged, out = np.zeros((2, 40, length), np.uint8)
+            store.gather(numbers, stride, length, flat(merged))
+            assert np.array_equal(merged, expected)
+            assert store.start(numbers, stride, length, flat(out)).finish() is None
+            assert np.array_equal(out, expected)
     for offset, length in ((0, 100_000), (9_990, 30), (10_001, 1), (99_999, 1), (5, 0)):
         one = np.zeros(length, np.uint8)
-        store.run(offset, length, wrap(one))
+        store.run(offset, length, flat(one))
         assert np.array_equal(one, whole[offset : offset + length])
     store.close()
 
 
-def test_what_will_come_next_is_announced_only_while_reads_miss(extents: Any, whole: Any) -> None:
-    asked: list[int] = []
-
-    def ahead() -> Any:
-        asked.append(1)
-        return np.array([5])
-
-    numbers, out = np.arange(0, 50_000, 5_000), np.zeros((10, 10), np.uint8)
-    for _ in range(50):  # a busy machine may evict a page, or refuse one that it has, once in a while
-        store = Store(extents, strategy="read", cache="keep", budget="4MiB")
-        asked.clear()
-        for extent in extents:
-            Path(extent.path).read_bytes()
-        store.gather(numbers, 1, 10, wrap(out), ahead=ahead, sparse=True)
-        if not asked:
-            break
-    assert asked == [], "cached data needs no announcement"
-    for extent in extents:
-        drop_page_cache(extent.path)
-    if any(page_cache(extent.path).cached for extent in extents):
-        pytest.skip("NOT TESTED: this filesystem does not let its page cache be dropped")
-    for _ in range(500):  # a refused read starts the disk, which on a busy machine may be done before it is refused
-        store.gather(numbers, 1, 10, wrap(out), ahead=ahead, sparse=True)
-        for extent in extents:
-            drop_page_cache(extent.path)
-        if asked:
-            break
-    assert asked, "cold data must be announced ahead"
-    assert np.array_equal(out, np.stack([whole[n : n + 10] for n in numbers]))
+def test_extents_of_one_file_share_one_descriptor(tmp_path: Path, no_lost_descriptors: None) -> None:
+    path = tmp_path / "chunks.bin"
+    data = np.random.default_rng(1).integers(0, 256, 64_000).astype(np.uint8)
+    path.write_bytes(data.tobytes())
+    order = np.random.default_rng(2).permutation(64)
+    extents = tuple(Extent(str(path), int(chunk) * 1000, 1000, 64_000) for chunk in order)
+    expected = np.concatenate([data[chunk * 1000 : (chunk + 1) * 1000] for chunk in order.tolist()])
+    for strategy in STRATEGIES:
+        store = Store(extents, strategy=strategy, budget="4MiB")
+        out = np.zeros((50, 700), np.uint8)
+        numbers = np.random.default_rng(3).integers(0, 63_300, 50)
+        store.start(numbers, 1, 700, flat(out)).finish()
+        assert np.array_equal(out, np.stack([expected[n : n + 700] for n in numbers.tolist()]))
+        assert len(store.files) == 1
+        store.close()
 
 
-@pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise"])
+def test_the_strategy_that_went_names_the_way_out(extents: Any) -> None:
+    with pytest.raises(ValueError, match="cache='drop'"):
+        Store(extents, strategy="direct")
+
+
+@pytest.mark.parametrize("strategy", ["read", "remap", "advise"])
 def test_drop_leaves_nothing_of_small_files_in_the_page_cache(extents: Any, strategy: str) -> None:
     if file_kind(extents[0].path).memory:
         pytest.skip("NOT TESTED: files in memory cannot be dropped")
@@ -99,12 +94,12 @@ def test_drop_leaves_nothing_of_small_files_in_the_page_cache(extents: Any, stra
         drop_page_cache(extent.path)
     store = Store(extents, strategy=strategy, cache="drop", budget="4MiB")
     out = np.zeros((20, 100), np.uint8)
-    store.gather(np.arange(0, 90_000, 4_500), 1, 100, wrap(out), sparse=True)
-    store.run(0, 100_000, wrap(np.zeros(100_000, np.uint8)))
+    store.start(np.arange(0, 90_000, 4_500), 1, 100, flat(out)).finish()
+    store.run(0, 100_000, flat(np.zeros(100_000, np.uint8)))
     store.close()
     assert sum(page_cache(extent.path).cached for extent in extents) <= 64 * 1024
     kept = Store(extents, strategy="read", cache="keep")
-    kept.run(0, 100_000, wrap(np.zeros(100_000, np.uint8)))
+    kept.run(0, 100_000, flat(np.zeros(100_000, np.uint8)))
     assert sum(page_cache(extent.path).cached for extent in extents) >= 100_000, "the control must leave them"
 
 
@@ -118,7 +113,7 @@ def test_files_in_memory_say_that_nothing_can_be_dropped() -> None:
         for strategy in STRATEGIES:
             store = Store((extent,), strategy=strategy, cache="drop", budget="4MiB")
             out = np.zeros(100, np.uint8)
-            store.run(0, 100, wrap(out))
+            store.run(0, 100, flat(out))
             assert out.tolist() == list(range(100))
             store.close()
         rung = Store((extent,), strategy="read", cache="drop").strategy.rung
@@ -148,7 +143,7 @@ def test_a_closed_store_gives_back_what_its_strategy_had_set_aside(extents: Any)
     budget = Budget("4MiB")
     for strategy in STRATEGIES * 3:
         store = Store(extents, strategy=strategy, budget=budget)
-        store.run(0, 1000, wrap(np.zeros(1000, np.uint8)))
+        store.run(0, 1000, flat(np.zeros(1000, np.uint8)))
         store.close()
     assert (budget.held, budget.aside) == (0, 0)
 
@@ -171,55 +166,46 @@ def test_a_pool_counts_before_it_allocates() -> None:
         return bytearray(size)
 
     pool = Pool(Budget(3 * 4096), where="here", allocate=allocate)
-    held = [pool.filling(1), pool.filling(4096)]
+    held = [pool.take(1), pool.take(4096)]
     with pytest.raises(BudgetError, match=r"here: expected at most 12\.0 KiB"):
-        pool.filling(4097)
+        pool.take(4097)
     assert made == [4096, 4096], "what was refused was never allocated"
     del held[1]
-    larger = pool.filling(8192)
-    assert larger.buffer.capacity == 8192, "a free buffer makes room for a larger one"
+    larger = pool.take(8192)
+    assert len(larger) == 8192, "a free buffer makes room for a larger one"
     assert pool.budget.held == 12288
 
 
-def test_a_buffer_left_without_lending_is_free_at_once_and_one_lent_is_not() -> None:
+def address(array: Any) -> int:
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+def test_a_buffer_is_free_when_the_last_array_on_it_is_gone_and_not_before() -> None:
     pool = Pool(Budget(4096), where="here")
-    with pool.filling(4096) as scratch:
-        first = scratch.buffer
-    with pool.filling(4096) as out:
-        assert out.buffer is first
-        array = out.lend((4096,), np.dtype(np.uint8))
-    del out, scratch
+    scratch = pool.take(4096)
+    first = address(scratch)
+    assert first % 4096 == 0
+    del scratch
+    array: Any = np.ndarray((1024,), np.int32, pool.take(4096))
+    assert address(array) == first
     with pytest.raises(BudgetError):
-        pool.filling(4096)
+        pool.take(4096)
     view = array[100:200]
     del array
     assert pool.lent == 1, "a view keeps the buffer"
     del view
     assert pool.lent == 0
-    assert pool.filling(4096).buffer is first
+    assert address(pool.take(4096)) == first
 
 
-def test_a_buffer_whose_filling_failed_is_free_even_while_the_error_is_being_handled() -> None:
-    pool = Pool(Budget(4096), where="here")
-    try:
-        with pool.filling(4096) as out:
-            out.lend((4096,), np.dtype(np.uint8))
-            raise RuntimeError("after lending, before delivery")
-    except RuntimeError:
-        with pool.filling(4096) as again:
-            assert again.buffer is out.buffer
-    assert pool.lent == 0
-    del out, again
-    assert len(pool._free) == 1, "given back once, not once more when the error's traceback went"
-
-
-def test_a_far_too_large_free_buffer_is_not_handed_out() -> None:
-    pool = Pool(Budget("1MiB"), where="here")
-    with pool.filling(256 * 1024) as out:
-        large = out.buffer
-    small = pool.filling(4096)
-    assert small.buffer is not large
-    assert pool.filling(200 * 1024).buffer is large
+def test_free_buffers_of_one_pool_make_room_in_another_that_shares_the_budget() -> None:
+    budget = Budget(3 * 4096)
+    one, other = Pool(budget, where="one"), Pool(budget, where="other")
+    del (held := [one.take(8192)])[0]
+    assert budget.held == 8192, "kept for the next"
+    held.append(other.take(3 * 4096))
+    assert budget.held == 3 * 4096
 
 
 def test_a_refused_allocation_by_the_system_loses_nothing() -> None:
@@ -229,7 +215,7 @@ def test_a_refused_allocation_by_the_system_loses_nothing() -> None:
     pool = Pool(Budget("1MiB"), where="here", allocate=allocate)
     for _ in range(3):
         with pytest.raises(MemoryError, match="the system has none"):
-            pool.filling(4096)
+            pool.take(4096)
     assert pool.budget.held == 0
 
 
@@ -239,11 +225,9 @@ def test_threads_never_get_the_same_buffer_and_never_pass_the_budget() -> None:
 
     def work(number: int) -> None:
         for _ in range(2000):
-            filling = pool.try_filling(4096)
-            if filling is None:
+            mine = pool.try_take(4096)
+            if mine is None:
                 continue
-            mine = filling.lend((4096,), np.dtype(np.uint8))
-            del filling
             mine[:] = number
             if not (mine == number).all():
                 wrong.append("shared")

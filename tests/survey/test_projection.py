@@ -92,6 +92,7 @@ def test_projected_reads_of_a_step_are_the_preadv_calls_a_real_run_makes(
             tokens_file.read_bytes()  # cached: cold reads are tried twice now and then
             feed = tokens.batches(64, length=1024, rank=0, world=world)
             projection = project_run(work_of(world=world), feed.plan(), cached=True, ranks_here=1)
+            next(feed)  # which also reads the fingerprint
             monkeypatch.setattr(os, "preadv", counted)
             made = 0
             for _ in range(50):
@@ -102,7 +103,7 @@ def test_projected_reads_of_a_step_are_the_preadv_calls_a_real_run_makes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise", "map"])
+@pytest.mark.parametrize("strategy", ["read", "remap", "advise", "map"])
 def test_projected_memory_of_a_process_is_never_passed(strategy: str, tokens_file: Path) -> None:
     script = """
     path, strategy = sys.argv[1:]

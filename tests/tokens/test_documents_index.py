@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from tests.tokens.test_documents import corpus, ends_of
 
 import lowtide
-from lowtide.reading import boundaries, boundary_index, packing
-from lowtide.reading.boundaries import required_marks
-from lowtide.reading.document_counts import count_documents
+from lowtide.reading.documents import boundaries, boundary_index, packing
+from lowtide.reading.documents.boundaries import required_marks
+from lowtide.reading.documents.document_counts import count_documents
 
 LENGTH = 64
 

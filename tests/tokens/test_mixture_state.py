@@ -11,7 +11,7 @@ import pytest
 from tests.tokens.mixed import LENGTH, check_shares, corpus, planned_rows
 
 import lowtide
-from lowtide.reading.mixture_state import KEPT_PHASES
+from lowtide.reading.mixtures.mixture_state import KEPT_PHASES
 
 Corpora = dict[str, lowtide.Tokens]
 

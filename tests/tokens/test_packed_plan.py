@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.engine.asked import PYTHON, native
 from tests.formats.conftest import TokenFiles
-from tests.native.asked import PYTHON, native
 from tests.tokens.test_documents import corpus
 
 import lowtide
-from lowtide.reading.packed_filler import PackedFiller
-from lowtide.reading.packed_plan import PackedPlan
+from lowtide.reading.documents.packed import PackedReader, PackedReads
 
 
-def filler_of(windows: Any) -> PackedFiller:
-    found: PackedFiller = windows.batches(1)._cut._filler
+def reader_of(windows: Any) -> PackedReader:
+    found: PackedReader = windows.batches(1)._reader
     return found
 
 
-def same(one: PackedPlan, other: PackedPlan) -> bool:
+def same(one: PackedReads, other: PackedReads) -> bool:
     padding = [np.zeros(len(plan.begins), np.bool_) if plan.padding is None else plan.padding for plan in (one, other)]
     return all(np.array_equal(a, b) for a, b in zip((*one[:4], padding[0]), (*other[:4], padding[1]), strict=True))
 
@@ -43,13 +42,13 @@ def test_both_engines_plan_and_give_the_same_rows(
     native()
     path = TokenFiles(tmp_path).raw(f"{seed}.bin", corpus(np.random.default_rng(seed), tokens, share=share))
     feeds: list[Any] = []
-    plans: list[PackedPlan] = []
+    plans: list[PackedReads] = []
     for engine in ("native", "python"):
         opened = lowtide.open_tokens(path, dtype="uint16", engine=engine, **{by: 0})  # type: ignore[arg-type]
         windows = opened.windows(length, cut="packed", documents=True, dtype=dtype)
-        filler = filler_of(windows)
+        reader = reader_of(windows)
         some = np.arange(len(windows)), np.random.default_rng(seed).integers(0, len(windows), 9)
-        plans += [filler._planner.plan(rows) for rows in some]
+        plans += [reader.reads_of(rows) for rows in some]
         feeds.append(windows.batches(3, order="random", seed=seed))
     assert same(plans[0], plans[2])
     assert same(plans[1], plans[3])
@@ -86,8 +85,8 @@ def test_both_engines_close_rows_alike(seed: int, rows: int, length: int, dtype:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_damaged_tables_are_refused_and_never_followed(data: st.DataObject, packing: PackedFiller) -> None:
-    tables = packing._planner.tables
+def test_damaged_tables_are_refused_and_never_followed(data: st.DataObject, packing: PackedReader) -> None:
+    tables = packing.tables
     name = data.draw(st.sampled_from(["rows", "starts", "sizes", "row_bounds", "piece_bounds", "first"]))
     wrong = np.array(getattr(tables, name))
     at = data.draw(st.integers(0, len(wrong) - 1))
@@ -108,15 +107,15 @@ def test_damaged_tables_are_refused_and_never_followed(data: st.DataObject, pack
 
 
 @pytest.fixture(scope="module")
-def packing(tmp_path_factory: pytest.TempPathFactory) -> PackedFiller:
+def packing(tmp_path_factory: pytest.TempPathFactory) -> PackedReader:
     path = TokenFiles(tmp_path_factory.mktemp("packing")).raw(
         "tokens.bin", corpus(np.random.default_rng(1), 900, share=0.2)
     )
-    return filler_of(lowtide.open_tokens(path, dtype="uint16", eot=0).windows(16, cut="packed"))
+    return reader_of(lowtide.open_tokens(path, dtype="uint16", eot=0).windows(16, cut="packed"))
 
 
-def test_a_plan_without_room_or_of_a_row_that_is_not_there_is_left_to_numpy(packing: PackedFiller) -> None:
-    tables, rows = packing._planner.tables, np.arange(len(packing.rows))
+def test_a_plan_without_room_or_of_a_row_that_is_not_there_is_left_to_numpy(packing: PackedReader) -> None:
+    tables, rows = packing.tables, np.arange(len(packing.rows))
     into, padding = np.empty((4, 3), np.int64), np.empty(3, np.bool_)
     assert native().packed_plan(tables, rows, into, padding) is None
     into, padding = np.empty((4, 999), np.int64), np.empty(999, np.bool_)
@@ -135,8 +134,8 @@ def test_a_plan_without_room_or_of_a_row_that_is_not_there_is_left_to_numpy(pack
 def test_rows_of_a_damaged_packing_are_refused_by_name(tmp_path: Path, engine: str, name: str, value: int) -> None:
     path = TokenFiles(tmp_path).raw("tokens.bin", corpus(np.random.default_rng(2), 900, share=0.1))
     whole = lowtide.open_tokens(path, dtype="uint16", eot=0).windows(16, cut="packed")
-    file = Path(filler_of(whole).rows.kept.path)
-    array = filler_of(whole).rows.kept.arrays[name]
+    file = Path(reader_of(whole).rows.kept.path)
+    array = reader_of(whole).rows.kept.arrays[name]
     content = bytearray(file.read_bytes())
     at = content.index(array.tobytes()) + 3 * array.itemsize
     content[at : at + array.itemsize] = value.to_bytes(array.itemsize, "little")

@@ -16,8 +16,8 @@ from tests.formats.conftest import TokenFiles
 from tests.tokens.test_documents import corpus, ends_of
 
 import lowtide
-from lowtide.reading import packing
-from lowtide.reading.packing import best_fit
+from lowtide.reading.documents import packing
+from lowtide.reading.documents.packing import best_fit
 
 Row = tuple[NDArray[Any], NDArray[Any], Any]
 
@@ -163,7 +163,7 @@ def test_a_local_shuffle_gives_every_packed_row_once_and_is_part_of_the_state(lo
         assert sorted(map(bytes, next(local)[0])) == sorted(map(bytes, next(windows.batches(len(windows)))[0]))
         with pytest.raises(lowtide.StateError, match="neighbours"):
             windows.batches(8, seed=1).load_state_dict(local.state_dict())
-        with pytest.raises(ValueError, match=r"locality: expected 512 bytes \(one window\) or more, got 100"):
+        with pytest.raises(ValueError, match=r"locality: expected at least one window \(512 bytes\), got 100"):
             windows.batches(8, locality=100)
 
 
@@ -208,7 +208,7 @@ def test_the_packing_is_the_same_when_it_was_made_in_smaller_steps(
     assert np.array_equal(rows[0], rows[1])
 
 
-def test_padding_is_small_and_the_account_names_what_others_would_lose(long_corpus: Path) -> None:
+def test_padding_is_small_and_the_account_names_what_one_document_per_row_would_pad(long_corpus: Path) -> None:
     with open_long(long_corpus) as tokens:
         packed, stride = tokens.windows(256, cut="packed").account(), tokens.windows(256).account()
     assert packed.padded_share < 0.03
@@ -216,9 +216,7 @@ def test_padding_is_small_and_the_account_names_what_others_would_lose(long_corp
     assert stride.padded == 0
     assert stride.cut == 200_000 - stride.windows * 256
     for account in (packed, stride):
-        assert account.cropping_packer_cut is not None
         assert account.one_per_row_padded is not None
-        assert 0.05 < account.cropping_packer_cut < 0.6
         assert 0.4 < account.one_per_row_padded < 0.9
         assert account.most_documents is not None
         assert f"at most {account.most_documents} in one window" in str(account)
@@ -230,7 +228,7 @@ def test_an_account_without_documents_still_counts_tokens(tmp_path: Path) -> Non
     with lowtide.open_tokens(path, dtype="uint16") as tokens:
         account = tokens.windows(8).account()
     assert (account.windows, account.used, account.cut, account.padded) == (11, 88, 12, 0)
-    assert account.most_documents is account.cropping_packer_cut is None
+    assert account.most_documents is account.one_per_row_padded is None
 
 
 def test_a_corpus_of_one_endless_document_is_cut_into_rows(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 import lowtide
 
-STRATEGIES = ("read", "direct", "remap", "advise", "map")
+STRATEGIES = ("read", "remap", "advise", "map")
 BOUNDED = STRATEGIES[:-1]
 ARRAY_WAYS = ("chunks", "shuffled", "local", "gather", "sample")
 FEED_WAYS = ("feed shuffled", "feed random", "feed sequential")

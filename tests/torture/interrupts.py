@@ -272,7 +272,7 @@ def program(rng: random.Random, directory: Path, tally: Tally, rounds: int) -> N
     how = rng.choice(("points", "points", "timer", "timer", "twice"))
     storm = Storm(case, case.write(directory), tally, strict=how != "twice")
     if rng.random() < 0.7:
-        slow_disk(rng.choice((2e-3, 2e-2)) if case.strategy == "direct" else 2e-4)
+        slow_disk(2e-4)
     if how == "timer":
         with Timer(rng.choice((5e-5, 2e-4, 1e-3, 3e-3))) as timer:
             for _ in range(rounds * 3):

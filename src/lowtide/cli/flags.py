@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from lowtide._native import ENGINES
+from lowtide.engine import ENGINES
 from lowtide.storage import CACHES, STRATEGIES
 from lowtide.survey.subject import Opening, StatedData
 

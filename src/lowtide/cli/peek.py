@@ -15,9 +15,9 @@ from lowtide.cli.flags import add_json, whole
 from lowtide.cli.tables import Styled, counted, facts, show, visible
 from lowtide.errors import StateError
 from lowtide.prepare.tokenizers.spelling import words_of
-from lowtide.reading.streams import ORDERS
 from lowtide.survey.step_rows import StepRow, step_rows
 from lowtide.tokens import open_tokens
+from lowtide.windows import ORDERS
 
 SHOWN_IDS = 12
 SHOWN_TEXT = 300  # characters of a row, unless all is asked for

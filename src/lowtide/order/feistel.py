@@ -15,7 +15,7 @@ hide anything with.
 
 from __future__ import annotations
 
-from lowtide import _native
+from lowtide.engine import engine
 from lowtide.order.words import Words, words
 
 # Over 8 million keys at n = 2,048 the difference of two outputs betrays 6 rounds (z = 9), not 8; and the more
@@ -42,8 +42,8 @@ class Feistel:
 
     def forward(self, numbers: Words, tweaks: Words | None = None) -> None:
         """Map the numbers in place. ``tweaks``, a word for each, choose the number's bijection."""
-        _native.engine().permute(numbers, self.n, self._constants, tweaks)
+        engine().permute(numbers, self.n, self._constants, tweaks)
 
     def backward(self, numbers: Words, tweaks: Words | None = None) -> None:
         """Undo ``forward`` in place."""
-        _native.engine().permute(numbers, self.n, self._constants, tweaks, inverted=True)
+        engine().permute(numbers, self.n, self._constants, tweaks, inverted=True)

@@ -1,7 +1,7 @@
 """What an opened object will hold and how it will read, before it does.
 
-One idea: a plan is measured against afterwards - tests assert that no kind of memory passes what was projected - so
-it is a promise in numbers, with the reason for every choice beside it.
+A plan is measured against afterwards - tests assert that no kind of memory passes what was projected - so it is a
+promise in numbers, with the reason for every choice beside it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lowtide.engine import FAULT_MOST
 from lowtide.machine import PAGE
 from lowtide.reading.html_table import html_table
 from lowtide.storage import Store
-from lowtide.storage.mapped import TABLE
-from lowtide.storage.read import FOLIO
 from lowtide.units import MIB, format_size
 
 
@@ -62,18 +61,16 @@ def project(
     """
     budget = store.budget
     name = store.strategy.name
-    files = sum(extent.size for extent in store.extents)
+    files = sum(store.files.sizes)
     aside_mapped = max(0, budget.aside - kept) if name in ("remap", "advise") else 0
     limit = budget.limit if budget.stated else max(budget.limit, held + budget.aside)
-    # However small the allowance, one run that lies across two page tables may map all that they cover.
-    strategy_mapped = max(aside_mapped, min(files, 2 * TABLE)) if aside_mapped else 0
+    # However small the allowance, one span that lies across two page tables may map all that they cover.
+    strategy_mapped = max(aside_mapped, min(files, 2 * FAULT_MOST)) if aside_mapped else 0
     if strategy_mapped > limit:
-        why = (*why, f"one mapped run may hold the two page tables it lies across, {format_size(2 * TABLE)} of pages")
-    engine, engine_why = store.engine.name, f"engine {store.engine.name}: {store.engine.why}"
-    if name in ("remap", "advise"):
-        engine, engine_why = "python", f"engine python: strategy {name!r} copies out of mappings in NumPy"
+        why = (*why, f"one mapped span may hold the two page tables it lies across, {format_size(2 * FAULT_MOST)}")
+    engine_why = f"engine {store.engine.name}: {store.engine.why}"
     # What the kernel reads ahead of sequential reads is in flight when a chunk is dropped.
-    passing = announced + 16 * MIB + FOLIO
+    passing = announced + 16 * MIB + 512 * PAGE
     return Plan(
         anon=min(limit, held + budget.aside) - aside_mapped,
         mapped=(files if name == "map" else strategy_mapped) + mapped,
@@ -81,6 +78,6 @@ def project(
         budget=limit,
         strategy=name,
         rung=store.strategy.rung,
-        engine=engine,
+        engine=store.engine.name,
         why=(store.strategy_why, store.cache_why, engine_why, *why),
     )

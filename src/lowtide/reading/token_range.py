@@ -1,9 +1,8 @@
 """A range of token ids over a store, whatever files they lie in.
 
-One idea: tokens are rows of one integer, and a split is a range of them over the same store and budget; windows cross
-file boundaries because the store knows none. Ids are checked against ``vocab`` on every read and never wrapped.
-
-``tokens.py`` puts what users call on top; feeds and windows read from here.
+Tokens are rows of one integer; a split is another range over the same store and budget, and windows cross file
+boundaries because the store knows none. Ids are checked against ``vocab`` on every read and never wrapped.
+``tokens.py`` puts what users call on top; readers of windows and documents read from here.
 """
 
 from __future__ import annotations
@@ -17,34 +16,40 @@ from numpy.typing import NDArray
 from lowtide.errors import FormatError
 from lowtide.formats import Layout
 from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
-from lowtide.reading.row_filler import RowFiller
-from lowtide.reading.upcoming import Numbers
+from lowtide.reading.rows.indexing import Numbers
+from lowtide.reading.rows.reader import RowReader
 from lowtide.storage import Store
 
 
 class TokenRange:
-    """Tokens ``[first, last)`` of a layout; ``vocab`` is the number of ids, ``eot`` the one that ends a
-    document, ``bos`` the one that begins it."""
+    """Tokens ``[first, last)`` of a layout; ``vocab`` is the number of ids, ``eot`` the one that ends a document,
+    ``bos`` the one that begins it."""
 
-    vocab: int | None = None
-    eot: int | None = None
-    bos: int | None = None
-
-    def __init__(self, layout: Layout, store: Store, *, first: int = 0, last: int | None = None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        store: Store,
+        first: int = 0,
+        last: int | None = None,
+        vocab: int | None = None,
+        eot: int | None = None,
+        bos: int | None = None,
+    ) -> None:
         self.layout = layout
         self.store = store
         self.first = first
         self.last = layout.shape[0] if last is None else last
-        self._rows = RowFiller(layout, store)
+        self.vocab, self.eot, self.bos = vocab, eot, bos
+        self.dtype = layout.dtype
+        self._rows = RowReader(layout, store)
         self._ends = np.cumsum(layout.rows, dtype=np.int64)
         self._fingerprint: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return self.last - self.first
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.layout.dtype
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.layout, self.store, self.first, self.last, self.vocab, self.eot, self.bos)
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +73,12 @@ class TokenRange:
         if int(tokens.max()) < self.vocab and low >= 0:
             return
         index = int(np.flatnonzero((tokens >= self.vocab) | (tokens < 0))[0])
-        found = int(tokens.reshape(-1)[index])
-        path, offset = self.place(position(index))
-        raise FormatError(
+        raise self.refused(int(tokens.reshape(-1)[index]), *self.place(position(index)))
+
+    def refused(self, found: int, path: str, offset: int) -> FormatError:
+        """That an id outside the vocabulary stands there."""
+        assert self.vocab is not None
+        return FormatError(
             f"{path}: expected ids from 0 to {self.vocab - 1} (vocab={self.vocab}), got {found} at byte {offset}. "
             f"Check the dtype ({self.dtype}) and the tokenizer, or open with a larger vocab."
         )

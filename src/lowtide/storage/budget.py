@@ -1,7 +1,7 @@
 """The budget: the most bytes one opened object may hold at once in this process, and what it holds now.
 
-One idea: bytes are held by an object, a ``Holding``, for exactly as long as that object lives. Nothing has to be given
-back, so nothing can be forgotten: an exception at any line drops the object, and the bytes come back with it.
+Bytes are held by an object, a ``Holding``, for exactly as long as that object lives. Nothing has to be given back, so
+nothing can be forgotten: an exception at any line drops the object, and the bytes come back with it.
 
 Costs a sum over the live holdings (a handful) whenever something new is reserved; buffers that are used again reserve
 nothing. Does not allocate.
@@ -10,6 +10,7 @@ nothing. Does not allocate.
 from __future__ import annotations
 
 import weakref
+from typing import Protocol
 
 from lowtide.errors import BudgetError
 from lowtide.machine import PAGE
@@ -22,6 +23,12 @@ AUTO_BATCHES = 3  # one in the user's hands, one being filled, one spare
 
 def whole_pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
+
+
+class Trimmable(Protocol):
+    """Somebody who keeps buffers for later that nobody uses."""
+
+    def trim(self) -> None: ...
 
 
 class Holding:
@@ -43,6 +50,7 @@ class Budget:
         self.peak = 0
         self._turn = Turn()
         self._holdings: set[weakref.ref[Holding]] = set()
+        self._idle: set[weakref.ref[Trimmable]] = set()
         renew_in_children(self)
 
     def __reduce__(self) -> tuple[type[Budget], tuple[int | str]]:
@@ -85,6 +93,17 @@ class Budget:
             self._holdings.add(weakref.ref(holding, self._holdings.discard))
             self.peak = max(self.peak, held)
             return holding
+
+    def may_trim(self, idle: Trimmable) -> None:
+        """``idle`` keeps free buffers that count against this budget."""
+        self._idle.add(weakref.ref(idle, self._idle.discard))
+
+    def trim(self) -> None:
+        """Give up every free buffer, whoever keeps it."""
+        for reference in list(self._idle):
+            idle = reference()
+            if idle is not None:
+                idle.trim()
 
     def renew_after_fork(self) -> None:
         """A child starts with nothing held: what it inherited belongs to the parent's count."""

@@ -1,6 +1,6 @@
 """Locks and caches that a forked child finds new.
 
-One idea: a child inherits every lock as it was at the fork, also one that a thread of the parent holds and that nobody
+A child inherits every lock as it was at the fork, also one that a thread of the parent holds and that nobody
 in the child will ever release. So whatever has a lock or descriptors registers here, and is renewed in the child before
 the child runs a line of its own.
 

@@ -1,176 +1,300 @@
-"""Strategy ``read``: ``preadv`` into buffers we own. The default, because nothing is ever mapped.
+"""Strategy ``read``: bytes into buffers we own, one engine call per batch. The default: nothing is ever mapped.
 
-One idea: one C-level ``map`` over a call's reads, at the price of a bare loop; everything careful - short reads,
-errors, naming the offset - happens only when the sum of bytes is not what it should be.
+``start`` says what is wanted; nothing happens before ``finish`` unless the batch is started early, in a *lane*: a
+thread of the native engine with a queue of its own. The engine copies what is cached at once and reads the misses
+together: through io_uring or Linux AIO with O_DIRECT where nothing is to stay in the page cache, through announced
+reads elsewhere.
 
-Telling the kernel of reads before making them is worth 6x when they miss and costs as much as the reads when they hit.
-RWF_NOWAIT answers for free: it reads what is cached and refuses what is not. So a store assumes at first that data is
-cached, learns of the first miss from a refused read, and announces from then on; now and then it leaves one call
-unannounced to learn whether the cache has filled meanwhile.
-
-Costs about 1 microsecond per read when cached. A truncated file is a short read here, never SIGBUS.
+Whether data is cold is learnt from the reads themselves: the engine says how many it found in the page cache. Costs a
+few microseconds per batch; queues of direct reads hold staging memory, counted against the budget and given back when
+somebody needs the room. A truncated file is a short read here, never SIGBUS.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections import deque
-from collections.abc import Iterable
-from itertools import repeat
-from typing import NamedTuple
+import threading
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lowtide.engine import DROP, DROP_SEQUENTIAL, KEEP, Engine, ReadLane, ReadQueue, WatchedFiles
 from lowtide.errors import ReadError
 from lowtide.machine import PAGE
-from lowtide.storage.buffers import Buffer
-from lowtide.storage.descriptors import Descriptor, Files
-from lowtide.storage.spans import Ahead, Spans
+from lowtide.storage.budget import Budget, Holding
+from lowtide.storage.files import Files
+from lowtide.storage.forks import renew_in_children
+from lowtide.storage.spans import Spans, each_of, place_of
+from lowtide.units import KIB, MIB
 
-NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-RECHECK_CALLS = 32  # an unannounced cold call costs about twice an announced one: 3 % of one in 32
+# How a call treats the page cache: reads from all over the file; one long read among neighbours; reads of pages that
+# somebody else brings in and drops.
+SCATTERED, SEQUENTIAL, RESIDENT = range(3)
 
-DONTCACHE = 0x80  # RWF_DONTCACHE, Linux 6.14; not among Python's constants yet
-FOLIO = 512 * PAGE  # the largest unit the page cache holds file data in
-_UNSUPPORTED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+DEPTH = 128  # reads in flight: this batch and the next of the usual 64 windows
+STAGING = MIB  # what a queue of direct reads needs: 128 windows, each widened to whole blocks
+LEAST_STAGING = 128 * KIB
+QUEUED = ("uring", "aio")  # the ways that keep many direct reads in flight, the better one first
+WAY_NAMES = {"uring": "io_uring", "aio": "Linux AIO", "announce": "announced reads", "read": "plain reads"}
+RECHECK = 32  # an unannounced cold batch costs about twice an announced one: 3 % of one in 32
+FEW_MISSES = 16  # one miss in so many does not make data cold: it is announced and read with its batch
+
+Refused = tuple[int, str, int]  # an id that may not be there, its file and byte
+Laned = tuple[ReadLane, Holding | None]  # a lane, and what its staging holds of the budget
 
 
 class Temperature:
     """``cold`` is what the last reads said. One per store; races between threads only cost a wrong guess."""
 
-    __slots__ = ("_calls", "cold")
+    __slots__ = ("asked", "cold")
 
     def __init__(self) -> None:
         self.cold = False
-        self._calls = 0
-
-    def announce_next(self) -> bool:
-        """Whether to tell the kernel of the next call now."""
-        self._calls += 1
-        return self.cold and self._calls % RECHECK_CALLS != 0
-
-    def try_cached(self) -> bool:
-        """Whether this call should first try the cache alone."""
-        return bool(NOWAIT) and (not self.cold or self._calls % RECHECK_CALLS == 0)
+        self.asked = 0  # announcements that were wanted
 
 
-class _Reads(NamedTuple):
-    """A call's reads, as parallel lists."""
+class Reads:
+    """The reads of one batch, under way in a lane or still to be made. Dropped half-way it does no harm: a lane that is
+    dropped waits until nobody can write into the target any more."""
 
-    spans: Spans
-    numbers: list[int]
-    offsets: list[int]
-    targets: list[list[memoryview]]
+    __slots__ = ("_held", "_lane", "_plan", "_spans", "_strategy", "_target")
 
-    def make(self, flags: int) -> Iterable[int]:
-        """Every read in turn, lazily, driven from C: the bytes each one gave."""
-        return map(os.preadv, self.numbers, self.targets, self.offsets, repeat(flags))
+    def __init__(self, strategy: Read, spans: Spans, plan: tuple[Any, int, int], target: Any, held: Any) -> None:
+        self._strategy, self._spans, self._plan, self._target = strategy, spans, plan, target
+        self._held = held  # descriptors stay open until the reads are done
+        self._lane: Laned | None = None
+
+    def start_in(self, lane: Laned) -> Reads:
+        """Let a lane's thread make them."""
+        runs, drop, _ = self._plan
+        lane[0].start(runs, self._target, drop)
+        self._lane = lane
+        return self
+
+    def finish(self) -> Refused | None:
+        """None once all is there; a read that failed is raised, an id that was refused is told."""
+        strategy = self._strategy
+        runs, drop, how = self._plan
+        lane = self._lane
+        if lane is None:
+            found = strategy.queue(how).fill(runs, self._target, drop)
+        else:
+            found = lane[0].wait()
+            self._lane = None
+            strategy.idle.append(lane)
+        if type(found) is not int:
+            return strategy.judge(found, self._spans, runs)
+        count, length = len(runs[1]), runs[2]
+        total = length * count if type(length) is int else int(length.sum())
+        counters = strategy.files.counters
+        counters.asked += total
+        counters.read += total
+        counters.cached += total if found >= count else total * found // count
+        if how != SEQUENTIAL:
+            strategy.temperature.cold = (count - found) * FEW_MISSES > count
+        return None
 
 
 class Read:
-    """Reads spans with ``preadv``; ``drop`` leaves none of them in the page cache."""
+    """Reads spans through queues of the engine. ``alignment``: of direct reads; None where they cannot be had."""
 
     name = "read"
-    widens = False
-    merges = True  # two small neighbours cost two calls apart and one together
 
-    def __init__(self, files: Files, *, drop: bool) -> None:
-        self.files = files
-        self.drop = drop
-        self.temperature = Temperature()
-        self.nowait = bool(NOWAIT)
-        self.dontcache = drop
+    def __init__(
+        self,
+        files: Files,
+        engine: Engine,
+        budget: Budget,
+        temperature: Temperature,
+        *,
+        drop: bool,
+        alignment: int | None,
+    ) -> None:
+        self.files, self.engine, self.drop, self.alignment = files, engine, drop, alignment
+        self.temperature = temperature
+        self.prepares = engine.name == "native"
+        self.idle: list[Laned] = []
+        self._budget = budget
+        self._missing = engine.unavailable()
+        self.way = self._best_way()
+        self._queued: tuple[ReadQueue, Holding] | None = None  # the one with staging memory, shared by all threads
+        self._of_thread = threading.local()  # plain ones, so that threads need not wait for each other
+        self._drops = (KEEP, KEEP, KEEP) if not drop or files.in_memory else (DROP, DROP_SEQUENTIAL, KEEP)
+        renew_in_children(self)
 
-    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:
-        """Read every span into ``buffer``, or raise; tell the kernel of ``ahead`` while reads miss."""
-        held = self.files.descriptors(spans.files, scattered=scattered)
-        if len(held) == 1:
-            numbers = [held[spans.files[0]].number] * len(spans.numbers)
+    # Reading
+
+    def start(self, spans: Spans, target: Any, how: int, early: bool, places: Any = None) -> Reads:
+        """These spans into ``target``: at ``finish``, or now in a lane, where there is one to be had.
+
+        ``places``: where each goes, in bytes or, for windows, tokens; else one after the other.
+        """
+        files, numbers, stride, shift, length = spans
+        scattered = how != SEQUENTIAL
+        queued = how == SCATTERED and self.way != "announce"
+        if type(files) is int:  # the usual case, kept short: it is part of every batch
+            held: Any = self.files.descriptor(files, scattered)
+            direct = None
+            if queued:
+                other = self.files.descriptor(files, False, os.O_DIRECT)
+                direct, held = other.number, (held, other)
+                number = held[0].number
+            else:
+                number = held.number
+            runs: Any = (number, numbers, length, places, direct, stride, shift)
         else:
-            numbers = [held[file].number for file in spans.files]
-        reads = _Reads(spans, numbers, spans.offsets.tolist(), spans.targets(buffer))
-        if not scattered:
-            # The kernel reads ahead of sequential reads by itself; announcing them as well gained nothing.
-            self._from_disk(reads, DONTCACHE if self.dontcache else 0)
-        elif not self._from_cache(reads):
-            self._announce_both(spans, held, ahead)
-            self._from_disk(reads, 0)
-        self.files.counters.read += spans.total
-        if self.drop and not self.files.in_memory:
-            for number, offset, length in zip(reads.numbers, reads.offsets, spans.length_of_each(), strict=True):
-                drop_pages(number, offset, length, sequential=not scattered)
-
-    def fetch(self, spans: Spans) -> NDArray[np.uint8] | None:  # noqa: ARG002
-        """No way without a buffer."""
-        return None
-
-    def _from_cache(self, reads: _Reads) -> bool:
-        """Try the page cache alone; True when it had everything."""
-        if self.files.in_memory or not self.nowait or not self.temperature.try_cached():
-            return False
-        got: list[int] = []
-        try:
-            got.extend(reads.make(NOWAIT))
-        except (BlockingIOError, InterruptedError):
-            pass
-        except OSError as problem:
-            if problem.errno not in _UNSUPPORTED:
-                raise self._failed(reads, len(got), problem) from problem
-            self.nowait = False
-        found = sum(got)
-        self.files.counters.cached += found
-        self.temperature.cold = found != reads.spans.total
-        return not self.temperature.cold
-
-    def _announce_both(self, spans: Spans, held: dict[int, Descriptor], ahead: Ahead) -> None:
-        if self.files.in_memory:
-            return
-        announce(held, spans)
-        if ahead is not None and self.temperature.announce_next():
-            later = ahead()
-            announce(self.files.descriptors(later.files, scattered=True), later)
-
-    def _from_disk(self, reads: _Reads, flags: int) -> None:
-        got: list[int] = []
-        try:
-            got.extend(reads.make(flags))  # on an error `got` keeps what came before it
-        except InterruptedError:
-            pass
-        except OSError as problem:
-            if not flags or problem.errno not in _UNSUPPORTED:
-                raise self._failed(reads, len(got), problem) from problem
-            self.dontcache = False  # this filesystem has no RWF_DONTCACHE: the drop after the read remains
-            flags = 0
-        if sum(got) != reads.spans.total:
-            self._continue(reads, got, flags)
-
-    def _continue(self, reads: _Reads, got: list[int], flags: int) -> None:
-        """Finish reads that came back short and make those that were not made."""
-        for index, length in enumerate(reads.spans.length_of_each()):
-            done = got[index] if index < len(got) else 0
-            while done < length:
-                offset = reads.offsets[index] + done
+            runs, held = self._of_many(spans, scattered, queued, places)
+        reads = Reads(self, spans, (runs, self._drops[how], how), target, held)
+        if early:
+            lane = self._lane()
+            if lane is not None:
                 try:
-                    more = os.preadv(reads.numbers[index], [reads.targets[index][0][done:]], offset, flags)
-                except InterruptedError:
-                    continue
-                except OSError as problem:
-                    if flags and problem.errno in _UNSUPPORTED:  # the first try was interrupted before it could tell
-                        self.dontcache, flags = False, 0
-                        continue
-                    raise read_failed(self._path(reads, index), offset, problem) from problem
-                if more == 0:
-                    raise came_short(self._path(reads, index), reads.offsets[index], length, done)
-                done += more
+                    return reads.start_in(lane)
+                except OSError:  # no thread to be had: the reads are made without one
+                    self.prepares = False
+        return reads
 
-    def _failed(self, reads: _Reads, index: int, problem: OSError) -> ReadError:
-        return read_failed(self._path(reads, index), reads.offsets[index], problem)
+    def start_located(self, runs: Any, files: WatchedFiles, target: Any, held: Any) -> Reads:
+        """Runs that have their descriptors and offsets already."""
+        return Reads(self, (files, runs[1], 1, 0, runs[2]), (runs, KEEP, SCATTERED), target, held)
 
-    def _path(self, reads: _Reads, index: int) -> str:
-        return self.files.extents[reads.spans.file_of_each()[index]].path
+    def announce(self, spans: Spans) -> bool:
+        """Tell the kernel of scattered reads to come, which it starts all at once; whether that was done."""
+        temperature = self.temperature
+        temperature.asked += 1
+        # Now and then nothing is said, to learn whether the cache has filled meanwhile.
+        if self.way != "announce" or self.files.in_memory or temperature.asked % RECHECK == 0:
+            return False
+        runs, held = self._of_many(spans, True, False)
+        self.engine.announce(runs)
+        del held
+        return True
+
+    def read_at(self, file: int, offset: int, view: Any) -> None:
+        """One small read, in the calling thread."""
+        number = self.files.descriptor(file, True).number
+        try:
+            got = os.preadv(number, (view,), offset)
+        except InterruptedError:
+            got = 0
+        except OSError as problem:
+            raise read_failed(self.files.paths[file], offset, problem) from problem
+        wanted = view.nbytes
+        if got < wanted:
+            read_rest(self.files.paths[file], number, offset, memoryview(view).cast("B"), got)
+        counters = self.files.counters
+        counters.asked += wanted
+        counters.read += wanted
+        if self._drops[0] != KEEP:
+            drop_pages(number, offset, wanted)
+
+    def _of_many(self, spans: Spans, scattered: bool, queued: bool, places: Any = None) -> tuple[Any, Any]:
+        files, numbers, stride, shift, length = spans
+        each = [files] * len(numbers) if isinstance(files, int) else files
+        held = self.files.descriptors(each, scattered)
+        direct = self.files.descriptors(each, False, os.O_DIRECT) if queued else None
+        fds = np.array([held[file].number for file in each], np.int32)
+        others = None if direct is None else np.array([direct[file].number for file in each], np.int32)
+        lengths = length if isinstance(length, int) else np.ascontiguousarray(length)
+        return (fds, np.ascontiguousarray(numbers), lengths, places, others, stride, shift), (held, direct)
+
+    def judge(self, found: tuple[str, int, int, int], spans: Any, runs: Any) -> Refused:
+        """An id that may not be there, with its place; a read that failed is raised."""
+        kind, number, at, value = found
+        if isinstance(spans[0], WatchedFiles):
+            file = int(np.flatnonzero(spans[0].fds == runs[0][number])[0])
+            spans = (file, *spans[1:])
+        file, offset, length = place_of(spans, number)
+        path = self.files.paths[file]
+        if kind == "token":
+            return value, path, offset + at
+        if value == 0:
+            raise came_short(path, offset, length, at)
+        raise read_failed(path, offset + at, OSError(value, os.strerror(value)))
+
+    # Ways, queues and lanes
+
+    def _best_way(self) -> str:
+        if self.alignment is not None and self.drop and not self.files.in_memory:
+            for way in QUEUED:
+                if not self._missing[way]:
+                    return way
+        return "announce"
+
+    def queue(self, how: int) -> ReadQueue:
+        """The queue for a call of the calling thread."""
+        way = self.way if how == SCATTERED else "read" if how == SEQUENTIAL else "announce"
+        if way in QUEUED:
+            found = self._queued or self._open_queue(way)
+            return self.queue(how) if found is None else found[0]
+        known: ReadQueue | None = getattr(self._of_thread, way, None)
+        if known is None:
+            known = self.engine.queue(way, depth=DEPTH)
+            setattr(self._of_thread, way, known)
+        return known
+
+    def _open_queue(self, way: str) -> tuple[ReadQueue, Holding] | None:
+        holding = self._budget.reserve(self.staging) if self.staging else None
+        if holding is None:
+            self.do_without("the budget has no room for its staging")
+            return None
+        try:
+            self._queued = found = self.engine.queue(way, **self._settings(holding)), holding
+        except OSError as problem:
+            self.do_without(problem.strerror or str(problem), (way,))
+            return None
+        return found
+
+    def _lane(self) -> Laned | None:
+        try:
+            return self.idle.pop()
+        except IndexError:
+            pass
+        holding = None
+        if self.way in QUEUED:
+            holding = self._budget.reserve(self.staging) if self.staging else None
+            if holding is None:
+                return None
+        try:
+            return self.engine.lane(self.way, **self._settings(holding)), holding
+        except OSError as problem:  # no descriptor for a ring: the next way is taken
+            if self.way in QUEUED:
+                self.do_without(problem.strerror or str(problem), (self.way,))
+            return None
+
+    def _settings(self, holding: Holding | None) -> dict[str, int]:
+        staging = STAGING if holding is None else holding.size
+        return {"depth": DEPTH, "staging": staging, "alignment": max(512, self.alignment or PAGE)}
+
+    @property
+    def staging(self) -> int:
+        """Bytes a queue of direct reads holds; 0 where none is used."""
+        size = min(STAGING, self._budget.limit // 16) // PAGE * PAGE
+        return size if self.way in QUEUED and size >= LEAST_STAGING else 0
+
+    def do_without(self, why: str, ways: tuple[str, ...] = QUEUED) -> None:
+        """From now on read scattered misses by none of these."""
+        self._missing = {**self._missing, **dict.fromkeys(ways, why)}
+        self.way = self._best_way()
+
+    def shrink(self) -> None:
+        """Give the staging back: somebody needs the room."""
+        self.idle = []
+        queued, self._queued = self._queued, None
+        if queued is not None:
+            queued[0].close()
+            self.do_without("the budget has no room for its staging")
+
+    def close(self) -> None:
+        if self._queued is not None:
+            self._queued[0].close()
+        self.renew_after_fork()
+
+    def renew_after_fork(self) -> None:
+        self._queued = None
+        self.idle = []
+        self._of_thread = threading.local()
 
     @property
     def rung(self) -> str:
@@ -181,40 +305,57 @@ class Read:
             return "none: the file lives in memory (tmpfs), nothing can be dropped"
         if not hasattr(os, "posix_fadvise"):
             return "none: this system has no posix_fadvise"
-        rung = "RWF_DONTCACHE + fadvise(DONTNEED)" if self.dontcache else "fadvise(DONTNEED)"
+        rung = "RWF_DONTCACHE + fadvise(DONTNEED)"
+        if self.way != "announce":
+            rung += f"; scattered misses by O_DIRECT ({WAY_NAMES[self.way]})"
         return f"{rung}; files that live in memory (tmpfs) stay" if self.files.partly_in_memory else rung
 
-    def close(self) -> None:
-        """Nothing is kept beside the files."""
+
+def read_rest(path: str, number: int, offset: int, view: memoryview, got: int) -> None:
+    """What is missing of a read of which ``got`` bytes came."""
+    while got < len(view):
+        try:
+            more = os.preadv(number, (view[got:],), offset + got)
+        except InterruptedError:
+            continue
+        except OSError as problem:
+            raise read_failed(path, offset + got, problem) from problem
+        if more == 0:
+            raise came_short(path, offset, len(view), got)
+        got += more
 
 
-def announce(held: dict[int, Descriptor], spans: Spans) -> None:
-    """Tell the kernel of reads to come; it starts them all at once."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    numbers: Iterable[int] = (held[file].number for file in spans.file_of_each())
-    calls = map(
-        os.posix_fadvise,
-        numbers,
-        spans.offsets.tolist(),
-        spans.length_of_each(),
-        repeat(os.POSIX_FADV_WILLNEED),
-    )
-    with contextlib.suppress(OSError):  # a hint: where the kernel refuses it, the reads themselves will tell
-        deque(calls, maxlen=0)
+def announce_now(files: Files, spans: Spans) -> None:
+    """Tell the kernel of these spans, whatever the strategy."""
+    if not files.in_memory:
+        for file, offset, length in each_of(spans):
+            advise_file(files.descriptor(file, True).number, offset, length, "POSIX_FADV_WILLNEED")
+
+
+def drop_now(files: Files, spans: Spans) -> None:
+    """Evict these spans from the page cache, whoever read them."""
+    for file, offset, length in each_of(spans):
+        drop_pages(files.descriptor(file, True).number, offset, length, sequential=True)
 
 
 def drop_pages(number: int, offset: int, length: int, *, sequential: bool = False) -> None:
-    """Evict a range, rounded out to whole pages: the kernel keeps pages that are only partly named.
+    """Evict bytes, rounded out to whole pages: the kernel keeps pages that are only partly named.
 
     Behind sequential reads it keeps whole folios of up to 2 MiB that are only partly named; a range that starts at a
     folio's bounds also takes the one that the read before ended in.
     """
-    if hasattr(os, "posix_fadvise"):
-        first = offset // (FOLIO if sequential else PAGE) * (FOLIO if sequential else PAGE)
-        last = -(-(offset + length) // PAGE) * PAGE
-        with contextlib.suppress(OSError):  # a hint: what was read is right all the same
-            os.posix_fadvise(number, first, last - first, os.POSIX_FADV_DONTNEED)
+    unit = 512 * PAGE if sequential else PAGE
+    first = offset // unit * unit
+    advise_file(number, first, -(-(offset + length) // PAGE) * PAGE - first, "POSIX_FADV_DONTNEED")
+
+
+def advise_file(number: int, offset: int, length: int, advice: str) -> None:
+    """A hint to the kernel: where it is refused, or not known, nothing is lost."""
+    if hasattr(os, advice):
+        try:
+            os.posix_fadvise(number, offset, length, getattr(os, advice))
+        except OSError:
+            return
 
 
 def read_failed(path: str, offset: int, problem: OSError) -> ReadError:

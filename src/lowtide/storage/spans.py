@@ -1,146 +1,127 @@
-"""Many runs of bytes, as the strategies want them: which file, where, how long; packed one after the other when read.
+"""Where bytes lie: logical positions, all data of a store laid end to end, turned into files and offsets.
 
-One idea: positions above this room are *logical* - all data bytes of all files laid end to end - and this file is the
-only one that turns them into files and offsets, or merges neighbours. Pure functions on integers; reads nothing.
+A *span* is bytes that are read as one. The only file that knows extents, or merges neighbours. Pure functions on
+integers; reads nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.machine import PAGE
-from lowtide.storage.buffers import Buffer
-from lowtide.storage.descriptors import Extent
+from lowtide.storage.files import Extent
 
 Offsets = NDArray[np.int64]
+Lengths = int | Offsets  # one for all, or one for each
+# Files (one for all spans, or one for each), numbers, stride, shift, lengths: span i is the bytes of ``files[i]`` from
+# ``numbers[i] * stride + shift`` on. A plain tuple, because one is made for every call.
+Spans = tuple[int | list[int], Offsets, int, int, Lengths]
 
-# Two runs this close are read as one. A read costs as much as copying 4 KiB; over a network, a round trip.
+# Two spans this close are read as one. A read costs as much as copying 4 KiB; over a network, a round trip.
 GAP = PAGE
 NETWORK_GAP = 256 * 1024
-# Runs this long gain nothing from being merged: the read itself dominates.
+# Spans this long gain nothing from being merged: the read itself dominates.
 MERGE_BELOW = 64 * 1024
 
 
-class Spans(NamedTuple):
-    """Runs of bytes: run i lies in ``files[i]`` (one entry: all in that file) at byte ``numbers[i] * stride + shift``.
-
-    All are ``length`` bytes long, or run i ``lengths[i]``. A named tuple, because one is made for every call.
-    """
-
-    files: list[int]
-    numbers: Offsets
-    stride: int
-    shift: int
-    length: int
-    lengths: list[int] | None = None
-
-    @property
-    def offsets(self) -> Offsets:
-        """Where each run begins in its file."""
-        return self.numbers * self.stride + self.shift
-
-    @property
-    def total(self) -> int:
-        return self.length * len(self.numbers) if self.lengths is None else sum(self.lengths)
-
-    def file_of_each(self) -> list[int]:
-        return self.files * len(self.numbers) if len(self.files) == 1 else self.files
-
-    def length_of_each(self) -> list[int]:
-        return [self.length] * len(self.numbers) if self.lengths is None else self.lengths
-
-    def few_files(self, most: int) -> Iterator[tuple[Spans, int]]:
-        """The same runs in parts of at most ``most`` files, each with the byte of the buffer where it begins."""
-        if len(self.files) <= most or len(set(self.files)) <= most:
-            yield self, 0
-            return
-        first, start, lengths = 0, 0, self.length_of_each()
-        while first < len(self.files):
-            seen: set[int] = set()
-            last = first
-            while last < len(self.files) and (self.files[last] in seen or len(seen) < most):
-                seen.add(self.files[last])
-                last += 1
-            part = None if self.lengths is None else lengths[first:last]
-            yield Spans(self.files[first:last], self.numbers[first:last], *self[2:5], part), start
-            start += sum(lengths[first:last])
-            first = last
-
-    def targets(self, buffer: Buffer) -> list[list[memoryview]]:
-        """Where each run goes: one after the other from the buffer's start."""
-        if self.lengths is None:
-            return buffer.slots(self.length, len(self.numbers))
-        found, start = [], 0
-        for length in self.lengths:
-            found.append([buffer.view[start : start + length]])
-            start += length
-        return found
+def total_of(spans: Spans) -> int:
+    """Bytes of all spans."""
+    length = spans[4]
+    return length * len(spans[1]) if isinstance(length, int) else int(length.sum())
 
 
-Ahead = Callable[[], Spans] | None  # what the next call will want; a function, since cached data never asks
+def place_of(spans: Spans, number: int) -> tuple[int, int, int]:
+    """File, offset and length of one span."""
+    files, numbers, stride, shift, length = spans
+    return (
+        files if isinstance(files, int) else files[number],
+        int(numbers[number]) * stride + shift,
+        length if isinstance(length, int) else int(length[number]),
+    )
+
+
+def each_of(spans: Spans) -> Iterator[tuple[int, int, int]]:
+    """File, offset and length of every span."""
+    return (place_of(spans, number) for number in range(len(spans[1])))
+
+
+def few_files(spans: Spans, most: int) -> Iterator[tuple[Spans, int]]:
+    """The same spans in turns of at most ``most`` files, each with the byte of the target where it begins."""
+    files, numbers, stride, shift, length = spans
+    if isinstance(files, int) or len(set(files)) <= most:
+        yield spans, 0
+        return
+    first, start = 0, 0
+    while first < len(files):
+        seen: set[int] = set()
+        last = first
+        while last < len(files) and (files[last] in seen or len(seen) < most):
+            seen.add(files[last])
+            last += 1
+        part = length if isinstance(length, int) else length[first:last]
+        some: Spans = files[first:last], numbers[first:last], stride, shift, part
+        yield some, start
+        start += total_of(some)
+        first = last
 
 
 class Located:
-    """The logical byte space of a store's extents."""
+    """The logical byte space of a store's extents; ``which``: the file of each."""
 
-    def __init__(self, extents: tuple[Extent, ...]) -> None:
+    def __init__(self, extents: tuple[Extent, ...], which: NDArray[np.int32]) -> None:
         lengths = np.array([extent.length for extent in extents], np.int64)
+        self.which = which
         self.ends = np.cumsum(lengths, dtype=np.int64)
         # file offset = logical offset + shift of its extent
         self.shift = np.array([extent.offset for extent in extents], np.int64) - (self.ends - lengths)
         self.total = int(self.ends[-1]) if len(lengths) else 0
-        self._single = int(self.shift[0]) if len(lengths) == 1 else None
+        self.single = int(self.shift[0]) if len(lengths) == 1 else None  # the shift, where there is one extent
 
-    def spans(self, numbers: Offsets, stride: int, length: int) -> Spans:
-        """Where the runs of ``length`` bytes at ``number * stride`` lie, cut where they cross into the next file."""
-        if self._single is not None:
-            return Spans([0], numbers, stride, self._single, length)
+    def spans(self, numbers: Offsets, stride: int, length: Lengths) -> Spans:
+        """Where the bytes at ``number * stride`` lie, cut where they reach into the next extent."""
+        if self.single is not None:
+            return 0, numbers, stride, self.single, length
         offsets = numbers * stride
-        files = np.searchsorted(self.ends, offsets, side="right")
-        if (offsets + length > self.ends[files]).any():
-            return self.unequal(offsets, np.full(len(offsets), length, np.int64))
-        return Spans(files.tolist(), offsets + self.shift[files], 1, 0, length)
-
-    def unequal(self, offsets: Offsets, lengths: Offsets) -> Spans:
-        if self._single is not None:
-            return Spans([0], offsets, 1, self._single, 0, lengths.tolist())
         inside = np.searchsorted(self.ends, offsets, side="right")
-        if not (offsets + lengths > self.ends[inside]).any():  # none crosses into the next file
-            return Spans(inside.tolist(), offsets + self.shift[inside], 1, 0, 0, lengths.tolist())
+        if (offsets + length > self.ends[np.minimum(inside, len(self.ends) - 1)]).any():
+            return self._cut(offsets, np.broadcast_to(length, len(offsets)))
+        return self.which[inside].tolist(), offsets + self.shift[inside], 1, 0, length
+
+    def _cut(self, offsets: Offsets, lengths: Offsets) -> Spans:
         files, starts, parts = [], [], []
         for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
-            file = int(np.searchsorted(self.ends, offset, side="right"))
+            extent = int(np.searchsorted(self.ends, offset, side="right"))
             while length > 0:
-                part = min(length, int(self.ends[file]) - offset)
-                if part > 0:  # a file may hold no data at all
-                    files.append(file)
-                    starts.append(offset + int(self.shift[file]))
+                part = min(length, int(self.ends[extent]) - offset)
+                if part > 0:  # an extent may hold no data at all
+                    files.append(int(self.which[extent]))
+                    starts.append(offset + int(self.shift[extent]))
                     parts.append(part)
-                offset, length, file = offset + part, length - part, file + 1
-        return Spans(files, np.array(starts, np.int64), 1, 0, 0, parts)
+                offset, length, extent = offset + part, length - part, extent + 1
+        return files, np.array(starts, np.int64), 1, 0, np.array(parts, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """Neighbouring runs merged into fewer: read ``lengths[k]`` bytes at ``starts[k]``, packed; run ``runs[i]`` then
-    lies at byte ``inside[i]`` of what was read."""
+class MergedRound:
+    """Neighbouring spans merged into fewer: read ``lengths[k]`` bytes at ``starts[k]``, packed; span ``numbers[i]``
+    then lies at byte ``inside[i]`` of what was read."""
 
     starts: Offsets
     lengths: Offsets
-    runs: NDArray[np.intp]
+    numbers: NDArray[np.intp]
     inside: Offsets
 
 
-def merge(offsets: Offsets, length: int, *, gap: int, most: int) -> list[Round] | None:
-    """Merge runs within ``gap`` bytes of each other; each round reads at most ``2 * most`` bytes (``most >= length``).
+def merge(offsets: Offsets, length: int, *, gap: int, most: int) -> list[MergedRound] | None:
+    """Merge spans within ``gap`` bytes of each other; each round reads at most ``2 * most`` bytes (``most >= length``).
 
-    None when merging would not save at least a quarter of the reads: then one read per run is the faster way.
+    None when merging would not save at least a quarter of the reads: then one read per span is the faster way.
     """
     count = len(offsets)
     if count < 2 or length >= MERGE_BELOW:
@@ -152,19 +133,19 @@ def merge(offsets: Offsets, length: int, *, gap: int, most: int) -> list[Round] 
     order = np.argsort(offsets, kind="stable")
     group = np.concatenate(([0], np.cumsum(apart)))
     first = np.flatnonzero(np.concatenate(([True], apart)))
-    # A group longer than `most` is cut: runs whose distance from its start falls in the same step stay together.
+    # A group longer than `most` is cut: spans whose distance from its start falls in the same step stay together.
     step = (ordered - ordered[first][group]) // max(most - length, 1)
     cut = np.concatenate(([True], apart | (step[1:] != step[:-1])))
     first = np.flatnonzero(cut)
     last = np.concatenate((first[1:], [count])) - 1
     starts = ordered[first]
     lengths = ordered[last] + length - starts
-    base = np.cumsum(lengths) - lengths  # where each merged run begins when all are packed
+    base = np.cumsum(lengths) - lengths  # where each merged span begins when all are packed
     inside = base[np.cumsum(cut) - 1] + ordered - starts[np.cumsum(cut) - 1]
     rounds = []
     turn = base // most
-    bounds = [*np.flatnonzero(np.concatenate(([True], turn[1:] != turn[:-1]))).tolist(), len(first)]
+    bounds: list[Any] = [*np.flatnonzero(np.concatenate(([True], turn[1:] != turn[:-1]))).tolist(), len(first)]
     for a, b in pairwise(bounds):
-        runs = slice(int(first[a]), int(last[b - 1]) + 1)
-        rounds.append(Round(starts[a:b], lengths[a:b], order[runs], inside[runs] - base[a]))
+        some = slice(int(first[a]), int(last[b - 1]) + 1)
+        rounds.append(MergedRound(starts[a:b], lengths[a:b], order[some], inside[some] - base[a]))
     return rounds

@@ -1,39 +1,42 @@
-"""A store: bytes on disk, opened read-only, read many runs per call into buffers we own.
+"""A store: bytes on disk, opened read-only, read many spans per call into buffers we own.
 
-One idea: the caller says *which* logical bytes it wants now and which it will want next; the store alone decides how -
-strategy, merging, announcing, dropping - inside one budget. Every strategy fills the same bytes.
-
-Costs one lookup and one fstat per call on top of the reads. Knows no dtypes, rows or seeds.
+The caller says which logical bytes it wants and where they go; ``start`` promises them and ``finish`` has them. How -
+strategy, merging, announcing, dropping, threads - is the store's own business, inside one budget. Every strategy fills
+the same bytes. Costs one look-up and one ``fstat`` per call on top of the reads. Knows no dtypes, rows or seeds.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import NDArray
 
-from lowtide import _native
 from lowtide.arguments import one_of
+from lowtide.engine import engine as chosen_engine
 from lowtide.errors import BudgetError
 from lowtide.machine import direct_alignment, file_kind, room_for_cache
 from lowtide.storage.budget import Budget, Holding
-from lowtide.storage.buffers import Buffer, Filling, Pool
-from lowtide.storage.descriptors import KEPT, Extent, Files, ReadCounts
-from lowtide.storage.direct import Direct
+from lowtide.storage.buffers import Bytes, Pool
+from lowtide.storage.files import KEPT, MOST_WATCHED, Extent, Files, ReadCounts
 from lowtide.storage.forks import Turn, renew_in_children
-from lowtide.storage.many_files import windows_located
 from lowtide.storage.mapped import Cured, Map
-from lowtide.storage.native_read import NativeRead
-from lowtide.storage.read import Read
-from lowtide.storage.spans import GAP, NETWORK_GAP, Ahead, Located, Offsets, Round, Spans, merge
-from lowtide.storage.strategy import Strategy
+from lowtide.storage.read import (
+    SCATTERED,
+    SEQUENTIAL,
+    Read,
+    Refused,
+    Temperature,
+    announce_now,
+    drop_now,
+    drop_pages,
+    read_rest,
+)
+from lowtide.storage.spans import GAP, NETWORK_GAP, Lengths, Located, MergedRound, Offsets, Spans, few_files, merge
 from lowtide.units import KIB, MIB, format_size
 
-STRATEGIES = ("auto", "read", "direct", "remap", "advise", "map")
+STRATEGIES = ("auto", "read", "remap", "advise", "map")
 CACHES = ("auto", "keep", "drop")
 
 MERGE_ROUND = 256 * KIB  # bytes merged reads bring in at a time: stays in the CPU's second-level cache
@@ -43,8 +46,38 @@ SMALLEST_ALLOWANCE = 256 * KIB
 DANGER = "a file truncated while it is mapped kills the process with SIGBUS: use strategy='read' where that may happen"
 
 
+class StartedReads(Protocol):
+    """Reads under way, or still to be made."""
+
+    def finish(self) -> Refused | None: ...
+
+
+class Strategy(Protocol):
+    """How bytes leave the file. All of them fill the same bytes or raise the same errors."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rung(self) -> str: ...
+    @property
+    def prepares(self) -> bool:
+        """Whether what is started early is read by a thread of its own."""
+        ...
+
+    @property
+    def staging(self) -> int:
+        """Bytes each queue of direct reads holds; 0: none."""
+        ...
+
+    def start(self, spans: Spans, target: Any, how: int, early: bool, places: Any = None) -> StartedReads: ...
+    def announce(self, spans: Spans) -> bool: ...
+    def read_at(self, file: int, offset: int, view: Any) -> None: ...
+    def shrink(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Store:
-    """Extents of files as one run of logical bytes ``[0, total)``."""
+    """Extents of files as logical bytes ``[0, total)``."""
 
     def __init__(
         self,
@@ -55,8 +88,13 @@ class Store:
         budget: int | str | Budget = "auto",
         engine: str = "auto",
     ) -> None:
+        if strategy == "direct":
+            raise ValueError(
+                "strategy: expected one of auto, read, remap, advise, map, got 'direct', which is no more. "
+                "Use cache='drop': it reads what is not cached by O_DIRECT."
+            )
         self.asked = one_of("strategy", strategy, STRATEGIES), one_of("cache", cache, CACHES), engine
-        self.engine = _native.engine(engine)
+        self.engine = chosen_engine(engine)
         self.extents = extents
         self.where = extents[0].path if extents else "(no files)"
         if len(extents) > 1:
@@ -64,136 +102,102 @@ class Store:
         self.budget = budget if isinstance(budget, Budget) else Budget(budget)
         self.pool = Pool(self.budget, where=self.where)
         self.files = Files(extents, self.engine)
-        self.located = Located(extents)
+        self.located = Located(extents, self.files.which)
         self.total = self.located.total
+        self._single = self.located.single
         kind = file_kind(extents[0].path) if extents else None
         self.gap = NETWORK_GAP if kind is not None and kind.network else GAP
         self.drop, self.cache_why = self._decide_cache(cache)
         self.closed = False
-        self.keeping: Store | None = None  # the same bytes for a reader that drops behind itself (long_runs.py)
         self._ranks = 1
         self._turn = Turn()
         self._aside: Holding | None = None
         self._strategy: Strategy | None = None
         self.strategy_why = ""
+        self.temperature = Temperature()
         renew_in_children(self)
         self._ready()  # a budget too small for the strategy is refused here
 
     # What a user may do with it
 
-    def gather(
-        self,
-        numbers: Offsets,
-        stride: int,
-        length: int,
-        buffer: Buffer,
-        *,
-        ahead: Callable[[], Offsets] | None = None,
-        sparse: bool = False,
-    ) -> None:
-        """Fill ``buffer`` with the runs of ``length`` bytes at ``number * stride``, in this order, one after the other.
+    def start(
+        self, numbers: Offsets, stride: int, length: Lengths, target: Any, how: int = SCATTERED, early: bool = False
+    ) -> StartedReads:
+        """The bytes at ``number * stride``, ``length`` of each, into ``target``; ``finish`` has them.
 
-        ``ahead`` gives the next call's numbers, of which the kernel is told before the first read while reads miss.
-        ``sparse``: the caller knows that few of them are neighbours, so looking for runs to merge is not worth it.
+        ``target``: a writable buffer, filled one span after the other, or the pair that windows are widened into.
         """
-        if length == 0 or len(numbers) == 0:
-            return
-        self.files.counters.asked += length * len(numbers)
-        if not sparse and self.strategy.merges:
-            rounds = merge(numbers * stride, length, gap=self.gap, most=self._merge_round(length))
-            if rounds is not None and self._gather_merged(rounds, length, buffer):
+        strategy = self._strategy or self._ready()
+        if self._single is not None:
+            return strategy.start((0, numbers, stride, self._single, length), target, how, early)
+        return self._start_in_many(strategy, numbers, stride, length, target, how, early)
+
+    def gather(self, numbers: Offsets, stride: int, length: int, target: Any, how: int = SCATTERED) -> None:
+        """Fill ``target`` with bytes that may be neighbours: where that saves reads, they are read together."""
+        if self.strategy.name != "map":  # merging saves reads, and a kept mapping makes none
+            most = max(length, min(MERGE_ROUND, self.budget.limit // 32))
+            rounds = merge(numbers * stride, length, gap=self.gap, most=most)
+            if rounds is not None and self._gather_merged(rounds, length, target, how):
                 return
-        later = None if ahead is None else lambda: self.located.spans(ahead(), stride, length)
-        self.fill(self.located.spans(numbers, stride, length), buffer, ahead=later, scattered=True)
+        self.start(numbers, stride, length, target, how).finish()
 
-    def fetch(self, numbers: Offsets, stride: int, length: int) -> NDArray[np.uint8] | None:
-        """The same runs as rows of a fresh array, where the strategy has a way without a buffer between; else None."""
-        found = self.strategy.fetch(self.located.spans(numbers, stride, length))
-        self.files.counters.asked += 0 if found is None else found.nbytes
-        return found
-
-    def run(self, offset: int, length: int, buffer: Buffer) -> None:
-        """Fill ``buffer`` with one run of consecutive bytes."""
+    def run(self, offset: int, length: int, target: Any) -> None:
+        """Fill ``target`` with consecutive bytes."""
         if length:
-            self.files.counters.asked += length
-            self.fill(self.one_run(offset, length), buffer, scattered=False)
+            self.start(np.array([offset], np.int64), 1, length, target, SEQUENTIAL).finish()
 
-    def one_run(self, offset: int, length: int) -> Spans:
-        return self.located.spans(np.array([offset], np.int64), 1, length)
+    def read_at(self, offset: int, view: Any) -> None:
+        """Fill ``view``, a small contiguous buffer, with the bytes at ``offset``."""
+        strategy = self._strategy or self._ready()
+        if self._single is not None:
+            strategy.read_at(0, offset + self._single, view)
+            return
+        files, numbers, _, _, _ = self.located.spans(np.array([offset], np.int64), 1, view.nbytes)
+        if len(numbers) == 1 and isinstance(files, list):
+            strategy.read_at(files[0], int(numbers[0]), view)
+        else:
+            self.start(np.array([offset], np.int64), 1, view.nbytes, memoryview(view).cast("B")).finish()
 
-    def windows(
-        self, numbers: Offsets, stride: int, pair: _native.Pair, *, ahead: Callable[[], Offsets] | None = None
-    ) -> bool:
-        """The windows at ``number * stride`` read and widened into ``pair`` in one pass.
-
-        False where that cannot be: the strategy has no such pass, or an id is wrong (then a plain read says which).
-        """
-        strategy = self.strategy
-        if not strategy.widens:
+    def announce(self, numbers: Offsets, stride: int, length: Lengths) -> bool:
+        """Tell the kernel of scattered reads to come, where that helps; whether it was told."""
+        if not len(numbers):
             return False
-        length = (pair.length + 1) * stride
-        if len(self.extents) > 1:
-            total = length * len(numbers)
-            if windows_located(strategy, self.located, (numbers, stride, length), pair, total):
-                return True
-        spans = self.located.spans(numbers, stride, length)
-        if len(spans.files) > 1 and (strategy.name == "map" or len(spans.files) > KEPT.together):
-            return False
-        later = None if ahead is None else lambda: self.located.spans(ahead(), stride, length)
-        self.files.counters.asked += length * len(numbers)
-        read: bool = strategy.windows(spans, pair, ahead=later)  # type: ignore[attr-defined]
-        return read
+        spans, _ = next(few_files(self.located.spans(numbers, stride, length), KEPT.together))
+        return self.strategy.announce(spans)
+
+    def announce_long(self, offset: int, length: int) -> None:
+        """Tell the kernel that these consecutive bytes will be read, in any order."""
+        if length > 0:
+            spans, _ = next(few_files(self.located.spans(np.array([offset], np.int64), 1, length), KEPT.together))
+            announce_now(self.files, spans)
+
+    def drop_long(self, offset: int, length: int) -> None:
+        """Evict these consecutive bytes from the page cache, whoever read them."""
+        if length > 0:
+            for spans, _ in few_files(self.located.spans(np.array([offset], np.int64), 1, length), KEPT.together):
+                drop_now(self.files, spans)
+
+    def sample(self, offsets: list[int], length: int) -> bytes:
+        """Small blocks, one after the other: by plain reads that need no queue and no lock, so that a signal handler
+        may ask for a fingerprint while a batch is under way."""
+        found = []
+        for offset in offsets:
+            files, numbers, stride, shift, lengths = self.located.spans(np.array([offset], np.int64), 1, length)
+            for number, start in enumerate((numbers * stride + shift).tolist()):
+                file = files if isinstance(files, int) else files[number]
+                size = lengths if isinstance(lengths, int) else int(lengths[number])
+                block = memoryview(bytearray(size))
+                number_open = self.files.descriptor(file, True).number
+                read_rest(self.files.paths[file], number_open, start, block, 0)
+                if self.drop:
+                    drop_pages(number_open, start, size)
+                found.append(block.tobytes())
+        return b"".join(found)
 
     @property
-    def cold(self) -> bool:
-        """Whether the last scattered reads missed the page cache, and there are threads that can read ahead."""
-        strategy = self.strategy
-        return isinstance(strategy, NativeRead) and strategy.temperature.cold
-
-    def prefetcher(self) -> tuple[_native.Prefetching, Holding | None] | None:
-        """A native thread for somebody's next batch, where the budget has room for its staging."""
-        strategy = self.strategy
-        return strategy.prefetcher() if isinstance(strategy, NativeRead) else None
-
-    @property
-    def staging(self) -> int | None:
-        """Bytes that each native queue may hold for itself; None where there are no native threads."""
-        strategy = self.strategy
-        return strategy.staging if isinstance(strategy, NativeRead) else None
-
-    def startable(self, numbers: Offsets, stride: int, length: int) -> Spans | None:
-        """The runs of ``length`` bytes at ``number * stride``, for a native thread; None where one call cannot read
-        them all."""
-        spans = self.located.spans(numbers, stride, length)
-        return spans if len(spans.files) == 1 or len(spans.files) <= KEPT.together else None
-
-    def start_windows(self, thread: _native.Prefetching, spans: Spans, pair: _native.Pair) -> tuple[Any, ...]:
-        """Let ``thread`` read and widen these windows; what is returned must live until it has."""
-        strategy = self.strategy
-        assert isinstance(strategy, NativeRead)  # it made the thread
-        runs, held = strategy.runs(spans, scattered=True)
-        thread.start_windows(runs, pair, strategy.dropping(True))
-        return runs, held, pair
-
-    def start_gather(self, thread: _native.Prefetching, spans: Spans, into: NDArray[Any]) -> tuple[Any, ...]:
-        """Let ``thread`` read these runs into an array, one after the other."""
-        strategy = self.strategy
-        assert isinstance(strategy, NativeRead)
-        runs, held = strategy.runs(spans, scattered=True)
-        thread.start_gather(runs, into, strategy.dropping(True))
-        return runs, held, into
-
-    def prefetched(self, count: int, length: int, hits: int) -> None:
-        """Count that many runs of ``length`` bytes, which a native thread has read, ``hits`` of them from the cache."""
-        strategy = self.strategy
-        if isinstance(strategy, NativeRead):
-            strategy.prefetched(hits, count, count * length)
-        self.files.counters.asked += count * length
-
-    def filling(self, size: int) -> Filling:
-        """A buffer from the budget, to fill and lend: ``with store.filling(size) as out: ...``."""
-        self.require_open()
-        return self.pool.filling(size)
+    def prepares(self) -> bool:
+        """Whether a batch that is started early is read by a thread of its own."""
+        return (self._strategy or self._ready()).prepares
 
     @property
     def counters(self) -> ReadCounts:
@@ -203,7 +207,6 @@ class Store:
     @property
     def strategy(self) -> Strategy:
         """The strategy in use, with descriptors of this very process."""
-        self.require_open()
         return self._strategy or self._ready()
 
     def keep_for_ranks(self, world: int) -> None:
@@ -223,11 +226,10 @@ class Store:
         """Close every file and give free buffers back. Arrays already handed out stay valid."""
         if not self.closed:
             self.closed = True
-            if self.keeping is not None:
-                self.keeping.close()
+            strategy, self._strategy = self._strategy, None
             self.files.close()
-            if self._strategy is not None:
-                self._strategy.close()
+            if strategy is not None:
+                strategy.close()
             self.pool.trim()
             self._aside = None
 
@@ -240,30 +242,42 @@ class Store:
 
     # How it does it
 
-    def fill(self, spans: Spans, buffer: Buffer, *, ahead: Ahead = None, scattered: bool) -> None:
-        """Through the strategy, a bounded number of files at a time."""
-        strategy = self.strategy
-        if len(spans.files) == 1:
-            strategy.fill(spans, buffer, ahead=ahead, scattered=scattered)
-            return
-        most = KEPT.together
-        later = None if ahead is None else lambda: next(ahead().few_files(most))[0]
-        for part, start in spans.few_files(most):
-            strategy.fill(part, buffer.after(start), ahead=later, scattered=scattered)
+    def _start_in_many(
+        self, strategy: Strategy, numbers: Offsets, stride: int, length: Lengths, target: Any, how: int, early: bool
+    ) -> StartedReads:
+        if how == SCATTERED and strategy.name == "read" and not early and len(self.files) <= MOST_WATCHED:
+            found = self._watched(strategy, numbers, stride, length, target)
+            if found is not None:
+                return found
+        spans = self.located.spans(numbers, stride, length)
+        parts = list(few_files(spans, KEPT.together))
+        if len(parts) == 1:
+            return strategy.start(spans, target, how, early)
+        return _InTurns(self, strategy, parts, target, how)
 
-    def _merge_round(self, length: int) -> int:
-        return max(length, min(MERGE_ROUND, self.budget.limit // 32))
+    def _watched(
+        self, strategy: Any, numbers: Offsets, stride: int, length: Lengths, target: Any
+    ) -> StartedReads | None:
+        """Spans of files that are all open and as they were: found and checked in one native call."""
+        if strategy.temperature.cold or strategy.way != "announce" or strategy.drop:
+            return None
+        table, held = self.files.watched(self.located.ends, self.located.shift)
+        fds, offsets = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
+        numbers = np.ascontiguousarray(numbers)
+        if not self.engine.locate(table, numbers, stride, length, fds, offsets):
+            return None  # the usual way finds out why, and says it
+        found: StartedReads = strategy.start_located((fds, offsets, length, None, None, 1, 0), table, target, held)
+        return found
 
-    def _gather_merged(self, rounds: list[Round], length: int, buffer: Buffer) -> bool:
-        """Read neighbours together into scratch, then put each run in its place; False if there is no room for it."""
-        self.require_open()
-        filling = self.pool.try_filling(max(int(turn.lengths.sum()) for turn in rounds))
-        if filling is None:
+    def _gather_merged(self, rounds: list[MergedRound], length: int, target: Any, how: int) -> bool:
+        """Read neighbours together into scratch, then put each span in its place; False if there is no room for it."""
+        scratch = self.pool.try_take(max(int(turn.lengths.sum()) for turn in rounds))
+        if scratch is None:
             return False
-        with filling as scratch:
-            for turn in rounds:
-                self.fill(self.located.unequal(turn.starts, turn.lengths), scratch.buffer, scattered=True)
-                _scatter(scratch.buffer, turn, length, buffer.bytes)
+        out: Bytes = np.frombuffer(target, np.uint8) if not isinstance(target, np.ndarray) else target
+        for turn in rounds:
+            self.start(turn.starts, 1, turn.lengths, scratch[: int(turn.lengths.sum())], how).finish()
+            _scatter(scratch, turn, length, out)
         return True
 
     def _decide_cache(self, cache: str) -> tuple[bool, str]:
@@ -276,46 +290,37 @@ class Store:
 
     def _ready(self) -> Strategy:
         """The strategy, made once per process; threads that come meanwhile wait for it."""
+        self.require_open()
         with self._turn.lock:
             if self._strategy is None:
-                self._strategy, self.strategy_why = self._make_strategy(self.asked[0])
+                made, self.strategy_why = self._make_strategy(self.asked[0])
+                self.pool.may_shrink(made)
+                self._strategy = made
             return self._strategy
 
     def _make_strategy(self, asked: str) -> tuple[Strategy, str]:
         why = f"strategy={asked!r} was asked for"
-        name = asked
         if asked == "auto":
-            name, why = "read", "reads into our own buffers: bounded, and no mapping to be killed by"
-        native = self.engine.name == "native"
-        alignment = self._direct_alignment() if native or name == "direct" else None
-        if native and (name == "read" or (name == "direct" and alignment is not None)):
-            return self._native_strategy(name, alignment), why
-        if name == "direct":
-            if alignment is not None:
-                return Direct(self.files, alignment=alignment, allowance=self._allow(name, 4 * alignment)), why
-            why = "this filesystem refuses O_DIRECT, so strategy 'read' with fadvise(DONTNEED) stands in"
-            return Read(self.files, drop=True), why
-        if name == "read":
-            return Read(self.files, drop=self.drop), why
+            why = "reads into our own buffers: bounded, and no mapping to be killed by"
+        if asked in ("auto", "read"):
+            alignment = self._direct_alignment() if self.engine.name == "native" else None
+            made = Read(self.files, self.engine, self.budget, self.temperature, drop=self.drop, alignment=alignment)
+            return made, why
         why = f"{why}; {DANGER}"
-        if name == "map":
-            return Map(self.files, self.engine, drop=self.drop), why
-        return Cured(self.files, name=name, drop=self.drop, allowance=self._allow(name)), why
+        if asked == "map":
+            return Map(self.files, self.engine, self.temperature, drop=self.drop), why
+        allowance = self._allow(asked)
+        cured = Cured(self.files, self.engine, self.temperature, name=asked, drop=self.drop, allowance=allowance)
+        return cured, why
 
-    def _native_strategy(self, name: str, alignment: int | None) -> NativeRead:
-        made = NativeRead(self.files, self.engine, self.budget, name=name, drop=self.drop, alignment=alignment)
-        self.pool.may_reclaim(made)
-        return made
-
-    def _allow(self, name: str, least: int = 0) -> int:
-        """Set aside what the strategy itself may hold as long as it is open: staging buffers or mapped pages."""
-        least = max(least, SMALLEST_ALLOWANCE)
-        allowance = max(least, min(LARGEST_ALLOWANCE, self.budget.limit // 4))
-        if 4 * least <= self.budget.limit:
+    def _allow(self, name: str) -> int:
+        """Set aside what the strategy may hold mapped as long as it is open."""
+        allowance = max(SMALLEST_ALLOWANCE, min(LARGEST_ALLOWANCE, self.budget.limit // 4))
+        if self.budget.limit >= 4 * SMALLEST_ALLOWANCE:
             self._aside = self.budget.reserve(allowance, aside=True)
         if self._aside is None:
             raise BudgetError(
-                f"{self.where}: expected a budget of {format_size(4 * least)} or more for "
+                f"{self.where}: expected a budget of {format_size(4 * SMALLEST_ALLOWANCE)} or more for "
                 f"strategy={name!r}, got {format_size(self.budget.limit)}. Raise the budget or use strategy='read'."
             )
         return allowance
@@ -331,15 +336,45 @@ class Store:
             os.close(number)
 
 
-def _scatter(scratch: Buffer, turn: Round, length: int, out: NDArray[np.uint8]) -> None:
-    """Runs that lie anywhere in ``scratch`` to their rows of ``out``, in steps: what NumPy copies between is small."""
-    data = scratch.bytes
-    anywhere = as_strided(data, (len(data) - length + 1, length), (1, 1), writeable=False)
+class _InTurns:
+    """Spans of more files than one call may hold open: some of the files at a time."""
+
+    __slots__ = ("_how", "_parts", "_store", "_strategy", "_target")
+
+    def __init__(self, store: Store, strategy: Strategy, parts: list[tuple[Spans, int]], target: Any, how: int) -> None:
+        self._store, self._strategy, self._parts, self._target, self._how = store, strategy, parts, target, how
+
+    def finish(self) -> Refused | None:
+        if isinstance(self._target, tuple):
+            return self._widened()
+        view = memoryview(self._target).cast("B")
+        for spans, start in self._parts:
+            self._strategy.start(spans, view[start:], self._how, False).finish()
+        return None
+
+    def _widened(self) -> Refused | None:
+        """Windows: each turn's spans say where in the rows they go."""
+        item = np.dtype(self._target[3]).itemsize
+        for (files, numbers, stride, shift, length), start in self._parts:
+            lengths = np.full(len(numbers), length, np.int64) if isinstance(length, int) else length
+            places = (np.cumsum(lengths) - lengths + start) // item
+            spans: Spans = files, numbers, stride, shift, lengths
+            refused = self._strategy.start(spans, self._target, self._how, False, places).finish()
+            if refused is not None:
+                return refused
+        if self._target[5] is not None:
+            self._target[5][0] = -1  # each turn noted its own marks: none that hold for all
+        return None
+
+
+def _scatter(scratch: Bytes, turn: MergedRound, length: int, out: Bytes) -> None:
+    """Spans that lie anywhere in ``scratch`` to their rows of ``out``, in steps: what NumPy copies between is small."""
+    anywhere = as_strided(scratch, (len(scratch) - length + 1, length), (1, 1), writeable=False)
     rows = out[: len(out) // length * length].reshape(-1, length)
     step = max(1, MERGE_ROUND // length)
-    for first in range(0, len(turn.runs), step):
+    for first in range(0, len(turn.numbers), step):
         part = slice(first, first + step)
-        rows[turn.runs[part]] = anywhere[turn.inside[part]]
+        rows[turn.numbers[part]] = anywhere[turn.inside[part]]
 
 
 def _reopen(extents: tuple[Extent, ...], strategy: str, cache: str, engine: str, budget: Budget, ranks: int) -> Store:

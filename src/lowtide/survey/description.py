@@ -13,9 +13,9 @@ from typing import Any
 
 from lowtide.formats import Layout, dtype_smell
 from lowtide.machine import file_kind, page_cache, read_ahead_bytes
-from lowtide.reading.boundaries import required_marks
-from lowtide.reading.boundary_index import Progress, boundary_index
-from lowtide.reading.document_counts import DocumentCounts, count_documents
+from lowtide.reading.documents.boundaries import required_marks
+from lowtide.reading.documents.boundary_index import Progress, boundary_index
+from lowtide.reading.documents.document_counts import DocumentCounts, count_documents
 from lowtide.survey.projection import Plan
 from lowtide.survey.subject import Opening, Subject, opened
 from lowtide.tokens import Tokens

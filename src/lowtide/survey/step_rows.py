@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lowtide.feed import Feed
 from lowtide.formats import Layout, document_ends
 from lowtide.prepare.tokenizers.spelling import NumberWords, Words
-from lowtide.reading.cuts import Place
+from lowtide.reading.places import Place
 from lowtide.reading.token_range import TokenRange
 
 

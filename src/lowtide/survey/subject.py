@@ -102,9 +102,7 @@ def opened(layout: Layout, opening: Opening) -> Array | Tokens:
     store = Store(layout.extents, **vars(opening))
     if not holds_tokens(layout):
         return Array(layout, store)
-    tokens = Tokens(layout, store)
-    tokens.vocab, tokens.eot, tokens.bos = layout.vocab, layout.eot, layout.bos
-    return tokens
+    return Tokens(layout, store, vocab=layout.vocab, eot=layout.eot, bos=layout.bos)
 
 
 def several_members(paths: Sequence[str]) -> tuple[ArrayMember, ...]:

@@ -48,7 +48,7 @@ def test_a_contiguous_dataset_opens_with_the_same_values(file: Path, read_back: 
     assert np.array_equal(read_back(layout), wanted)
 
 
-@pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise", "map"])
+@pytest.mark.parametrize("strategy", ["read", "remap", "advise", "map"])
 def test_every_strategy_reads_a_dataset(file: Path, strategy: str) -> None:
     with lowtide.open(file, tensor="/X", strategy=strategy) as array:
         assert np.array_equal(array[:], X)

@@ -40,7 +40,7 @@ def test_a_stored_member_opens_with_the_same_values(archive: Path, read_back: Re
     assert np.array_equal(read_back(layout), wanted)
 
 
-@pytest.mark.parametrize("strategy", ["read", "direct", "remap", "advise", "map"])
+@pytest.mark.parametrize("strategy", ["read", "remap", "advise", "map"])
 def test_every_strategy_reads_a_member_at_its_odd_offset(archive: Path, strategy: str) -> None:
     wanted = np.load(archive)["X"]
     with lowtide.open(archive, tensor="X", strategy=strategy) as array:

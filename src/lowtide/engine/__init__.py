@@ -1,0 +1,230 @@
+"""Who makes the calls: the C core where it was built, its Python twin elsewhere. The same bytes from both.
+
+An engine is a set of functions with the same names. ``engine()`` says which one is in use and why; nothing above this
+room asks whether there is a compiler, and other rooms import from here alone. Importing loads the extension where it is
+(under a millisecond), reads no environment and starts no thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lowtide.engine import document_planes, mapping, permutation, reads
+from lowtide.engine.document_planes import Planes, RunsOfBatch, run_begins, spread
+from lowtide.engine.mapping import FAULT_AROUND, FAULT_MOST
+from lowtide.engine.packed_plans import PackedTables, RowPieces, packed_plan, pieces_of
+from lowtide.engine.runs import (
+    DROP,
+    DROP_SEQUENTIAL,
+    KEEP,
+    SOURCES,
+    WAYS,
+    Pair,
+    Problem,
+    Runs,
+    WatchedFiles,
+)
+
+try:
+    import lowtide.engine._core as _core
+except ImportError as problem:  # not built, or built for another interpreter
+    _missing: str | None = str(problem)
+else:
+    _missing = None
+
+__all__ = [
+    "DROP",
+    "DROP_SEQUENTIAL",
+    "ENGINES",
+    "FAULT_AROUND",
+    "FAULT_MOST",
+    "KEEP",
+    "SOURCES",
+    "WAYS",
+    "Engine",
+    "FileMapping",
+    "PackedTables",
+    "Pair",
+    "Planes",
+    "Problem",
+    "ReadLane",
+    "ReadQueue",
+    "RowPieces",
+    "Runs",
+    "RunsOfBatch",
+    "WatchedFiles",
+    "engine",
+    "packed_plan",
+    "pieces_of",
+    "run_begins",
+    "spread",
+]
+
+ENGINES = ("auto", "native", "python")
+VARIABLE = "LOWTIDE_ENGINE"
+NOTE = Path(__file__).parent / "not_built.txt"  # written by setup.py when the compiler failed
+
+
+Found = int | tuple[str, int, int, int]  # runs found in the page cache, or the fields of a Problem
+
+
+class ReadQueue(Protocol):
+    """Fills targets, one call at a time."""
+
+    def fill(self, runs: Any, target: Any, drop: int, /) -> Found: ...
+    def close(self) -> None: ...
+
+
+class ReadLane(Protocol):
+    """Fills one target while its owner does something else."""
+
+    def start(self, runs: Any, target: Any, drop: int, /) -> None: ...
+    def wait(self) -> Found: ...
+    def close(self) -> None: ...
+
+
+class FileMapping(Protocol):
+    """A file's first bytes in memory, as a read-only buffer."""
+
+    def take_back(self, first: int, length: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Engine:
+    """``name`` is native or python; ``why`` says in words how it came to be chosen."""
+
+    name: str
+    why: str
+
+    @property
+    def functions(self) -> Any:
+        return _core if self.name == "native" else reads
+
+    def queue(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> ReadQueue:
+        """A queue that reads misses this way, with at most ``depth`` in flight and ``staging`` bytes of its own."""
+        made: ReadQueue = self.functions.Queue(way, depth, staging, alignment)
+        return made
+
+    def lane(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> ReadLane:
+        """The same with ``start`` and ``wait``; native, a thread fills the target."""
+        made: ReadLane = self.functions.Lane(way, depth, staging, alignment)
+        return made
+
+    def mapping(self, fd: int, size: int, *, shifted: bool, scattered: bool) -> FileMapping:
+        """The first ``size`` bytes of a file, mapped; ``shifted`` so that no fault maps a folio of 2 MiB."""
+        made: FileMapping = (_core if self.name == "native" else mapping).Mapping(fd, size, shifted, scattered)
+        return made
+
+    def fill_mapped(self, mapping: Any, runs: Any, target: Any) -> tuple[str, int, int, int] | None:
+        """Runs of a mapping, copied or widened; None, or the first problem."""
+        found: tuple[str, int, int, int] | None = self.functions.fill_mapped(mapping, runs, target)
+        return found
+
+    def announce(self, runs: Any) -> None:
+        """Tell the kernel of reads to come."""
+        self.functions.announce(runs)
+
+    def permute(self, numbers: Any, n: int, constants: Any, tweaks: Any = None, *, inverted: bool = False) -> None:
+        """Map numbers below n in place by the permutation of these constants, or back."""
+        (_core if self.name == "native" else permutation).permute(numbers, n, constants, tweaks, inverted)
+
+    @property
+    def unchanged(self) -> Callable[[int, int, int], bool]:
+        """``unchanged(fd, size, modified)``: whether the file still is that long and was not written since."""
+        found: Callable[[int, int, int], bool] = self.functions.unchanged
+        return found
+
+    def locate(self, files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: Any, offsets: Any) -> bool:
+        """Descriptors and offsets of runs of many files, those files checked; False: look closer, in Python."""
+        found: bool = self.functions.locate(files, numbers, stride, lengths, fds, offsets)
+        return found
+
+    def documents_marked(self, planes: Planes, x: Any, y: Any, id: int, *, begins: bool) -> int:
+        """Documents that end (or begin) with an id in x, written into the planes; tokens of the longest run."""
+        native = self.name == "native" and x.dtype.char in "ilq"
+        found: int = (_core if native else document_planes).documents_marked(planes, x, y, id, begins)
+        return found
+
+    def documents_noted(self, planes: Planes, marks: Any, *, begins: bool) -> int | None:
+        """The same from what reading with ``Pair.marks`` noted, without a look at x; None: too many, or none noted."""
+        found: int | None = (_core if self.name == "native" else document_planes).documents_noted(planes, marks, begins)
+        return found
+
+    def documents_given(self, planes: Planes, begins: Any, closing: Any, padding: Any = None) -> int:
+        """The same from where runs begin, last tokens of documents, and which runs are padding."""
+        found: int = (_core if self.name == "native" else document_planes).documents_given(
+            planes, begins, closing, padding
+        )
+        return found
+
+    def packed_plan(self, tables: PackedTables, rows: Any, into: Any, padding: Any) -> tuple[int, int, int, int] | None:
+        """Reads and runs of a batch of packed rows (reads, runs, documents closed, any padding?); None: no room, or
+        tables that make no sense."""
+        native = self.name == "native"
+        return _core.packed_plan(tables, rows, into, padding) if native else packed_plan(tables, rows, into, padding)
+
+    def packed_close(self, x: Any, y: Any, runs: RunsOfBatch, pad: int, eot: int | None) -> int:
+        """Padding over what was read too much; the first document that does not end with eot, or -1."""
+        if self.name == "native" and x.dtype.char in "ilq":
+            return _core.packed_close(x, y, *runs, pad, eot)
+        return document_planes.packed_close(x, y, runs, pad, eot)
+
+    def find_ids(self, tokens: Any, id: int, found: Any, start: int = 0) -> tuple[int, int]:
+        """Where an id stands among tokens from ``start`` on: how many ``found`` now holds, and where to go on."""
+        native = self.name == "native" and tokens.dtype.isnative and tokens.dtype.char in "BHIilq"  # as SOURCES
+        many, reached = (_core if native else document_planes).find_ids(tokens, id, found, start)
+        return many, reached
+
+    def unavailable(self) -> dict[str, str]:
+        """Each way of reading misses, and why it cannot be had here ('': it can). Asks the kernel once per process."""
+        return dict(_unavailable(self.name, os.getpid()))
+
+
+@functools.lru_cache(maxsize=4)
+def _unavailable(name: str, process: int) -> dict[str, str]:  # noqa: ARG001
+    """Asking takes 30 ms, for the kernel ends a ring slowly. A child of fork may be allowed less, so it asks anew."""
+    found: dict[str, str] = (_core if name == "native" else reads).unavailable()
+    return found
+
+
+def engine(asked: str = "auto") -> Engine:
+    """The engine ``asked`` for, else LOWTIDE_ENGINE's; ``native`` is refused where it was not built."""
+    if asked not in ENGINES:
+        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {asked!r}. Use engine='auto'.")
+    if asked != "auto":
+        return _chosen(asked, f"engine={asked!r} was asked for")
+    stated = os.environ.get(VARIABLE, "auto")
+    if stated not in ENGINES:
+        raise ValueError(f"{VARIABLE}: expected one of {', '.join(ENGINES)}, got {stated!r}. Use {VARIABLE}=auto.")
+    if stated != "auto":
+        return _chosen(stated, f"{VARIABLE}={stated}")
+    return _found()
+
+
+@functools.cache
+def _found() -> Engine:
+    if _missing is None:
+        return Engine("native", "the extension is built")
+    return Engine("python", why_missing())
+
+
+def _chosen(name: str, why: str) -> Engine:
+    if name == "native" and _missing is not None:
+        raise ValueError(
+            f"engine: expected the native engine ({why}), got none: {why_missing()}. "
+            "Use engine='python', or install again where there is a C compiler."
+        )
+    return Engine(name, why)
+
+
+def why_missing() -> str:
+    """Why there is no extension, in words."""
+    try:
+        return f"the extension was not built: {NOTE.read_text().strip()}"
+    except OSError:
+        return f"the extension does not load: {_missing}"

@@ -1,0 +1,239 @@
+"""Streams: which item comes at which position, epoch after epoch. Rows, windows and packed rows are all items.
+
+Position k of a stream is in epoch ``k // epoch``; each epoch has an order of its own, a pure function of the settings.
+Nothing is stored per item, any position costs the same, and resuming needs nothing but the position. Integers only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.order.local import LocalPermutation
+from lowtide.order.orders import Order, Permutation
+from lowtide.order.words import draws, key
+from lowtide.units import MIB, parse_size
+
+Positions = NDArray[np.int64]
+Items = NDArray[np.int64]
+
+KNOWN_EPOCHS = 3  # a batch straddles two; a look ahead may reach a third
+
+
+class Stream(Protocol):
+    """Positions -> items."""
+
+    @property
+    def order(self) -> str: ...
+    @property
+    def epoch(self) -> int | None:
+        """Items of one epoch; None: the stream has no epochs and never runs out."""
+        ...
+
+    @property
+    def rows(self) -> int | None:
+        """Positions of a stream that has an end; None: endless."""
+        ...
+
+    @property
+    def scattered(self) -> bool:
+        """Neighbouring positions are items from all over the data."""
+        ...
+
+    def at(self, positions: Positions) -> Items: ...
+    def settings(self) -> dict[str, Any]:
+        """What fixes the order, safe for JSON."""
+        ...
+
+
+class LocalStretch(NamedTuple):
+    """Neighbouring items that a local shuffle mixes, and the positions at which they come."""
+
+    item: int  # the first
+    items: int
+    position: int
+    phase: int  # of the epoch: 0 for rows
+
+
+class Shuffled:
+    """Every item of ``n`` once per epoch, in an order of each epoch's own; the first is epoch ``first_epoch``.
+
+    Item i is the number ``i * stride``, and where ``phased`` that plus a phase of the epoch: windows at a stride.
+    ``neighbours``: shuffle only among so many neighbouring items. ``locality``: the bytes that were stated for that.
+    """
+
+    order = "shuffled"
+    rows = None
+    consecutive = False
+
+    def __init__(
+        self,
+        n: int,
+        seed: int,
+        first_epoch: int = 0,
+        *,
+        purpose: str = "rows",
+        stride: int = 1,
+        phased: bool = False,
+        neighbours: int | None = None,
+        locality: int | None = None,
+    ) -> None:
+        self.n = self.epoch = n
+        self.seed, self.first_epoch, self.purpose = seed, first_epoch, purpose
+        self.stride, self.phased, self.neighbours, self.locality = stride, phased, neighbours, locality
+        self.scattered = neighbours is None
+        self._known: dict[int, tuple[Order, int]] = {}
+
+    def at(self, positions: Positions) -> Items:
+        if not len(positions):
+            return np.empty(0, np.int64)
+        epochs, places = np.divmod(positions, self.n)
+        found = np.empty(len(positions), np.int64)
+        # Not np.unique: its first call imports numpy.ma, and a child forked meanwhile waits for the import for ever.
+        for first, last in _equal(epochs):
+            order, phase = self._of_epoch(int(epochs[first]))
+            found[first:last] = order.at(places[first:last])
+            if self.stride != 1:
+                found[first:last] *= self.stride
+            if phase:
+                found[first:last] += phase
+        return found
+
+    def stretch(self, position: int) -> LocalStretch:
+        """What is being mixed at a position of a local shuffle."""
+        epoch, place = divmod(position, self.n)
+        order, phase = self._of_epoch(epoch)
+        assert isinstance(order, LocalPermutation)
+        item, items, begins = order.run_at(place)
+        return LocalStretch(item, items, epoch * self.n + begins, phase)
+
+    def _of_epoch(self, epoch: int) -> tuple[Order, int]:
+        known = self._known.get(epoch)
+        if known is None:
+            known = self._order(self.first_epoch + epoch), self._phase(self.first_epoch + epoch)
+            if len(self._known) >= KNOWN_EPOCHS:
+                self._known.clear()
+            self._known[epoch] = known
+        return known
+
+    def _order(self, epoch: int) -> Order:
+        if self.neighbours is None:
+            return Permutation(self.n, seed=self.seed, epoch=epoch, purpose=self.purpose)
+        return LocalPermutation(self.n, self.neighbours, seed=self.seed, epoch=epoch, purpose=self.purpose)
+
+    def _phase(self, epoch: int) -> int:
+        return key(self.seed, epoch, "phase") % self.stride if self.phased else 0
+
+    def settings(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"order": self.order, "seed": self.seed}
+        if self.purpose == "rows":
+            return {**own, "epoch": self.first_epoch, "neighbours": self.neighbours}
+        if self.neighbours is None:
+            return own
+        return {**own, "neighbours": self.neighbours} if self.locality is None else {**own, "locality": self.locality}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
+
+
+class Drawn:
+    """Items of ``n`` drawn with replacement, without end."""
+
+    epoch = rows = None
+    consecutive = False
+    scattered = True
+
+    def __init__(self, n: int, seed: int, purpose: str = "sample") -> None:
+        self.n, self.seed, self.purpose = n, seed, purpose
+        self.order = "sample" if purpose == "sample" else "random"
+
+    def at(self, positions: Positions) -> Items:
+        found = np.empty(len(positions), np.int64)
+        for first, last in _equal(positions - np.arange(len(positions))) if len(positions) else ():
+            start = int(positions[first])
+            found[first:last] = draws(self.n, seed=self.seed, start=start, count=last - first, purpose=self.purpose)
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        return {"order": self.order, "seed": self.seed}
+
+
+class InOrder:
+    """Items 0, ``stride``, 2 ``stride`` ... as they lie, ``n`` per epoch; ``finite``: one epoch and no more."""
+
+    consecutive = True
+    scattered = False
+
+    def __init__(self, n: int, stride: int = 1, *, finite: bool = True) -> None:
+        self.n = self.epoch = n
+        self.stride = stride
+        self.order = "sequential" if finite else "chunks"
+        self.rows = n if finite else None
+
+    def at(self, positions: Positions) -> Items:
+        return (positions if self.rows is not None else positions % max(1, self.n)) * self.stride
+
+    def items(self, first: int, count: int) -> range:
+        """Those at ``[first, first + count)``, all of one epoch."""
+        begin = (first if self.rows is not None else first % max(1, self.n)) * self.stride
+        return range(begin, begin + count * self.stride, self.stride)
+
+    def settings(self) -> dict[str, Any]:
+        return {"order": self.order}
+
+
+class Given:
+    """The caller's own numbers (checked, negative ones allowed) of ``n`` rows, in the caller's order."""
+
+    order = "gather"
+    rows = None
+    consecutive = False
+    scattered = False
+
+    def __init__(self, indices: NDArray[Any], n: int) -> None:
+        self.indices, self.n, self.epoch = indices, n, len(indices)
+
+    def at(self, positions: Positions) -> Items:
+        if not len(positions):
+            return np.empty(0, np.int64)
+        places = positions % self.epoch
+        parts = [np.asarray(self.indices[int(places[a]) : int(places[b - 1]) + 1]) for a, b in self._ascending(places)]
+        found: Items = np.concatenate(parts).astype(np.int64)
+        return np.where(found < 0, found + self.n, found)
+
+    def _ascending(self, places: Positions) -> Iterator[tuple[int, int]]:
+        return _equal(places - np.arange(len(places)))
+
+    def settings(self) -> dict[str, Any]:
+        step, digest = 1 << 16, hashlib.blake2b(digest_size=16)
+        for first in range(0, len(self.indices), step):
+            digest.update(np.asarray(self.indices[first : first + step]).astype("<i8").tobytes())
+        return {"order": self.order, "indices": digest.hexdigest()}
+
+
+def _equal(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Where equal neighbours begin and end: [first, last) of each."""
+    return pairwise([0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)])
+
+
+def neighbours_of(locality: int | str | None, item_bytes: int, *, order: str = "shuffled", what: str = "row") -> Any:
+    """What ``locality=`` means for items of so many bytes: (bytes stated, neighbouring items); None where none was."""
+    if locality is None:
+        return None
+    size = parse_size(locality, what="locality")
+    if order != "shuffled":
+        raise ValueError(
+            f"locality: expected order='shuffled', got order={order!r}, which has nothing to shuffle among neighbours. "
+            "Leave locality= out."
+        )
+    if what == "window" and size < item_bytes:
+        raise ValueError(
+            f"locality: expected at least one window ({item_bytes} bytes), got {size} bytes. "
+            f"Use locality={max(item_bytes, MIB)} or more; 64MiB is usual."
+        )
+    return size, max(1, size // max(1, item_bytes))

@@ -1,0 +1,201 @@
+"""Batches by position, and those that are started before they are asked for.
+
+Which batch comes next is known, so while data is cold the next two are started early: the native engine's threads fill
+them while the caller works, or the kernel is told of their reads. Whoever reads does not know which. While everything
+is cached this does nothing. What is under way is given up as soon as somebody else needs its room in the budget.
+
+Numbers are computed in blocks that double, up to 64 KiB: a block costs little more than one batch, and the first
+request computes just what was asked for, so that any single step comes at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.order.steps import Steps
+from lowtide.order.streams import InOrder, Stream
+from lowtide.storage import Budget, Pool, Store
+from lowtide.storage.forks import renew_in_children
+from lowtide.storage.read import Temperature
+
+Numbers = NDArray[np.int64]
+
+BLOCK = 8192  # numbers computed at a time: 64 KiB, and the order's fixed cost spread over many batches
+AHEAD = 2  # batches under way beside the one in the caller's hands
+
+_NOTHING: tuple[int, Numbers] = 0, np.empty(0, np.int64)
+
+
+class Batch(Protocol):
+    """A batch under way. Dropped, it gives its buffer back."""
+
+    def finish(self) -> Any:
+        """What the user gets: lent arrays."""
+        ...
+
+
+class Reader(Protocol):
+    """Turns numbers into batches. Knows dtypes and shapes; no order, no position, no look-ahead."""
+
+    @property
+    def temperatures(self) -> tuple[Temperature, ...]: ...
+    @property
+    def pools(self) -> tuple[Pool, ...]: ...
+    @property
+    def stores(self) -> tuple[Store, ...]: ...
+    @property
+    def where(self) -> str: ...
+    @property
+    def budget(self) -> Budget: ...
+
+    def start(self, numbers: Any, early: bool = False) -> Batch: ...
+    def nbytes(self, rows: int) -> int: ...
+    def scratch(self, rows: int) -> int: ...
+    def fingerprint(self) -> dict[str, Any]: ...
+
+
+class Follower(Protocol):
+    """Told of every step before it is read: announces what lies far ahead."""
+
+    def approach(self, position: int) -> None: ...
+    def leave(self) -> None: ...
+
+
+class Later:
+    """A batch for which there was no room yet: the kernel may have been told of it (``announced``), no more."""
+
+    __slots__ = ("_announced", "_numbers", "_reader")
+
+    def __init__(self, reader: Reader, numbers: Any, announced: bool = False) -> None:
+        self._reader, self._numbers, self._announced = reader, numbers, announced
+
+    def finish(self) -> Any:
+        found = self._reader.start(self._numbers).finish()
+        if self._announced:  # what was announced is there by now: that does not make the disk warm
+            for temperature in self._reader.temperatures:
+                temperature.cold = True
+        return found
+
+
+class LazyNumbers:
+    """The numbers of a batch too large to hold them all: computed a slice at a time."""
+
+    __slots__ = ("_at", "_batches", "_count")
+
+    def __init__(self, batches: Batches, at: int, count: int) -> None:
+        self._batches, self._at, self._count = batches, at, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, some: slice) -> Numbers:
+        first, last, _ = some.indices(self._count)
+        return self._batches.stream.at(self._batches.steps.positions(self._at + first, last - first))
+
+
+class Batches:
+    """The batches of a stream, read by ``reader``; a step begins at a position."""
+
+    def __init__(self, reader: Reader, stream: Stream, steps: Steps) -> None:
+        self.reader, self.stream, self.steps = reader, stream, steps
+        self.tail_reader: Reader | None = None  # of the one shorter row that a finite stream may end with
+        self._known = _NOTHING  # one value, so that threads never see half of it: where the block begins, and the block
+
+    def start(self, at: int, early: bool = False) -> Batch:
+        """The batch of the step at ``at``."""
+        reader = self.reader
+        if self.tail_reader is not None and at >= (self.stream.rows or 0):
+            reader = self.tail_reader
+        return reader.start(self.numbers(at), early)
+
+    def numbers(self, at: int) -> Any:
+        """This rank's numbers of the step at ``at``."""
+        steps = self.steps
+        count = steps.count(at)
+        start, block = self._known
+        step, rest = divmod(at - start, steps.width)
+        first = step * steps.share
+        if rest or first < 0 or first + count > len(block):
+            return self._computed(at, count, first <= len(block) and not rest)
+        return block[first : first + count]
+
+    def _computed(self, at: int, count: int, goes_on: bool) -> Any:
+        if isinstance(self.stream, InOrder):
+            return self.stream.items(self.steps.position(at), count)
+        if count > BLOCK and self.steps.contiguous:
+            return LazyNumbers(self, at, count)
+        block = self._known[1]
+        size = count
+        if goes_on and count == self.steps.share:
+            size = max(count, min(BLOCK, 2 * len(block)) // count * count)
+        found = self.stream.at(self.steps.positions(at, size))
+        self._known = at, found
+        return found[:count]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": _NOTHING}
+
+
+class Ahead:
+    """Batches started before they are asked for, by the position of their step. Empty while everything is cached."""
+
+    def __init__(self, batches: Batches, follower: Follower | None = None) -> None:
+        self._batches = batches
+        self._follower = follower
+        self._temperatures = batches.reader.temperatures if batches.stream.scattered else ()
+        self._registered = False
+        self.renew_after_fork()
+        renew_in_children(self)
+
+    def renew_after_fork(self) -> None:
+        """The parent's threads do not exist in a child, and their buffers are the parent's."""
+        self._started: dict[int, Batch] = {}
+
+    def take(self, at: int) -> Batch | None:
+        """The batch of this step, if it was started."""
+        return self._started.pop(at, None) if self._started else None
+
+    def keep(self, at: int) -> None:
+        """Have the next batches under way, while starting them early pays."""
+        if self._follower is not None:
+            self._follower.approach(at)
+        for temperature in self._temperatures:
+            if temperature.cold:
+                self._start_next(at)
+                return
+
+    def _start_next(self, at: int) -> None:
+        if not self._registered:
+            self._registered = True
+            for pool in self._batches.reader.pools:
+                pool.may_shrink(self)
+        steps, before, wanted = self._batches.steps, self._started, {}
+        for _ in range(AHEAD):
+            following = steps.begin(steps.after(at))
+            if following is None or steps.count(following) != steps.share:
+                break
+            at = following
+            wanted[at] = before.get(at) or self._batches.start(at, True)
+        self._started = wanted
+
+    def leave(self) -> None:
+        """The end was reached."""
+        self.shrink()
+        if self._follower is not None:
+            self._follower.leave()
+
+    def shrink(self) -> None:
+        """Give up what is under way: somebody needs its room."""
+        self._started = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ahead, (self._batches, self._follower)
+
+
+def prepared_ahead(store: Store) -> tuple[int, int]:
+    """Batches that may be under way beside those of the caller, and bytes of staging for them: what a plan counts."""
+    strategy = store.strategy
+    return (AHEAD, (1 + AHEAD) * strategy.staging) if strategy.prepares else (0, 0)

@@ -1,0 +1,81 @@
+"""The cursor: the one iterator. It alone knows position, lock, rollback, epochs and look-ahead.
+
+Feeds and the iterators of arrays are thin faces of it. A step that fails, or is interrupted at any line, delivers
+nothing and moves nothing. Position, state and fingerprint can be asked for at any moment, from any thread and from a
+signal handler, without waiting for a batch in flight: nothing here takes the lock but the steps themselves, and the
+fingerprint is read with the first batch.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, Self
+
+from lowtide.order.steps import Steps
+from lowtide.order.streams import Stream
+from lowtide.reading.ahead import Ahead, Batches, Follower, Reader
+from lowtide.storage import Pool, Store
+from lowtide.storage.forks import Turn
+
+
+class Cursor:
+    """Batches of a stream, one after the other. ``position`` counts what was delivered."""
+
+    def __init__(self, reader: Reader, stream: Stream, steps: Steps, follower: Follower | None = None) -> None:
+        self.position = 0
+        self._reader, self._stream, self._steps = reader, stream, steps
+        self._batches = Batches(reader, stream, steps)
+        self._ahead = Ahead(self._batches, follower)
+        self._turn = Turn()
+        self._fingerprint: dict[str, Any] | None = None
+        self._delivered, self._seconds = 0, 0.0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        began = perf_counter()
+        before = after = -1
+        try:
+            with self._turn.lock:
+                before = self.position
+                at = self._steps.begin(before)
+                if at is not None:
+                    if self._fingerprint is None:
+                        self._fingerprint = self._reader.fingerprint()
+                    batch = self._ahead.take(at) or self._batches.start(at)
+                    self._ahead.keep(at)
+                    arrays = batch.finish()
+                    del batch
+                    if self.position == before:  # nobody sought meanwhile, a signal handler for one
+                        self._delivered += 1
+                        self._seconds += perf_counter() - began
+                        after = self._steps.after(at)
+                        self.position = after
+                    return arrays
+        except BaseException:
+            if self.position == after:  # interrupted after the position moved: the batch comes again
+                self.position = before
+            raise
+        self._ahead.leave()
+        raise StopIteration
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the data, wherever it is copied."""
+        found = self._fingerprint
+        if found is None:
+            self._fingerprint = found = self._reader.fingerprint()
+        return found
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return self._reader.stores
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Where the buffers of batches come from."""
+        return self._reader.pools
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process counts its own steps and reads its own fingerprint."""
+        return {**self.__dict__, "_delivered": 0, "_seconds": 0.0, "_fingerprint": None}

@@ -1,0 +1,86 @@
+"""What a corpus's documents are like: how many, how long, and how many meet in one window.
+
+Everything is counted on the index, block by block, in bounded memory: two passes for an exact median, one
+for the rest. The most runs in a window is kept beside the data, because every start of a run needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from lowtide.reading.documents.boundary_index import BoundaryIndex, key_of
+from lowtide.reading.documents.kept_arrays import GrowingArrays, KeptFile, kept
+from lowtide.reading.rows.indexing import Numbers
+from lowtide.reading.token_range import TokenRange
+
+HIGH = 1 << 16  # lengths are counted by their high part first, then by the low part of the median's
+
+
+@dataclass(frozen=True)
+class DocumentCounts:
+    """Documents of a range of tokens; lengths in tokens. A median of an even number is the lower of the two."""
+
+    documents: int
+    shortest: int
+    median: int
+    longest: int
+    window: int  # a length,
+    most_in_window: int  # and the most documents that meet in one window of it
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def count_documents(index: BoundaryIndex, first: int, last: int, window: int) -> DocumentCounts:
+    high = np.zeros(HIGH, np.int64)
+    count, shortest, longest = 0, last - first, 0
+    for lengths in lengths_of(index, first, last):
+        count += len(lengths)
+        shortest, longest = min(shortest, int(lengths.min())), max(longest, int(lengths.max()))
+        high += np.bincount(np.minimum(lengths >> 16, HIGH - 1), minlength=HIGH)
+    upto = np.cumsum(high)
+    middle = (count - 1) // 2
+    part = int(np.searchsorted(upto, middle, side="right"))
+    low = np.zeros(HIGH, np.int64)
+    for lengths in lengths_of(index, first, last):
+        low += np.bincount(lengths[lengths >> 16 == part] & (HIGH - 1), minlength=HIGH)
+    before = int(upto[part - 1]) if part else 0
+    median = (part << 16) + int(np.searchsorted(np.cumsum(low), middle - before, side="right"))
+    most = most_in_window(index.blocks(first, last), last, window)
+    return DocumentCounts(count, shortest, min(median, longest), longest, window, most)
+
+
+def lengths_of(index: BoundaryIndex, first: int, last: int) -> Iterator[Numbers]:
+    """Tokens of every document, block by block."""
+    for ends in index.blocks(first, last):
+        yield np.diff(ends, prepend=first)
+        first = int(ends[-1])
+
+
+def most_in_window(blocks: Iterable[Numbers], last: int, length: int) -> int:
+    """The most documents of which one window of ``length`` tokens, wherever it begins, holds a part."""
+    most, held = 0, np.empty(0, np.int64)
+    for block in blocks:
+        ends = np.concatenate((held, block[block < last]))  # no window lies across the end of all
+        if len(ends):
+            # Borders that lie inside one window are at most length - 2 apart.
+            together = np.searchsorted(ends, ends + (length - 2), side="right") - np.arange(len(ends))
+            most = max(most, int(together.max()))
+            held = ends[ends >= ends[-1] - length]
+    return 1 + (most if length > 1 else 0)
+
+
+def kept_most_runs(index: BoundaryIndex, tokens: TokenRange, length: int) -> int:
+    """The same for these tokens, measured once for this range and length."""
+    first, last = tokens.first, tokens.last
+    identity: dict[str, Any] = {**index.kept.identity, "length": length, "range": [first, last]}
+
+    def measure(growing: GrowingArrays) -> None:
+        growing.finish(identity, {"most_runs": most_in_window(index.blocks(first, last), last, length)}, {})
+
+    what = KeptFile(f"runs-{length}-{key_of(identity)}.count", identity, tokens.layout.extents[0].path)
+    return int(kept(what, {"nothing": "<u1"}, measure).facts["most_runs"])

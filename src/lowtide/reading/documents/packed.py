@@ -1,0 +1,226 @@
+"""Rows of packed documents as x, y and docs.
+
+A row's pieces are read one behind the other, and its last read goes on over tokens nobody asked for until the row is
+full; so a batch is one call of unequal reads into rows of ``length + 1`` tokens, and padding is written over them. y is
+x one column on, but for the last tokens of documents. What to read comes from the engine, which walks over the mapped
+tables of the packing.
+
+Costs one read per piece, and a few microseconds and 33 bytes per piece for the plan. No Python per document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from lowtide.engine import RowPieces, packed_plan, spread
+from lowtide.errors import FormatError
+from lowtide.machine import PAGE
+from lowtide.reading.ahead import Batch, Later, prepared_ahead
+from lowtide.reading.documents.boundaries import padding_id, required_marks
+from lowtide.reading.documents.docs import Docs, DocsFiller
+from lowtide.reading.documents.kept_arrays import damaged
+from lowtide.reading.documents.packing import PackedRows
+from lowtide.reading.places import DocumentPlace, Place
+from lowtide.reading.plan import Plan, project
+from lowtide.reading.rows.indexing import Numbers
+from lowtide.reading.token_range import TokenRange
+from lowtide.reading.window_reader import XY, Starts, WindowReader
+from lowtide.storage import Bytes
+from lowtide.storage.budget import whole_pages
+from lowtide.storage.store import StartedReads
+from lowtide.units import format_size
+
+
+class PackedReads(NamedTuple):
+    """What a batch of packed rows is read from. Reads fill rows of ``length + 1`` tokens; runs count through the
+    flattened batch."""
+
+    offsets: Numbers  # bytes, counted from the corpus's beginning
+    lengths: Numbers  # bytes
+    begins: Numbers  # of every run, ascending
+    closing: Numbers  # last tokens of documents
+    padding: NDArray[np.bool_] | None  # which runs are padding
+
+
+class PackedReader(WindowReader):
+    """Reads batches of rows of one packing."""
+
+    def __init__(
+        self, tokens: TokenRange, rows: PackedRows, dtype: DTypeLike = "int64", *, documents: bool = False
+    ) -> None:
+        super().__init__(tokens, rows.length, dtype)
+        self.rows = rows
+        self.tables = rows.tables(self.item, int(tokens.layout.shape[0]))
+        self.docs = DocsFiller(rows.length, rows.most_runs) if documents else None
+        self._padding = padding_id(tokens)
+        self._marks = required_marks(tokens)
+        self._eot = self._marks.id if self._marks.by == "eot" else None
+        if self._padding > np.iinfo(self.dtype).max:
+            raise ValueError(
+                f"dtype: expected a type that holds the padding id {self._padding}, got {self.dtype}. "
+                "Use dtype='int64'."
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _packed_reader, (self.tokens, self.rows, self.dtype, self.docs is not None)
+
+    # Batches, lent
+
+    def start(self, numbers: Starts, early: bool = False) -> Batch:
+        """These rows of the packing."""
+        if isinstance(numbers, range):
+            numbers = np.arange(numbers.start, numbers.stop, dtype=np.int64)
+        found = self.reads_of(numbers)
+        rows, size = len(numbers), WindowReader.nbytes(self, len(numbers))
+        root = self.room(self.nbytes(rows), early)
+        scratch = None if root is None or self.widens else self.room(self.scratch(rows), early)
+        if root is None or (scratch is None and not self.widens):
+            self.store.announce(found.offsets, 1, found.lengths)
+            return Later(self, numbers, announced=True)
+        x: NDArray[Any] = np.ndarray((rows, self.length), self.dtype, root)
+        y: NDArray[Any] = np.ndarray((rows, self.length), self.dtype, root, size // 2)
+        if scratch is None:
+            target: Any = (x, y, self.length, self.source, self.tokens.vocab, None, 0)
+        else:
+            target = scratch[: rows * self.window]
+        reads = self.store.start(found.offsets, 1, found.lengths, target, self.how, early) if rows else None
+        return PackedBatch(self, numbers, (found, reads, scratch), (x, y), root)
+
+    def reads_of(self, rows: Numbers) -> PackedReads:
+        """What these rows are read from."""
+        room = len(rows) * (self.rows.most_runs + 1) + 1  # a row at the corpus's end may need one more read than runs
+        try:
+            found = self._planned(self.store.engine.packed_plan, rows, room)
+            while found is None:
+                # A corpus shorter than a row is read many times to fill one; or the tables make no sense.
+                room *= 8
+                found = self._planned(packed_plan, rows, room)
+        except (IndexError, ValueError) as problem:
+            raise damaged(self.rows.kept.path, "rows of whole documents", "numbers that make none") from problem
+        return found
+
+    def _planned(self, planned: Callable[..., Any], rows: Numbers, room: int) -> PackedReads | None:
+        into, padding = np.empty((4, room), np.int64), np.empty(room, np.bool_)
+        found = planned(self.tables, rows, into, padding)
+        if found is None:
+            return None
+        reads, runs, closed, padded = found
+        offsets, lengths, begins, closing = into
+        return PackedReads(
+            offsets[:reads], lengths[:reads], begins[:runs], closing[:closed], padding[:runs] if padded else None
+        )
+
+    def widen_checked(self, pair: XY, scratch: Bytes, numbers: Numbers) -> None:
+        """Rows as they lie on disk into x and y; ids that only fill rows up may be any."""
+        narrow: NDArray[Any] = np.ndarray((len(numbers), self.length + 1), self.tokens.dtype, scratch)
+        if self.tokens.vocab is not None or self.narrows:
+            self._check_ids(narrow, self.rows.pieces_of(numbers))
+        np.copyto(pair[0], narrow[:, :-1], casting="unsafe")
+        np.copyto(pair[1], narrow[:, 1:], casting="unsafe")
+
+    def read_again(self, pair: XY, found: PackedReads, numbers: Numbers) -> None:
+        """An id was refused, perhaps one that only fills a row up: look closer."""
+        scratch = self.store.pool.take(self.scratch(len(numbers)))
+        target = scratch[: len(numbers) * self.window]
+        self.store.start(found.offsets, 1, found.lengths, target, self.how).finish()
+        self.widen_checked(pair, scratch, numbers)
+
+    def close(self, pair: XY, found: PackedReads, numbers: Numbers, root: Bytes) -> Docs | None:
+        """Padding and docs, once the tokens are there."""
+        x, y = pair
+        engine, runs = self.store.engine, found[2:]
+        if engine.packed_close(x, y, runs, self._padding, self._eot) >= 0:
+            self._same_data(x, self.rows.pieces_of(numbers), found.closing)
+        if self.docs is None:
+            return None
+        base = WindowReader.nbytes(self, len(numbers))
+        return self.docs.fill(lambda planes: engine.documents_given(planes, *runs), len(numbers), root, base)
+
+    def _check_ids(self, narrow: NDArray[Any], pieces: RowPieces) -> None:
+        rows = np.repeat(np.arange(len(pieces.counts)), pieces.counts)
+        sizes = pieces.sizes + pieces.goes_on
+        before = np.cumsum(sizes) - sizes
+        first = np.cumsum(pieces.counts) - pieces.counts
+        columns = before - before[first][rows]
+        wanted = narrow.reshape(-1)[spread(rows * narrow.shape[1] + columns, sizes)]  # without what only fills rows up
+        places = spread(pieces.starts, sizes)
+        self.tokens.check(wanted, lambda index: int(places[index]))
+        self.check_fits(wanted)
+
+    def _same_data(self, x: NDArray[Any], pieces: RowPieces, closing: Numbers) -> None:
+        """Documents must end with their eot, or the packing is of a file as it was before somebody wrote into it."""
+        wrong = np.flatnonzero(x.reshape(-1)[closing] != self._eot)
+        whole = np.flatnonzero(~pieces.goes_on)
+        ends = pieces.starts[whole[wrong]] + pieces.sizes[whole[wrong]]
+        wrong = wrong[(ends != self.tokens.last) & (ends != self.tokens.layout.shape[0])]
+        if len(wrong):
+            found = int(x.reshape(-1)[closing[wrong[0]]])
+            path, offset = self.tokens.place(int(pieces.starts[whole[wrong[0]]] + pieces.sizes[whole[wrong[0]]] - 1))
+            raise FormatError(
+                f"{path}: expected {self._marks} at the end of a document (byte {offset}), got {found}: the tokens "
+                f"have changed since their documents were indexed. Delete {self.rows.kept.path} and its index."
+            )
+
+    # What it is and costs
+
+    def nbytes(self, rows: int) -> int:
+        """Of x, y and docs."""
+        return super().nbytes(rows) + (0 if self.docs is None else self.docs.nbytes(rows))
+
+    def places(self, numbers: Numbers) -> list[Place]:
+        pieces = self.rows.pieces_of(numbers)
+        documents = [
+            DocumentPlace(*self.tokens.place(start), size)
+            for start, size in zip(pieces.starts.tolist(), pieces.sizes.tolist(), strict=True)
+        ]
+        bounds = np.cumsum(pieces.counts).tolist()
+        rows = (tuple(documents[a:b]) for a, b in zip([0, *bounds], bounds, strict=False))
+        return [Place(row[0].file, row[0].offset, documents=row) for row in rows]
+
+    def settings(self) -> dict[str, Any]:
+        return {"length": self.length, "cut": "packed", "documents_by": str(self._marks)}
+
+    def plan(self, rows: int) -> Plan:
+        size, scratch, tables = self.nbytes(rows), self.scratch(rows), self.rows.kept.nbytes
+        prepared, staging = prepared_ahead(self.store)
+        why = (
+            f"batches of {format_size(size)}, one held and one being filled, widened from {format_size(scratch)}",
+            f"the packing's tables, {format_size(tables)}, are mapped and shared by all processes",
+        )
+        held = (2 + prepared) * size + whole_pages(scratch) + staging
+        return project(self.store, held, announced=2 * rows * (self.window + 2 * PAGE), why=why, mapped=tables)
+
+
+def _packed_reader(tokens: TokenRange, rows: PackedRows, dtype: np.dtype[Any], documents: bool) -> PackedReader:
+    return PackedReader(tokens, rows, dtype, documents=documents)
+
+
+class PackedBatch:
+    """Packed rows under way; padding and docs are written once their tokens are there."""
+
+    __slots__ = ("_found", "_numbers", "_pair", "_reader", "_reads", "_root", "_scratch")
+
+    def __init__(
+        self,
+        reader: PackedReader,
+        numbers: Numbers,
+        begun: tuple[PackedReads, StartedReads | None, Bytes | None],
+        pair: XY,
+        root: Bytes,
+    ) -> None:
+        self._reader, self._numbers, self._pair, self._root = reader, numbers, pair, root
+        self._found, self._reads, self._scratch = begun
+
+    def finish(self) -> Any:
+        reader, pair, found = self._reader, self._pair, self._found
+        problem = None if self._reads is None else self._reads.finish()
+        if problem is not None:
+            reader.read_again(pair, found, self._numbers)
+        elif self._scratch is not None:
+            reader.widen_checked(pair, self._scratch, self._numbers)
+        docs = reader.close(pair, found, self._numbers, self._root)
+        return pair if docs is None else (*pair, docs)

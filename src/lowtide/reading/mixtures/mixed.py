@@ -1,0 +1,291 @@
+"""Rows of several corpora in one batch: which corpus gives which row, and how they are read together.
+
+A number of a mixture is a pair in one integer: of R readers, ``number * R + r`` is row ``number`` of reader ``r``.
+``MixtureStream`` finds it, exactly and at any row; each corpus goes through its own stream meanwhile, so changing
+weights never loses or repeats a row. ``MixtureReader`` lets every reader start its rows and puts them in their places.
+
+Corpora of one dtype lie end to end in one store and are one reader, ``JoinedWindows``: a batch of 16 corpora is one
+native call, as of one. Several readers cost one more copy of the batch, and one call each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from lowtide.formats.layout import join
+from lowtide.machine import PAGE
+from lowtide.order.mixing import Mixing
+from lowtide.order.streams import Stream
+from lowtide.reading.ahead import Batch, Later, Numbers
+from lowtide.reading.documents.docs import Docs, DocsFiller
+from lowtide.reading.mixtures.mixture_state import check_past, past_of
+from lowtide.reading.places import Place
+from lowtide.reading.plan import Plan
+from lowtide.reading.token_range import TokenRange
+from lowtide.reading.window_reader import XY, Starts, WindowReader
+from lowtide.storage import Bytes, Store
+from lowtide.storage.budget import whole_pages
+
+UNROUNDED = 8 * PAGE  # a reader's arrays and scratch begin on pages: what that may cost each of several readers
+
+
+@dataclass(frozen=True)
+class MixturePart:
+    """One corpus: its name, its stream, which reader reads it and where its rows begin in that reader's numbers."""
+
+    name: str
+    stream: Stream
+    reader: int
+    base: int
+    fingerprint: Callable[[], dict[str, Any]]
+
+    def numbers(self, rows: Numbers) -> Numbers:
+        """Of the part's own rows; a finite order begins again."""
+        finite = self.stream.rows
+        found = self.stream.at(rows if finite is None else rows % finite)
+        return found + self.base if self.base else found
+
+
+class MixtureStream:
+    """Rows of the mixture -> numbers, as ``mixing`` plans them."""
+
+    epoch = None
+
+    def __init__(self, parts: Sequence[MixturePart], mixing: Mixing, readers: int) -> None:
+        self.parts = tuple(parts)
+        self.mixing = mixing
+        self.order = parts[0].stream.order
+        self.rows = mixing.rows
+        self.scattered = any(part.stream.scattered for part in parts)
+        self._readers = readers
+
+    def at(self, positions: Numbers) -> Numbers:
+        sources, own = self.mixing.at(positions)
+        found = np.empty(len(positions), np.int64)
+        order = np.argsort(sources, kind="stable")
+        bounds = np.searchsorted(sources[order], np.arange(len(self.parts) + 1))
+        for index, part in enumerate(self.parts):
+            mine = order[bounds[index] : bounds[index + 1]]
+            if len(mine):
+                found[mine] = part.numbers(own[mine]) * self._readers + part.reader
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        return self.parts[0].stream.settings()
+
+    def past(self, rows: int) -> dict[str, Any]:
+        """What fixed the order of the rows before this one, safe for JSON."""
+        return past_of(self.mixing, [(part.name, part.fingerprint) for part in self.parts], rows)
+
+    def check_past(self, past: Any, rows: int) -> None:
+        """StateError unless these rows would come in the same order again."""
+        check_past(past, self.past(rows), rows)
+
+
+class JoinedWindows(WindowReader):
+    """Windows of corpora that lie end to end in one store; numbers count tokens from the first one's first file.
+
+    Where vocabularies differ, ids are checked row by row against that of the corpus they are from.
+    """
+
+    def __init__(self, corpora: dict[str, TokenRange], store: Store, length: int, dtype: DTypeLike = "int64") -> None:
+        each = tuple(corpora.values())
+        sizes = [tokens.layout.shape[0] for tokens in each]
+        vocabs = [tokens.vocab for tokens in each]
+        equal = len(set(vocabs)) == 1
+        joined = TokenRange(join([tokens.layout for tokens in each]), store, vocab=vocabs[0] if equal else None)
+        super().__init__(joined, length, dtype)
+        self.corpora = corpora
+        self.where = f"a mixture of {', '.join(corpora)}"
+        self.bases = np.cumsum([0, *sizes[:-1]], dtype=np.int64)
+        self._names = tuple(corpora)
+        self._each = each
+        self._vocabs = None if equal else np.array([-1 if vocab is None else vocab for vocab in vocabs], np.int64)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _joined_windows, (self.corpora, self.store, self.length, self.dtype, self.how)
+
+    def start(self, numbers: Starts, early: bool = False) -> Batch:
+        batch = super().start(numbers, early)
+        if self._vocabs is None or isinstance(batch, Later):
+            return batch
+        return CheckedBatch(self, np.asarray(numbers, np.int64), batch)
+
+    def check_rows(self, numbers: Numbers, pair: XY) -> None:
+        """Refuse ids outside the vocabulary of their row's corpus."""
+        x, y = pair
+        if self._vocabs is None or x.size == 0:
+            return
+        owners = np.searchsorted(self.bases, numbers, side="right") - 1
+        vocabs = self._vocabs[owners]
+        wrong = (x.max(axis=1) >= vocabs) | (y[:, -1] >= vocabs)
+        if self.tokens.dtype.kind == "i":
+            wrong |= (x.min(axis=1) < 0) | (y[:, -1] < 0)
+        wrong &= vocabs >= 0
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            tokens = self._each[owners[row]]
+            first = int(numbers[row] - self.bases[owners[row]])
+            tokens.check(np.append(x[row], y[row, -1]), lambda index: first + index)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Nothing for all: a state has one of each corpus that took part."""
+        for tokens in self._each:
+            tokens.fingerprint()
+        return {}
+
+    def places(self, numbers: Numbers) -> list[Place]:
+        found = []
+        for start, owner in zip(numbers.tolist(), np.searchsorted(self.bases, numbers, side="right") - 1, strict=True):
+            file, offset = self._each[owner].place(start - int(self.bases[owner]))
+            found.append(Place(file, offset, self._names[owner]))
+        return found
+
+    def plan(self, rows: int) -> Plan:
+        found = super().plan(rows)
+        return replace(found, why=(*found.why, f"{len(self._each)} corpora read through 1 store"))
+
+
+def _joined_windows(
+    corpora: dict[str, TokenRange], store: Store, length: int, dtype: np.dtype[Any], how: int
+) -> JoinedWindows:
+    found = JoinedWindows(corpora, store, length, dtype)
+    found.how = how
+    return found
+
+
+class CheckedBatch:
+    """Windows under way whose ids are checked row by row."""
+
+    __slots__ = ("_batch", "_numbers", "_reader")
+
+    def __init__(self, reader: JoinedWindows, numbers: Numbers, batch: Batch) -> None:
+        self._reader, self._numbers, self._batch = reader, numbers, batch
+
+    def finish(self) -> XY:
+        pair: XY = self._batch.finish()
+        self._reader.check_rows(self._numbers, pair)
+        return pair
+
+
+class MixtureReader:
+    """Rows of several readers of one length and dtype. ``names``: of the corpus each reads, where it reads just one;
+    ``corpora``: of all of them.
+
+    ``most_runs``: of documents in any window of any of them; 0 where documents were not asked for.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[WindowReader],
+        names: Sequence[str | None],
+        corpora: Sequence[str],
+        most_runs: int = 0,
+    ) -> None:
+        self.readers = tuple(readers)
+        self.names = tuple(names)
+        self.corpora = tuple(corpora)
+        self.where = f"a mixture of {', '.join(corpora)}"
+        first = readers[0]
+        self.length, self.dtype, self.budget = first.length, first.dtype, first.budget
+        self.stores = tuple(reader.store for reader in readers)
+        self.pools = tuple(reader.store.pool for reader in readers)
+        self.temperatures = tuple(reader.store.temperature for reader in readers)
+        self.most_runs = most_runs
+        self.docs = DocsFiller(self.length, most_runs) if most_runs else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MixtureReader, (self.readers, self.names, self.corpora, self.most_runs)
+
+    def start(self, numbers: Numbers, early: bool = False) -> Batch:
+        rows = len(numbers)
+        root = None if early else self.pools[0].take(self.nbytes(rows))
+        items, which = np.divmod(numbers, len(self.readers))
+        begun = []
+        for index, reader in enumerate(self.readers):
+            mine = np.flatnonzero(which == index)
+            if len(mine):
+                begun.append((mine, reader.start(items[mine], early)))
+        return MixtureBatch(self, rows, begun, root)
+
+    def documents(self, ids: NDArray[np.int32], mask: NDArray[np.bool_], root: Bytes, base: int) -> Docs:
+        """The readers' runs, numbered through the whole batch."""
+        assert self.docs is not None
+        begins = np.ones(ids.shape, np.bool_)
+        begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        first = np.flatnonzero(begins)
+        padding = ids.reshape(-1)[first] == -1
+        closing = np.flatnonzero(~mask & (ids >= 0))
+        engine = self.stores[0].engine
+        runs = first, closing, padding if padding.any() else None
+        return self.docs.fill(lambda planes: engine.documents_given(planes, *runs), len(ids), root, base)
+
+    def nbytes(self, rows: int) -> int:
+        """Of x, y and docs."""
+        return 2 * self.half(rows) + (0 if self.docs is None else self.docs.nbytes(rows))
+
+    def half(self, rows: int) -> int:
+        return whole_pages(rows * self.length * self.dtype.itemsize)
+
+    def scratch(self, rows: int) -> int:
+        """What the readers' own batches take, however the rows are dealt to them."""
+        most = max(whole_pages(reader.nbytes(rows)) + whole_pages(reader.scratch(rows)) for reader in self.readers)
+        return most + len(self.readers) * UNROUNDED
+
+    def places(self, numbers: Numbers) -> list[Place]:
+        items, which = np.divmod(numbers, len(self.readers))
+        found: list[Any] = [None] * len(numbers)
+        for index, reader in enumerate(self.readers):
+            mine, name = np.flatnonzero(which == index), self.names[index]
+            for row, place in zip(mine.tolist(), reader.places(items[mine]), strict=True):
+                found[row] = place if name is None else place._replace(corpus=name)
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        return self.readers[0].settings()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Nothing for all: a state has one of each corpus that took part."""
+        for reader in self.readers:
+            reader.fingerprint()
+        return {}
+
+    def plan(self, rows: int) -> Plan:
+        plans = [reader.plan(rows) for reader in self.readers]
+        mapped, cache = sum(plan.mapped for plan in plans), sum(plan.cache for plan in plans)
+        anon = min(plans[0].budget, sum(plan.anon for plan in plans) + 2 * self.nbytes(rows))
+        joined = f"{len(self.corpora)} corpora read through {len(self.stores)} stores"
+        return replace(plans[0], anon=anon, mapped=mapped, cache=cache, why=(*plans[0].why, joined))
+
+
+class MixtureBatch:
+    """Rows of several readers under way. An early one takes the buffer it is put together in at the end."""
+
+    __slots__ = ("_begun", "_reader", "_root", "_rows")
+
+    def __init__(
+        self, reader: MixtureReader, rows: int, begun: list[tuple[NDArray[np.intp], Batch]], root: Bytes | None
+    ) -> None:
+        self._reader, self._rows, self._begun, self._root = reader, rows, begun, root
+
+    def finish(self) -> Any:
+        reader, shape, begun = self._reader, (self._rows, self._reader.length), self._begun
+        root = reader.pools[0].take(reader.nbytes(self._rows)) if self._root is None else self._root
+        half = reader.half(self._rows)
+        x: NDArray[Any] = np.ndarray(shape, reader.dtype, root)
+        y: NDArray[Any] = np.ndarray(shape, reader.dtype, root, half)
+        if reader.docs is not None:
+            ids, mask = np.empty(shape, np.int32), np.empty(shape, np.bool_)
+        while begun:  # each gives its buffers back before the next is finished
+            mine, batch = begun.pop()
+            found = batch.finish()
+            x[mine], y[mine] = found[0], found[1]
+            if reader.docs is not None:
+                ids[mine], mask[mine] = found[2].ids, found[2].loss_mask
+            del found, batch
+        return (x, y) if reader.docs is None else (x, y, reader.documents(ids, mask, root, 2 * half))

@@ -1,0 +1,95 @@
+"""Several arrays read row for row: a reader of readers.
+
+Every batch asks each member for the same row numbers, so rows cannot drift apart; one budget counts the buffers of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lowtide.machine import PAGE
+from lowtide.reading.ahead import Batch, prepared_ahead
+from lowtide.reading.rows.parts import Listed, lists_of
+from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader, Wanted
+from lowtide.reading.rows.resident import GivenArray, ResidentRows
+from lowtide.storage import Budget
+from lowtide.storage.budget import whole_pages
+
+Member = RowReader | ResidentRows | GivenArray
+REMEMBERED = 8 * ROWS_AT_ONCE  # numbers of one batch that are computed once for all members: half a MiB
+
+
+class MemberRows:
+    """The same rows of every member, as a tuple, or as a dict where they have names."""
+
+    def __init__(self, members: tuple[Member, ...], names: tuple[str, ...] | None, budget: Budget) -> None:
+        self.members = members
+        self.called = names or tuple(str(k) for k in range(len(members)))
+        self.names = names
+        self.budget = budget
+        self.count = members[0].count
+        self.row_bytes = sum(one.row_bytes for one in members)
+        self.where = " with ".join(one.where for one in members)
+        self.stores = tuple(store for one in members for store in one.stores)
+        self.pools = tuple(pool for one in members for pool in one.pools)
+        self.temperatures = tuple(one for member in members for one in member.temperatures)
+        memories = {id(one.memory): one.memory for one in members if isinstance(one, ResidentRows)}
+        for memory in memories.values():
+            memory.hold()
+        self.resident = sum(memory.size for memory in memories.values())
+
+    def start(self, numbers: Wanted, early: bool = False) -> Batch:
+        if not isinstance(numbers, (range, np.ndarray)) and len(numbers) <= REMEMBERED:
+            numbers = numbers[0 : len(numbers)]
+        batches = []
+        for one in self.members:
+            batches.append(one.start(numbers, early))  # noqa: PERF401 - a comprehension would be one call more
+        return _MemberBatch(batches, self.names)
+
+    def scattered(self) -> MemberRows:
+        return MemberRows(tuple(one.scattered() for one in self.members), self.names, self.budget)
+
+    def nbytes(self, rows: int) -> int:
+        return sum(whole_pages(one.nbytes(rows)) or PAGE for one in self.members)
+
+    def scratch(self, rows: int) -> int:
+        return max(whole_pages(one.scratch(rows)) for one in self.members)
+
+    def ahead(self, rows: int) -> int:
+        """Bytes that batches under way may hold beside: what a plan counts."""
+        size = 0
+        for one in self.members:
+            if isinstance(one, RowReader) and not one.fortran:
+                batches, staging = prepared_ahead(one.store)
+                size += batches * whole_pages(one.nbytes(rows)) + staging
+        return size
+
+    def packed(self, found: Sequence[Any]) -> Any:
+        return tuple(found) if self.names is None else dict(zip(self.names, found, strict=True))
+
+    def indices(self) -> list[Listed]:
+        """Those of subsets, each once."""
+        found = {id(index): index for one in self.members for index in lists_of(one.part)}
+        return list(found.values())
+
+    def fingerprint(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"members": list(self.called)}
+        for name, one in zip(self.called, self.members, strict=True):
+            found |= {f"{name}.{what}": value for what, value in one.fingerprint().items()}
+        return found
+
+
+class _MemberBatch:
+    __slots__ = ("_batches", "_names")
+
+    def __init__(self, batches: list[Batch], names: tuple[str, ...] | None) -> None:
+        self._batches, self._names = batches, names
+
+    def finish(self) -> Any:
+        found = []
+        for batch in self._batches:
+            found.append(batch.finish())  # noqa: PERF401 - a comprehension would be one call more
+        return tuple(found) if self._names is None else dict(zip(self._names, found, strict=True))

@@ -1,0 +1,191 @@
+"""Parts of an array: which row of the file is row k of the part.
+
+A part maps its own row numbers to those of the array it was taken from, and nothing else changes, so that everything
+an array can do a part can do too. Parts of parts are chains.
+
+``Consecutive`` and ``stratified.Stratified`` are computed and hold nothing per row; ``Listed`` holds an index of 4
+bytes per row (8 from 2**32 rows on), counted against the budget of whoever reads through it. Reads no files.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from lowtide.errors import BudgetError
+from lowtide.reading.fingerprint import digest
+from lowtide.reading.rows.indexing import Numbers, inside
+from lowtide.storage.budget import Budget, Holding
+from lowtide.units import format_size
+
+STEP = 1 << 16  # row numbers converted at a time: what that needs beside the index stays small
+
+
+class Part(Protocol):
+    """Rows ``[0, count)`` of a part -> rows of what it is a part of."""
+
+    @property
+    def count(self) -> int: ...
+    def rows(self, numbers: Numbers) -> Numbers: ...
+    def settings(self) -> dict[str, Any]:
+        """What makes it this part, safe for JSON."""
+        ...
+
+
+@dataclass(frozen=True)
+class Consecutive:
+    """Rows that follow one another, from ``first`` on."""
+
+    first: int
+    count: int
+
+    def rows(self, numbers: Numbers) -> Numbers:
+        return numbers + self.first
+
+    def settings(self) -> dict[str, Any]:
+        return {"part": "rows", "first": self.first, "count": self.count}
+
+
+class Listed:
+    """Rows of the caller's choice, in the caller's order; a row may come twice."""
+
+    def __init__(self, index: np.ndarray[Any, Any]) -> None:
+        self.index = index
+        self.count = len(index)
+        self._holdings: weakref.WeakKeyDictionary[Budget, Holding] = weakref.WeakKeyDictionary()
+        self._digest: str | None = None
+
+    def rows(self, numbers: Numbers) -> Numbers:
+        return self.index[numbers].astype(np.int64)
+
+    def settings(self) -> dict[str, Any]:
+        if self._digest is None:
+            blocks = (self.index[first : first + STEP].astype("<i8") for first in range(0, self.count, STEP))
+            self._digest = digest(*(block.tobytes() for block in blocks))
+        return {"part": "subset", "count": self.count, "rows": self._digest}
+
+    def hold(self, budget: Budget, where: str) -> None:
+        """Count the index against ``budget``, once, for as long as both live."""
+        if budget not in self._holdings:
+            self.held(budget, reserved(budget, where, self.index.nbytes, self.count))
+
+    def held(self, budget: Budget, holding: Holding) -> None:
+        self._holdings[budget] = holding
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Listed, (self.index,)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A part of a part: ``inner`` is the one nearer to the file."""
+
+    outer: Part
+    inner: Part
+
+    @property
+    def count(self) -> int:
+        return self.outer.count
+
+    def rows(self, numbers: Numbers) -> Numbers:
+        return self.inner.rows(self.outer.rows(numbers))
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.outer.settings(), "of": self.inner.settings()}
+
+
+def chained(outer: Part, inner: Part | None) -> Part:
+    """``outer`` of ``inner``; consecutive rows of consecutive rows are such themselves."""
+    if inner is None:
+        return outer
+    if isinstance(outer, Consecutive) and isinstance(inner, Consecutive):
+        return Consecutive(inner.first + outer.first, outer.count)
+    return Chain(outer, inner)
+
+
+def lists_of(part: Part | None) -> Iterator[Listed]:
+    """The indices a part reads through."""
+    if isinstance(part, Listed):
+        yield part
+    elif isinstance(part, Chain):
+        yield from lists_of(part.outer)
+        yield from lists_of(part.inner)
+
+
+def index_bytes(part: Part | None) -> int:
+    """Bytes of memory a part needs for its rows."""
+    return sum(one.index.nbytes for one in lists_of(part))
+
+
+def reserved(budget: Budget, where: str, size: int, count: int) -> Holding:
+    """Room for an index; refused, before it is made, where a stated budget has none."""
+    if not budget.stated:
+        budget.limit += size  # beside the room for buffers, not in their place
+    holding = budget.reserve(size, aside=True)
+    if holding is None:
+        raise BudgetError(
+            f"{where}: expected {format_size(size)} of the budget free for the index of {count} rows, got "
+            f"{format_size(max(0, budget.limit - budget.held))} of {format_size(budget.limit)}. "
+            f"Open with budget={budget.limit + 2 * size}, or use split(), which needs no index."
+        )
+    return holding
+
+
+@dataclass(frozen=True)
+class Parent:
+    """What a subset is taken from: a file of ``rows``, a part of it, and who counts the index."""
+
+    rows: int
+    part: Part | None
+    budget: Budget
+    where: str
+
+    @property
+    def count(self) -> int:
+        return self.rows if self.part is None else self.part.count
+
+
+def subset_of(parent: Parent, which: Any) -> Part:
+    """The rows ``which`` names - integers, a mask, a slice or a range - as a part of the file."""
+    if isinstance(which, slice):
+        which = range(*which.indices(parent.count))
+    if isinstance(which, range) and which.step == 1 and 0 <= which.start <= which.stop <= parent.count:
+        return chained(Consecutive(which.start, len(which)), parent.part)
+    wanted = np.asarray(which)
+    if wanted.ndim != 1:
+        raise ValueError(
+            f"subset: expected one axis of rows, got shape {wanted.shape}. Use a.subset(rows.reshape(-1))."
+        )
+    if wanted.dtype == bool:
+        if len(wanted) != parent.count:
+            raise IndexError(
+                f"subset: expected a mask of {parent.count} rows, got {len(wanted)}. Make it as long as the array."
+            )
+        return _listed(_named_by(wanted), int(np.count_nonzero(wanted)), parent)
+    if wanted.size == 0:
+        wanted = wanted.astype(np.int64)  # an empty list has no dtype of its own
+    blocks = (inside(wanted[first : first + STEP], parent.count) for first in range(0, len(wanted), STEP))
+    return _listed(blocks, len(wanted), parent)
+
+
+def _named_by(mask: np.ndarray[Any, Any]) -> Iterator[Numbers]:
+    for first in range(0, len(mask), STEP):
+        yield first + np.flatnonzero(mask[first : first + STEP])
+
+
+def _listed(blocks: Iterator[Numbers], count: int, parent: Parent) -> Listed:
+    dtype = np.dtype(np.uint32 if parent.rows <= 2**32 else np.int64)
+    holding = reserved(parent.budget, parent.where, count * dtype.itemsize, count)
+    index = np.empty(count, dtype)
+    done = 0
+    for block in blocks:
+        index[done : done + len(block)] = block if parent.part is None else parent.part.rows(block)
+        done += len(block)
+    index.flags.writeable = False
+    found = Listed(index)
+    found.held(parent.budget, holding)
+    return found

@@ -1,0 +1,9 @@
+"""New files: written with bounded dirty pages, and named only when they are whole.
+
+``output.py`` is what ``lowtide.create`` writes through; ``behind.py`` keeps the disk close behind the writer;
+``unfinished.py`` keeps the name away until the end.
+"""
+
+from lowtide.storage.writing.output import Output
+
+__all__ = ["Output"]

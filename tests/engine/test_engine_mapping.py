@@ -1,0 +1,165 @@
+"""Mappings: the file's bytes, read-only, gone with their last view; shifted, rows map less."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.engine.asked import PYTHON, native, noise, opened
+
+from lowtide.engine import FAULT_AROUND, FAULT_MOST, Engine, Runs
+
+SIZE = 64 << 20
+LARGE = 2 << 20
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Written in large pieces and read through once, as the page cache of a warm corpus is."""
+    path = tmp_path_factory.mktemp("mapping") / "noise.dat"
+    content = np.random.default_rng(0).bytes(4 << 20)
+    with path.open("wb") as target:
+        for _ in range(SIZE // len(content)):
+            target.write(content)
+        target.flush()
+        os.fsync(target.fileno())
+    return path
+
+
+@pytest.fixture
+def fd(file: Path) -> Iterator[int]:
+    with opened(file) as fd:
+        yield fd
+
+
+@pytest.fixture(params=["native", "python"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return native() if request.param == "native" else PYTHON
+
+
+def address(mapping: Any) -> int:
+    return int(np.frombuffer(mapping, np.uint8).__array_interface__["data"][0])
+
+
+def entry(at: int) -> dict[str, str] | None:
+    """What /proc/self/smaps says about the mapping that begins here."""
+    found: dict[str, str] | None = None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            if found is not None:
+                return found
+            found = {} if int(line.split("-")[0], 16) == at else None
+        elif found is not None:
+            name, _, value = line.partition(":")
+            found[name] = value.strip()
+    return found
+
+
+def mapped_bytes(at: int) -> int:
+    found = entry(at)
+    assert found is not None
+    return int(found["Rss"].split()[0]) << 10
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_a_mapping_is_the_bytes_of_the_file_and_read_only(
+    engine: Engine, shifted: bool, scattered: bool, file: Path, fd: int
+) -> None:
+    mapping: Any = engine.mapping(fd, SIZE - 100, shifted=shifted, scattered=scattered)
+    view = memoryview(mapping)
+    assert view.readonly and view.nbytes == SIZE - 100 and view.format == "B"
+    assert bytes(view[12345:13000]) == os.pread(fd, 655, 12345)
+    with pytest.raises(TypeError):
+        view[0] = 1
+    assert not np.frombuffer(mapping, np.uint16).flags.writeable
+    into = bytearray(300)
+    assert engine.fill_mapped(mapping, Runs(-1, np.array([5, 5000, SIZE - 200]), 100), into) is None
+    assert into == os.pread(fd, 100, 5) + os.pread(fd, 100, 5000) + os.pread(fd, 100, SIZE - 200)
+    assert engine.fill_mapped(mapping, Runs(-1, np.array([SIZE - 150]), 100), into) == ("read", 0, 50, 0)
+    flags = (entry(address(mapping)) or {})["VmFlags"].split()
+    assert "dd" in flags and ("rr" in flags) == scattered and "wr" not in flags
+    assert (address(mapping) % LARGE == 4096) == shifted or not shifted
+
+
+def test_a_mapping_goes_with_its_last_view(engine: Engine, fd: int) -> None:
+    mapping: Any = engine.mapping(fd, SIZE, shifted=True, scattered=False)
+    at = address(mapping)
+    view = np.frombuffer(mapping, np.uint8)[100:200]
+    del mapping
+    gc.collect()
+    assert entry(at) is not None and view.tobytes() == os.pread(fd, 100, 100)
+    del view
+    gc.collect()
+    assert entry(at) is None
+
+
+def test_what_was_mapped_is_taken_back_at_once(engine: Engine, fd: int) -> None:
+    mapping: Any = engine.mapping(fd, SIZE, shifted=True, scattered=True)
+    at = address(mapping)
+    assert np.frombuffer(mapping, np.uint8)[::4096].sum() > 0
+    assert mapped_bytes(at) > SIZE // 2
+    mapping.take_back(0, SIZE)
+    assert mapped_bytes(at) == 0
+    assert bytes(memoryview(mapping)[:10]) == os.pread(fd, 10, 0)
+
+
+def per_row(engine: Engine, fd: int, *, shifted: bool) -> float:
+    """Bytes that a row touched at random maps, each in a mapping with nothing mapped."""
+    mapping: Any = engine.mapping(fd, SIZE, shifted=shifted, scattered=True)
+    at, rows = address(mapping), np.frombuffer(mapping, np.uint8)
+    counts = []
+    for offset in np.random.default_rng(1).integers(0, SIZE // 4096, 64) * 4096:
+        mapping.take_back(0, SIZE)
+        assert rows[offset] >= 0
+        counts.append(mapped_bytes(at))
+    assert max(counts) <= FAULT_MOST, f"a fault mapped {max(counts)} bytes"
+    return float(np.mean(counts))
+
+
+def test_rows_touched_at_random_map_far_less_in_a_shifted_mapping(engine: Engine, fd: int) -> None:
+    for offset in range(0, SIZE, 4096):
+        os.pread(fd, 4096, offset)
+    shifted, plain = per_row(engine, fd, shifted=True), per_row(engine, fd, shifted=False)
+    if plain <= 8 * FAULT_AROUND:
+        pytest.skip(
+            "NOT TESTED: that shifting keeps large folios from being mapped whole - the page cache of this file system "
+            f"has few here: {plain / 1024:.0f} KiB per row unshifted, {shifted / 1024:.0f} KiB shifted"
+        )
+    assert shifted < plain / 2
+
+
+def test_what_cannot_be_mapped_is_refused(engine: Engine, fd: int, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="mapping: expected a file that can be mapped") as caught:
+        of_a_pipe(engine)
+    assert caught.value.errno == errno.ENODEV
+    for size in (0, -1, SIZE + 1, 2**62, 2**63 - 1):
+        with pytest.raises(ValueError, match="size: expected"):
+            engine.mapping(fd, size, shifted=True, scattered=False)
+    with pytest.raises(OSError) as caught:
+        engine.mapping(1000, 4096, shifted=False, scattered=False)
+    assert caught.value.errno == errno.EBADF
+    noise(tmp_path / "small", 100)
+    with opened(tmp_path / "small") as small:
+        assert bytes(memoryview(engine.mapping(small, 100, shifted=True, scattered=True))) == os.pread(small, 100, 0)  # type: ignore[arg-type]
+    before = len(Path("/proc/self/maps").read_text().splitlines())
+    for _ in range(50):
+        with pytest.raises(OSError, match="mapping"):
+            of_a_pipe(engine)
+    assert len(Path("/proc/self/maps").read_text().splitlines()) <= before + 2
+
+
+def of_a_pipe(engine: Engine) -> None:
+    near, far = os.pipe()
+    try:
+        engine.mapping(near, 4096, shifted=True, scattered=False)
+    finally:
+        os.close(near)
+        os.close(far)
