@@ -13,7 +13,7 @@ from typing import Any
 
 from lowtide.formats.manifest import NAME as MANIFEST
 
-PARTS = ("train", "val")
+CORPUS_PARTS = ("train", "val")
 
 
 def stated_manifest(directory: Path) -> dict[str, Any]:
@@ -27,5 +27,5 @@ def stated_manifest(directory: Path) -> dict[str, Any]:
 
 def corpora_in(directory: Path) -> list[Path]:
     """The corpora that a directory is or holds."""
-    places = (directory, *(directory / part for part in PARTS))
+    places = (directory, *(directory / part for part in CORPUS_PARTS))
     return [place for place in places if (place / MANIFEST).is_file()]
