@@ -16,12 +16,12 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from lowtide.storage.native_read import NativeRead
 
 import lowtide
 from benchmarks.measure import GIB, Figure, drop, interleaved, make_file, read_ahead, report, warm
 from benchmarks.native_engine import BATCH, LENGTH, ROW, WINDOW, Bench
 from benchmarks.tokens import nanogpt_loop
-from lowtide.storage.native_read import NativeRead
 
 SIZE = 8 * GIB
 BUSY = 0.005  # seconds of pure Python per batch

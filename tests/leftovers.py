@@ -42,8 +42,8 @@ def processes() -> dict[int, str]:
     return found
 
 
-# Ray Data names its threads so; ours have no Python thread. A "Dummy" is a thread of a foreign library, here Ray's core,
-# that once called into Python.
+# Ray Data names its threads so; ours have no Python thread. A "Dummy" is a thread of a foreign library, such as Ray's
+# core, that once called into Python.
 OTHERS = ("Dask-Offload", "Prefetcher", "Dummy-")
 
 

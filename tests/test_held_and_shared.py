@@ -18,7 +18,7 @@ from tests.storage.processes import answer_of
 
 import lowtide
 from lowtide.machine import file_kind
-from lowtide.storage.files import KEPT
+from lowtide.storage.watched_files import KEPT
 
 MIB = 1 << 20
 MAPPED = ("remap", "advise", "map")

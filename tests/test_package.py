@@ -15,6 +15,8 @@ SOURCE = Path(lowtide.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 MOST_LINES = 450
 MOST_PARAMETERS = 8
+MOST_FILES = 14  # of a room
+MOST_TOP_FILES = 20  # where users look
 # Calls of the user's that docs and README promise: their keyword-only options are as many as users need.
 PROMISED_CALLS = {
     "open",
@@ -52,13 +54,13 @@ PUBLIC = {
 # Rooms from the bottom up. A file may import from its own room and from rooms below.
 LAYERS: list[set[str]] = [
     {"errors", "units", "atomic", "arguments"},
-    {"machine", "_native"},
+    {"machine", "engine"},
     {"storage", "order", "memory"},
     {"formats"},
     {"reading"},
     {"array", "create", "feed", "windows"},
     {"together"},
-    {"tokens", "mixture", "mixture_terms"},  # what a user opens; its batches() makes feeds
+    {"tokens", "mixture"},  # what a user opens; its batches() makes feeds
     {"corpus"},  # prepare writes through its files
     {"prepare"},
     {"torch", "dask", "ray", "survey", "report", "pytest_plugin", "notebook"},
@@ -68,13 +70,15 @@ LAYERS: list[set[str]] = [
 ]
 # Inside the rooms of the reading path, files from the bottom up: each may import only files before it.
 INSIDE: dict[str, str] = {
-    "order": "words feistel orders local mixing",
-    "storage": "forks budget buffers descriptors spans strategy read native_read many_files direct mapped store unequal"
-    " long_runs release behind unfinished writing",
-    "reading": "upcoming prefetch fingerprint html_table passes indexing parts stratified state plan row_filler"
-    " kept_rows column_stats token_range boundaries kept_arrays boundary_index document_counts accounts docs"
-    " window_filler packing packed_rows packed_plan packed_filler streams run_ahead cuts stride_documents packed_cut"
-    " mixture_state mixed_cut mixed_windows iterators row_iteration",
+    "engine": "runs packed_plans permutation mapping document_planes sinks reads",
+    "order": "mixing words feistel orders local streams steps",
+    "storage": "release forks writing.behind writing.unfinished budget watched_files buffers spans writing.output"
+    " read mapped store",
+    "reading": "ahead fingerprint rows.indexing html_table places rows.column_stats documents.docs"
+    " documents.kept_arrays admission cursor state rows.parts plan mixtures.mixture_state rows.stratified"
+    " rows.reader stretches token_range rows.resident rows.iteration window_reader documents.boundaries"
+    " rows.member_rows mixtures.mixed documents.boundary_index documents.document_counts documents.packing"
+    " documents.stride documents.accounts documents.packed",
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # The names a user has. Rooms above all of them may use them as a user does; below, that would be a circle.
@@ -153,16 +157,26 @@ def test_imports_point_down(path: Path) -> None:
 @pytest.mark.parametrize("room", INSIDE)
 def test_files_of_the_reading_path_import_only_files_below_them(room: str) -> None:
     files = INSIDE[room].split()
-    found = {path.stem for path in (SOURCE / room).glob("*.py")} - {"__init__"}
-    assert found == set(files), f"not in order: {sorted(found ^ set(files))}. Give each its place in INSIDE."
-    for path in (SOURCE / room).glob("*.py"):
-        if path.stem == "__init__":
-            continue
-        below = set(files[: files.index(path.stem)])
-        used = {
-            module.split(".")[2] for _, module in own_imports(parsed(path)) if module.startswith(f"lowtide.{room}.")
-        }
-        assert used <= below, f"{path.name} imports {sorted(used - below)}, which stand above it"
+    paths = {name_in(room, path): path for path in (SOURCE / room).rglob("*.py") if path.stem != "__init__"}
+    assert set(paths) == set(files), f"not in order: {sorted(set(paths) ^ set(files))}. Give each its place in INSIDE."
+    for name, path in paths.items():
+        below = set(files[: files.index(name)])
+        used = {module.removeprefix(f"lowtide.{room}.") for _, module in own_imports(parsed(path))} & set(files)
+        assert used <= below, f"{name} imports {sorted(used - below)}, which stand above it"
+
+
+def name_in(room: str, path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE / room).with_suffix("").parts)
+
+
+def test_no_room_has_more_than_a_dozen_files_or_so() -> None:
+    rooms: dict[str, int] = {}
+    for path in FILES:
+        room = str(path.parent.relative_to(SOURCE))
+        rooms[room] = rooms.get(room, 0) + 1
+    top = rooms.pop(".")
+    assert top <= MOST_TOP_FILES, f"{top} files at the top"
+    assert not {room: count for room, count in rooms.items() if count > MOST_FILES}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

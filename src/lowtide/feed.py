@@ -11,31 +11,56 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from lowtide.order.steps import GlobalSteps, Skips
 from lowtide.order.streams import Stream
+from lowtide.reading.ahead import Reader
 from lowtide.reading.cursor import Cursor
-from lowtide.reading.mixtures.mixed import MixtureReader, MixtureStream
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
 from lowtide.reading.state import VERSION, check_state
-from lowtide.reading.stretches import MixedFollower, StretchFollower
-from lowtide.reading.window_reader import WindowReader
+from lowtide.reading.stretches import PlannedFollower
 
 FeedBatch = Any  # (x, y), and docs where they were asked for
 
 
+class RowsOfTokens(Reader, Protocol):
+    """A reader of rows of ``length`` tokens."""
+
+    @property
+    def length(self) -> int: ...
+    def places(self, numbers: Any) -> list[Place]: ...
+    def settings(self) -> dict[str, Any]:
+        """What fixes the rows beside the data and their order, safe for JSON."""
+        ...
+
+    def plan(self, rows: int) -> Plan: ...
+
+
+@runtime_checkable
+class Scheduled(Protocol):
+    """A stream whose later rows may be planned otherwise than when a state was saved: a mixture's."""
+
+    def past(self, rows: int) -> dict[str, Any]:
+        """What fixed the order of the rows before this one, safe for JSON."""
+        ...
+
+    def check_past(self, past: Any, rows: int) -> None:
+        """StateError unless these rows would come in the same order again."""
+        ...
+
+
 class FeedRows(NamedTuple):
-    """What a feed reads: ``numbers`` of ``stream`` by ``reader``. ``follower``: of a local shuffle; ``tail``: tokens of
+    """What a feed reads: ``numbers`` of ``stream`` by ``reader``. ``follower``: of a local shuffle; ``tail``: reads
     the one shorter row that a finite stream ends with."""
 
-    reader: WindowReader | MixtureReader
+    reader: RowsOfTokens
     stream: Stream
-    follower: StretchFollower | MixedFollower | None = None
-    tail: int = 0
+    follower: PlannedFollower | None = None
+    tail: Reader | None = None
 
 
 class Ranks(NamedTuple):
@@ -69,25 +94,24 @@ class Feed(Cursor):
     >>> feed.load_state_dict(feed.state_dict())
     """
 
-    _reader: WindowReader | MixtureReader
+    _reader: RowsOfTokens
     _steps: GlobalSteps
 
     def __init__(self, rows: FeedRows, batch: int, ranks: Ranks, skip: Skips = ()) -> None:
         reader, stream, follower, tail = rows
         self.rank, self.world, self.ranks_stated = ranks
-        steps = GlobalSteps(batch, self.rank, self.world, rows=stream.rows, tail=tail > 0, skip=skip)
+        steps = GlobalSteps(batch, self.rank, self.world, rows=stream.rows, tail=tail is not None, skip=skip)
         super().__init__(reader, stream, steps, follower)
         self.length = reader.length
         self.batch = batch
         self._follower = follower
-        if tail and isinstance(reader, WindowReader):
-            self._batches.tail_reader = reader.shorter(tail)
+        self._batches.tail_reader = tail
         self._before = self._counted()
 
     @property
     def tokens(self) -> Any:
         """The tokens it reads, where they are of one corpus."""
-        return self._reader.tokens  # type: ignore[union-attr]
+        return self._reader.tokens  # type: ignore[attr-defined]
 
     # Steps
 
@@ -155,7 +179,7 @@ class Feed(Cursor):
         rows = self.position
         settings = {**self._reader.settings(), **self._stream.settings()}
         state = {"lowtide": VERSION, "rows": rows, **settings, "data": self.fingerprint()}
-        if isinstance(self._stream, MixtureStream):
+        if isinstance(self._stream, Scheduled):
             state["mixture"] = self._stream.past(rows)
         return state
 
@@ -163,7 +187,7 @@ class Feed(Cursor):
         """Go to where the state was; ``StateError``, naming what differs, if it is of other data or another order."""
         steps, mine = self._steps, self.state_dict()
         end = None if steps.rows is None else steps.rows + steps.tail
-        if not isinstance(self._stream, MixtureStream):
+        if not isinstance(self._stream, Scheduled):
             self.position = check_state(state, mine, position="rows", maker="feed", most=end)
             return
         # Of a mixture only the past must agree: its future may have been planned anew.

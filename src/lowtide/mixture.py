@@ -21,8 +21,8 @@ from lowtide.arguments import at_least, one_of
 from lowtide.feed import Feed, FeedRows
 from lowtide.order.mixing import MOST_PARTS, Mixing, Weights, plan_mixing, shares
 from lowtide.order.steps import Skips
-from lowtide.reading.mixtures.mixed import JoinedWindows, MixturePart, MixtureReader, MixtureStream
-from lowtide.reading.stretches import MOST_RANKS, MixedFollower, StretchFollower, follow_windows
+from lowtide.reading.mixtures.mixed import JoinedWindows, MixedFollower, MixturePart, MixtureReader, MixtureStream
+from lowtide.reading.stretches import MOST_RANKS, StretchFollower, follow_windows
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import WindowReader
 from lowtide.storage import Budget, Store

@@ -22,7 +22,7 @@ from lowtide.reading.html_table import html_table
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import select
 from lowtide.reading.rows.iteration import RowIteration, counted_batch
-from lowtide.reading.rows.members import Member, MemberRows
+from lowtide.reading.rows.member_rows import Member, MemberRows
 from lowtide.reading.rows.parts import Parent, Part, subset_of
 from lowtide.reading.rows.reader import RowReader
 from lowtide.reading.rows.resident import GivenArray, ResidentRows, RowMemory

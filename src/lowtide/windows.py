@@ -88,7 +88,7 @@ class Windows:
 
     def rows_in(
         self, order: str, seed: int, locality: int | str | None, world: int = 1
-    ) -> tuple[WindowReader, Stream, StretchFollower | None, int]:
+    ) -> tuple[WindowReader, Stream, StretchFollower | None, WindowReader | None]:
         """What ``FeedRows`` has, of the rows in an order, for one of ``world`` ranks."""
         tokens, length = self.tokens, self.length
         if self._packed is None:
@@ -98,7 +98,7 @@ class Windows:
             follower = None
             if world <= MOST_RANKS:
                 reader, follower = follow_windows(reader, stream, tokens.first, tokens.dtype.itemsize)
-            return reader, stream, follower, tail
+            return reader, stream, follower, reader.shorter(tail) if tail else None
         one_of("order", order, ORDERS)
         near = neighbours_of(locality, length * tokens.dtype.itemsize, order=order, what="window")
         count, seed = len(self._packed), whole_number("seed", seed)
@@ -106,7 +106,7 @@ class Windows:
             stream = Shuffled(count, seed, purpose="packed", neighbours=None if near is None else near[1])
         else:
             stream = Drawn(count, seed, "packed") if order == "random" else InOrder(count)
-        return PackedReader(tokens, self._packed, self.dtype, documents=self.documents), stream, None, 0
+        return PackedReader(tokens, self._packed, self.dtype, documents=self.documents), stream, None, None
 
     @property
     def most_runs(self) -> int:

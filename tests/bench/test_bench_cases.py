@@ -18,7 +18,18 @@ from tests.storage.processes import answer_of
 
 from lowtide.array import Array
 from lowtide.bench.case import measure
-from lowtide.bench.jobs import PATTERNS, WAYS, Ask, Job, as_rows, data_bytes, jobs_for, most_cold, one_file, quick
+from lowtide.bench.jobs import (
+    READING_PATTERNS,
+    READING_WAYS,
+    Ask,
+    Job,
+    as_rows,
+    data_bytes,
+    jobs_for,
+    most_cold,
+    one_file,
+    quick,
+)
 from lowtide.bench.rounds import LEAST_SECONDS, Clock, in_fresh_process, measure_all
 from lowtide.bench.ways import batches, layout_of_job
 from lowtide.formats import layout_of
@@ -42,14 +53,14 @@ def job_of(path: Path, way: str, pattern: str, *, cold: bool = False) -> Job:
     return replace(next(job for job in jobs if (job.way, job.pattern) == (way, pattern)), cold=cold)
 
 
-@pytest.mark.parametrize("way", [way.name for way in WAYS if "chunks" in way.patterns])
+@pytest.mark.parametrize("way", [way.name for way in READING_WAYS if "chunks" in way.patterns])
 def test_every_way_passes_over_every_row_once_in_chunks_and_shuffled(way: str, tokens: Path) -> None:
     for pattern in ("chunks", "rows"):
         job = job_of(tokens, way, pattern)
         assert sum(batches(job, job.shape[0], endless=False)) == job.shape[0] == 2 * MIB // 64
 
 
-@pytest.mark.parametrize("way", [way.name for way in WAYS])
+@pytest.mark.parametrize("way", [way.name for way in READING_WAYS])
 def test_every_way_gives_whole_batches_of_windows(way: str, tokens: Path) -> None:
     job = job_of(tokens, way, "windows")
     assert list(islice(batches(job, job.shape[0], endless=True), 5)) == [16] * 5
@@ -71,7 +82,7 @@ def test_a_job_reads_the_same_rows_as_numpy_in_both_memory_orders(order: str, tm
 def test_ways_that_drop_are_left_out_where_nothing_can_be_cold(tokens: Path) -> None:
     layout = layout_of(tokens)
     everything = {job.way for job in jobs_for(layout, ASK, cold=True)}
-    assert everything == {way.name for way in WAYS}
+    assert everything == {way.name for way in READING_WAYS}
     assert everything - {job.way for job in jobs_for(layout, ASK, cold=False)} == {
         "read, drop",
         "remap, drop",
@@ -81,7 +92,7 @@ def test_ways_that_drop_are_left_out_where_nothing_can_be_cold(tokens: Path) -> 
 
 def test_only_one_axis_of_integers_has_windows(tokens: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "floats.npy", np.zeros((300, 8)))
-    assert {job.pattern for job in jobs_for(layout_of(tokens), ASK, cold=True)} == set(PATTERNS)
+    assert {job.pattern for job in jobs_for(layout_of(tokens), ASK, cold=True)} == set(READING_PATTERNS)
     assert {job.pattern for job in jobs_for(layout_of(tmp_path / "floats.npy"), ASK, cold=True)} == {"chunks", "rows"}
 
 
@@ -240,6 +251,6 @@ def test_quick_keeps_what_was_asked_but_time_and_rounds() -> None:
 def test_a_run_that_has_an_end_names_what_it_had_no_time_for(tokens: Path) -> None:
     ask = replace(quick(ASK), drop=False, total_seconds=3.0)  # however many cases fit, each is accounted for
     found = measure_all(layout_of(tokens), ask, lambda *_: None)
-    assert {case.way for case in found.cases} == {way.name for way in WAYS if way.warm}
+    assert {case.way for case in found.cases} == {way.name for way in READING_WAYS if way.warm}
     for case in found.cases:
         assert bool(case.rounds or case.notes) != ((case.pattern, case.way) in found.skipped), case

@@ -22,7 +22,7 @@ from tests.commands import called
 
 import lowtide
 from lowtide.bench import jobs
-from lowtide.bench.jobs import WAYS
+from lowtide.bench.jobs import READING_WAYS
 from lowtide.machine import file_kind
 from lowtide.memory.measure.process import children
 
@@ -59,7 +59,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 
 def test_a_whole_round_measures_every_way(one_round: dict[str, Any]) -> None:
-    assert {case["way"] for case in one_round["cases"]} == {way.name for way in WAYS}
+    assert {case["way"] for case in one_round["cases"]} == {way.name for way in READING_WAYS}
     assert all(case["rounds"] == 1 for case in one_round["cases"]), one_round["cases"]
     assert one_round["not_measured"] == []
     assert one_round["engine"] in ("native", "python")
@@ -118,7 +118,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     words += [] if on_tmpfs() else ["--no-drop"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "80")
-        patch.setattr(jobs, "WAYS", WAYS[:3])  # the words around the figures need no more
+        patch.setattr(jobs, "READING_WAYS", READING_WAYS[:3])  # the words around the figures need no more
         done = called("bench", *words)
     assert done.returncode == 0, done.stderr
     yield done.stdout

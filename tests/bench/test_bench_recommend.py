@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lowtide.bench.jobs import WAYS
+from lowtide.bench.jobs import READING_WAYS
 from lowtide.bench.presentation import pattern_rows
 from lowtide.bench.recommend import Advice, recommend, times
 from lowtide.bench.rounds import Case
@@ -19,7 +19,7 @@ BUDGET = 64 * MIB
 def figures(**rates: tuple[float | None, float | None]) -> list[Case]:
     """Cases of every way, 100 a second cold and warm; ``rates`` changes ways by name (blanks and commas left out)."""
     cases = []
-    for way in WAYS:
+    for way in READING_WAYS:
         for pattern in way.patterns:
             cold, warm = rates.get(way.name.replace(", ", "_").replace(" ", "_"), (100.0, 100.0))
             warm = warm if way.warm else None

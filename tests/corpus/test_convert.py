@@ -131,7 +131,7 @@ class StoppedError(Exception):
 def test_a_stopped_conversion_goes_on_and_gives_the_same_bytes(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, to: str, after: int
 ) -> None:
-    monkeypatch.setattr(conversion, "CHUNK", 700)
+    monkeypatch.setattr(conversion, "IDS_AT_ONCE", 700)
     monkeypatch.setattr(conversion, "OFTEN", 2000)
     convert(corpus, tmp_path / "whole", to, shard_tokens=2000)
     steps = 0

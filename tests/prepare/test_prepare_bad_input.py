@@ -15,7 +15,7 @@ from tests.prepare.conftest import as_bytes, documents_of, write_jsonl
 from lowtide.corpus.journal import WORK
 from lowtide.errors import FormatError, LowtideError
 from lowtide.prepare import Request, Resources, prepare
-from lowtide.prepare.tokenizers.encoders import checked, choose
+from lowtide.prepare.tokenizers.encoders import choose_encoder, fitting_ids
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, load_vocabulary
 
 
@@ -158,7 +158,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, name: str, conte
 def test_ids_that_do_not_fit_are_refused_and_never_wrapped() -> None:
     vocabulary = Vocabulary("json", "tokenizer.json", b"x", "{}", 0, "<|endoftext|>", 300)
     with pytest.raises(FormatError, match="expected ids below 300, got 70000"):
-        checked(np.array([1, 70_000], np.uint32), vocabulary, "a.jsonl")
+        fitting_ids(np.array([1, 70_000], np.uint32), vocabulary, "a.jsonl")
 
 
 def test_gigatoken_s_difference_is_settled_in_favour_of_tokenizers(tokenizer: Path) -> None:
@@ -167,7 +167,7 @@ def test_gigatoken_s_difference_is_settled_in_favour_of_tokenizers(tokenizer: Pa
     content["normalizer"] = {"type": "Lowercase"}
     path = tokenizer.parent / "lower.json"
     path.write_text(json.dumps(content))
-    choice = choose(load_vocabulary(str(path)), [b"THE Tide", b"ends"])
+    choice = choose_encoder(load_vocabulary(str(path)), [b"THE Tide", b"ends"])
     assert choice.name == "tokenizers"
     assert "encoding with tokenizers" in choice.notes[0]
 

@@ -23,7 +23,7 @@ def documents(path: Path, request: Request, block: int, large: int = 10**9) -> l
     """The documents of a file when it is cut every ``block`` bytes, from the ids of its blocks."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (sections, text_blocks, encoding):
-            patch.setattr(module, "BLOCK", block)
+            patch.setattr(module, "TEXT_BLOCK", block)
             patch.setattr(module, "LARGE_DOCUMENT", large)
         patch.setattr(text_blocks, "_LOOK", 8)
         patch.setattr(text_blocks, "_MORE", 5)

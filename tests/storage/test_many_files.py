@@ -13,7 +13,7 @@ from tests.engine.asked import native
 
 import lowtide
 from lowtide.errors import ReadError
-from lowtide.storage.files import KEPT
+from lowtide.storage.watched_files import KEPT
 
 FILES, TOKENS, LENGTH = 5, 700, 16
 

@@ -16,6 +16,7 @@ from lowtide.errors import BudgetError
 from lowtide.machine import drop_page_cache, file_kind, page_cache
 from lowtide.storage import Budget, Extent, Pool, Store
 
+
 def flat(array: Any) -> Any:
     return array.reshape(-1)
 

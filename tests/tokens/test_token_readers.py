@@ -14,7 +14,7 @@ from tests.tokens.test_documents import corpus
 
 import lowtide
 from lowtide.reading.ahead import Later
-from lowtide.storage.files import KEPT
+from lowtide.storage.watched_files import KEPT
 
 LENGTH = 32
 Made = Callable[[str], lowtide.Feed]

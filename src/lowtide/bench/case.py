@@ -124,7 +124,7 @@ def _device_bytes() -> int | None:
     return None
 
 
-def main() -> None:
+def measure_and_print() -> None:
     words = json.loads(sys.argv[1])
     job = Job(**{**words, "shape": tuple(words["shape"])})
     memory = process_memory()
@@ -137,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure_and_print()

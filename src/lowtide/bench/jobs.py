@@ -13,12 +13,12 @@ import numpy as np
 
 from lowtide.formats import Layout
 from lowtide.machine import PAGE
+from lowtide.storage.budget import AUTO_BUDGET
 from lowtide.survey.subject import in_rows
 from lowtide.units import KIB, MIB, format_size, parse_size
 
-PATTERNS = ("chunks", "rows", "windows")
-LARGEST_CHUNK = 8 * MIB
-AUTO_BUDGET = 64 * MIB  # what budget="auto" allows at least
+READING_PATTERNS = ("chunks", "rows", "windows")
+MOST_CHUNK_BYTES = 8 * MIB
 BATCH = 64  # rows or windows, unless stated
 ROW_BYTES = 2 * KIB  # a row of one-dimensional numbers, unless stated
 
@@ -30,7 +30,7 @@ class Way:
     name: str
     strategy: str | None = None
     cache: str = "keep"
-    patterns: tuple[str, ...] = PATTERNS
+    patterns: tuple[str, ...] = READING_PATTERNS
 
     @property
     def ours(self) -> bool:
@@ -43,7 +43,7 @@ class Way:
 
 
 # The most telling first: when time is short, the rest is what stays unmeasured.
-WAYS = (
+READING_WAYS = (
     Way("np.memmap"),
     Way("read, keep", "read", "keep"),
     Way("np.memmap recreated"),
@@ -101,7 +101,7 @@ class Job:
 
     @property
     def way_itself(self) -> Way:
-        return next(way for way in WAYS if way.name == self.way)
+        return next(way for way in READING_WAYS if way.name == self.way)
 
 
 def one_file(layout: Layout) -> Layout:
@@ -124,11 +124,11 @@ def as_rows(layout: Layout, ask: Ask) -> Layout:
 
 def jobs_for(layout: Layout, ask: Ask, *, cold: bool) -> list[Job]:
     """Every way and pattern for one file, the most telling first."""
-    patterns = PATTERNS if len(layout.shape) == 1 and layout.dtype.kind in "iu" else PATTERNS[:2]
+    patterns = READING_PATTERNS if len(layout.shape) == 1 and layout.dtype.kind in "iu" else READING_PATTERNS[:2]
     if "windows" in patterns:
         _batch("windows", layout, ask)  # first: a length too great is the plainer thing to say
     rows = as_rows(layout, ask)
-    ways = [way for way in WAYS if cold or way.warm]
+    ways = [way for way in READING_WAYS if cold or way.warm]
     pairs = [(way, pattern) for way in ways for pattern in patterns if pattern in way.patterns]
     return [_job(way, pattern, layout if pattern == "windows" else rows, ask, cold=cold) for way, pattern in pairs]
 
@@ -158,7 +158,7 @@ def _batch(pattern: str, layout: Layout, ask: Ask) -> int:
     """Rows at a time, checked against what the file has."""
     row = max(1, layout.row_nbytes)
     if pattern == "chunks":
-        size = min(LARGEST_CHUNK, _comfortable(ask.budget, 8))
+        size = min(MOST_CHUNK_BYTES, _comfortable(ask.budget, 8))
         return max(1, min(size // row, layout.shape[0]))
     batch = ask.batch or (max(1, min(BATCH, _comfortable(ask.budget, 4) // row)) if pattern == "rows" else BATCH)
     needed, what = _needed(pattern, batch, ask.length), "rows" if pattern == "rows" else "tokens"

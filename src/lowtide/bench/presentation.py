@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lowtide.bench.jobs import BASELINE, PATTERNS, WAYS
+from lowtide.bench.jobs import BASELINE, READING_PATTERNS, READING_WAYS
 from lowtide.bench.recommend import Advice, ratio, times
 from lowtide.bench.rounds import Case, Measurements
 from lowtide.units import GIB, MIB, format_size
 
-_SHOWN = (*(way.name for way in WAYS if not way.ours), *(way.name for way in WAYS if way.ours))
+_SHOWN = (*(way.name for way in READING_WAYS if not way.ours), *(way.name for way in READING_WAYS if way.ours))
 _UNITS = {"chunks": "GiB/s", "rows": "rows/s", "windows": "windows/s"}
 
 
@@ -117,7 +117,7 @@ def notes(facts: BenchFacts, outcome: Measurements) -> list[str]:
 
 def _cut_short(facts: BenchFacts, outcome: Measurements) -> list[str]:
     found = []
-    for pattern in PATTERNS:
+    for pattern in READING_PATTERNS:
         covered = [case.covered for case in outcome.cases if case.pattern == pattern and case.covered is not None]
         if covered and min(covered) < 1:
             parts = dict.fromkeys((_share(min(covered)), _share(max(covered))))

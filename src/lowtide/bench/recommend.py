@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from lowtide.bench.jobs import BASELINE, BOUNDED_BASELINE, WAYS
+from lowtide.bench.jobs import BASELINE, BOUNDED_BASELINE, READING_WAYS
 from lowtide.bench.rounds import Case
 from lowtide.units import MIB, format_size
 
@@ -36,7 +36,8 @@ def recommend(cases: Sequence[Case], *, keep: bool, cache_why: str, budget: int)
     heat = _heat(cases, cache)
     if heat is None:
         return Advice("read", cache, (f"cache={cache!r}: {cache_why}", "no figures: this is the default"))
-    bounded = [way.name for way in WAYS if way.strategy not in (None, "map") and _inside(cases, way.name, budget)]
+    safe = [way.name for way in READING_WAYS if way.strategy not in (None, "map")]
+    bounded = [name for name in safe if _inside(cases, name, budget)]
     scores = {name: _score(cases, name, heat) for name in bounded if _cache(cases, name) == cache}
     scores = {name: score for name, score in scores.items() if score > 0}
     default = f"read, {cache}"

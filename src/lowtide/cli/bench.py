@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from lowtide.bench.jobs import PATTERNS, Ask, Job, jobs_for, one_file, quick
+from lowtide.bench.jobs import READING_PATTERNS, Ask, Job, jobs_for, one_file, quick
 from lowtide.bench.presentation import BenchFacts, document, notes, pattern_rows, title
 from lowtide.bench.recommend import Advice, recommend
 from lowtide.bench.rounds import Measurements, OnJob, measure_all
@@ -173,7 +173,7 @@ def _head(found: BenchFacts) -> list[Styled]:
 
 def _tables(outcome: Measurements, jobs: list[Job]) -> list[Styled]:
     lines = []
-    for pattern in PATTERNS:
+    for pattern in READING_PATTERNS:
         job = next((job for job in jobs if job.pattern == pattern), None)
         if job is None:
             continue

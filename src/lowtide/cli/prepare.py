@@ -19,7 +19,7 @@ from lowtide.cli.tables import facts, show
 from lowtide.corpus.request import FORMATS, POLICIES, REQUEST_FIELDS, SHARD_TOKENS
 from lowtide.prepare import Prepared, Request, Resources, prepare
 from lowtide.prepare.job import Status
-from lowtide.prepare.resources import ENGINES
+from lowtide.prepare.resources import ENCODING_ENGINES
 from lowtide.units import format_duration, format_size
 
 _EVERY = 10.0  # seconds between lines where there is no terminal
@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     _add_text(parser)
     _add_corpus(parser)
     group = parser.add_argument_group("how")
-    group.add_argument("--engine", default="local", choices=ENGINES, help="who encodes (%(default)s)")
+    group.add_argument("--engine", default="local", choices=ENCODING_ENGINES, help="who encodes (%(default)s)")
     group.add_argument("--address", default="", help="of a Ray cluster; without it Ray starts on this machine")
     group.add_argument("--workers", type=int, default=0, metavar="N", help="processes that encode (one a processor)")
     group.add_argument("--budget", default="auto", metavar="SIZE", help="most bytes to hold, such as 512MiB")

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from lowtide.arguments import one_of
 from lowtide.atomic import atomic_write
-from lowtide.corpus.finding import PARTS, stated_manifest
-from lowtide.corpus.journal import Journal, PlannedFile, refuse_foreign
+from lowtide.corpus.finding import CORPUS_PARTS, stated_manifest
+from lowtide.corpus.journal import Journal, PlannedFile, refuse_other_files
 from lowtide.corpus.request import FORMATS, SHARD_TOKENS, Request
 from lowtide.corpus.shards import OFTEN, Shard, ShardWriter
 from lowtide.corpus.writers import Sink, Target, make_sink
@@ -30,7 +30,7 @@ from lowtide.formats import Layout, token_layout
 from lowtide.formats.tokens.manifest import MANIFEST
 from lowtide.tokens import Tokens, open_tokens
 
-CHUNK = 1 << 20  # ids at a time
+IDS_AT_ONCE = 1 << 20  # ids at a time
 _BUDGET = "64MiB"
 
 
@@ -69,7 +69,7 @@ def convert(
     stated, target = stated or Stated(), Path(output)
     parts = _parts_of(Path(source))
     layouts = {name: token_layout(str(path), dtype=stated.dtype) for name, path in parts.items()}
-    refuse_foreign(target)
+    refuse_other_files(target)
     journal = Journal(target)
     with journal.held():
         request = Request(shard_tokens=shard_tokens, format=to)
@@ -154,7 +154,7 @@ class _Part:
         check, at = 0, 0
         with open_tokens(where, dtype=dtype, budget=_BUDGET) as tokens:
             while at < len(tokens):
-                ids = tokens[at : at + CHUNK]
+                ids = tokens[at : at + IDS_AT_ONCE]
                 check = zlib.crc32(np.ascontiguousarray(ids, "<i8").data, check)
                 at += len(ids)
                 progress(at)
@@ -180,8 +180,8 @@ class _Part:
                 f"{self._source}: expected documents for megatron, got tokens without boundaries. State the id that "
                 "ends a document with --eot."
             )
-        for first in range(start, self.tokens, CHUNK):
-            last = min(first + CHUNK, self.tokens)
+        for first in range(start, self.tokens, IDS_AT_ONCE):
+            last = min(first + IDS_AT_ONCE, self.tokens)
             ids = self._ids(tokens, first, last)
             if stored is not None:
                 ends = stored(first, last)
@@ -314,8 +314,8 @@ def _between(blocks: Iterator[NDArray[np.int64]], start: int) -> Callable[[int, 
 def _parts_of(source: Path) -> dict[str, Path]:
     """A directory with train and val corpora is both; anything else is itself."""
     for inside in (f"{{}}/{MANIFEST}", "{}.bin"):
-        if all((source / inside.format(part)).is_file() for part in PARTS):
-            return {part: source / inside.format(part).removesuffix(f"/{MANIFEST}") for part in PARTS}
+        if all((source / inside.format(part)).is_file() for part in CORPUS_PARTS):
+            return {part: source / inside.format(part).removesuffix(f"/{MANIFEST}") for part in CORPUS_PARTS}
     return {"": source}
 
 

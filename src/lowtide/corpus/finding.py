@@ -1,8 +1,8 @@
 """Where the corpora of a directory lie, and what their manifests say, taken as it stands.
 
-A directory is a corpus, or holds one for train and one for val. `lowtide.formats.tokens.manifest` checks a manifest before
-anything is read by it; what is asked here - is there one, which tokenizer does it name - must have an answer where a
-manifest is damaged or of another kind too. Costs one small file per question.
+A directory is a corpus, or holds one for train and one for val. `lowtide.formats.tokens.manifest` checks a manifest
+before anything is read by it; what is asked here - is there one, which tokenizer does it name - must have an answer
+where a manifest is damaged or of another kind too. Costs one small file per question.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from lowtide.formats.tokens.manifest import MANIFEST
 
-PARTS = ("train", "val")
+CORPUS_PARTS = ("train", "val")
 
 
 def stated_manifest(directory: Path) -> dict[str, Any]:
@@ -27,5 +27,5 @@ def stated_manifest(directory: Path) -> dict[str, Any]:
 
 def corpora_in(directory: Path) -> list[Path]:
     """The corpora that a directory is or holds."""
-    places = (directory, *(directory / part for part in PARTS))
+    places = (directory, *(directory / part for part in CORPUS_PARTS))
     return [place for place in places if (place / MANIFEST).is_file()]

@@ -110,7 +110,7 @@ class Journal:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def refuse_foreign(output: Path) -> None:
+def refuse_other_files(output: Path) -> None:
     """StateError for a directory that holds something else than an unfinished run of ours."""
     if not output.exists() or (output / WORK).is_dir():
         return

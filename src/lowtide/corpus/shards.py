@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.atomic import sync_directory
 from lowtide.errors import StateError
 from lowtide.formats.tokens.manifest import CHECKED
 
@@ -200,17 +201,6 @@ class ShardWriter:
         self.shards.append(Shard(f"{name}.bin", self._tokens, self._documents, f"{name}.ends", *sums))
         self._tokens = self._documents = 0
         self._ids, self._ends = self._open("bin", {}), self._open("ends", {})
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable, where the filesystem can."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
 
 
 def _no_room(path: Path, problem: OSError) -> OSError:

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.corpus.shards import GrowingFile, ShardWriter, sync_directory
+from lowtide.atomic import sync_directory
+from lowtide.corpus.shards import GrowingFile, ShardWriter
 from lowtide.errors import FormatError
 from lowtide.formats.tokens.llmc import HEADER
 from lowtide.formats.tokens.megatron import MAGIC

@@ -18,7 +18,7 @@ from typing import Any
 
 from lowtide.errors import LowtideError
 from lowtide.prepare.encoding import BlockEncoder, EncodedBlock, Recipe
-from lowtide.prepare.inputs.sections import Section
+from lowtide.prepare.inputs.sections import InputSection
 
 _TRIES = 8  # of a task whose worker or node is lost
 _BLOCKS_AHEAD = 8  # of one section that wait before it stops
@@ -26,7 +26,7 @@ _encoders: dict[str, BlockEncoder] = {}  # of a Ray worker process: loading a to
 
 
 def encoded_by_ray(
-    sections: Iterator[Section], recipe: Recipe, skip: int, address: str, tasks: int
+    sections: Iterator[InputSection], recipe: Recipe, skip: int, address: str, tasks: int
 ) -> Iterator[EncodedBlock]:
     """Every block in order. ``tasks``: how many sections are under way; 0: twice the cluster's processors."""
     ray = _ray()
@@ -49,7 +49,7 @@ def encoded_by_ray(
             yield from _taken(ray, running.popleft())
 
 
-def _blocks(section: Section, recipe: Recipe, key: str, skip: int) -> Iterator[EncodedBlock]:
+def _blocks(section: InputSection, recipe: Recipe, key: str, skip: int) -> Iterator[EncodedBlock]:
     encoder = _encoders.get(key)
     if encoder is None:
         _encoders.clear()

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.corpus.request import Request
-from lowtide.prepare.inputs.sections import BLOCK, LARGE_DOCUMENT, Section
+from lowtide.prepare.inputs.sections import LARGE_DOCUMENT, TEXT_BLOCK, InputSection
 from lowtide.prepare.inputs.text_blocks import TextBlock, slice_end, text_blocks
 from lowtide.prepare.inputs.texts import Tally, texts
-from lowtide.prepare.tokenizers.encoders import CACHE, Encoder, checked, make_encoder
+from lowtide.prepare.tokenizers.encoders import CACHE, Encoder, fitting_ids, make_encoder
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary
 
 Hashes = NDArray[np.uint64]
@@ -59,7 +59,7 @@ class BlockEncoder:
         self._encoder: Encoder = make_encoder(recipe.encoder, recipe.vocabulary, recipe.cache)
         self._hashed = recipe.request.dedup or recipe.request.val > 0
 
-    def blocks(self, section: Section, skip: int = 0) -> Iterator[EncodedBlock]:
+    def blocks(self, section: InputSection, skip: int = 0) -> Iterator[EncodedBlock]:
         """Every block of a section, read and encoded here."""
         return (self.encode(block) for block in text_blocks(section, self._request, skip))
 
@@ -72,7 +72,7 @@ class BlockEncoder:
         hashes = _hashes(documents, block) if self._hashed else None
         if not all(closes):
             ids, ends = _without(ids, ends, np.array(closes))
-        ids = checked(ids, self._recipe.vocabulary, block.paths[0])
+        ids = fitting_ids(ids, self._recipe.vocabulary, block.paths[0])
         tally.documents += len(ends)
         tally.text_bytes += sum(map(len, documents))
         return EncodedBlock(
@@ -92,7 +92,7 @@ def _slices(documents: list[bytes], block: TextBlock, tally: Tally) -> tuple[lis
     for text in documents:
         if len(text) > LARGE_DOCUMENT:
             tally.cut += 1
-            borders = [0, *(slice_end(text, mark) for mark in range(BLOCK, len(text), BLOCK)), len(text)]
+            borders = [0, *(slice_end(text, mark) for mark in range(TEXT_BLOCK, len(text), TEXT_BLOCK)), len(text)]
             slices += [text[begin:end] for begin, end in pairwise(borders)]
             closes += [False] * (len(borders) - 2) + [True]
         else:
@@ -106,7 +106,7 @@ def document_hash(text: bytes) -> tuple[int, int]:
     if len(text) <= LARGE_DOCUMENT:
         found = hashlib.blake2b(text, digest_size=16).digest()
         return int.from_bytes(found[:8], "little"), int.from_bytes(found[8:], "little") or 1
-    return _slice_hash(text[: slice_end(text[: 2 * BLOCK], BLOCK)]), 0
+    return _slice_hash(text[: slice_end(text[: 2 * TEXT_BLOCK], TEXT_BLOCK)]), 0
 
 
 def _slice_hash(text: bytes) -> int:

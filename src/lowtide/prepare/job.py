@@ -18,7 +18,7 @@ from typing import Any
 from lowtide.atomic import atomic_write
 from lowtide.corpus.conversion import write_foreign
 from lowtide.corpus.finding import corpora_in, stated_manifest
-from lowtide.corpus.journal import Journal, refuse_foreign
+from lowtide.corpus.journal import Journal, refuse_other_files
 from lowtide.corpus.request import Request
 from lowtide.corpus.shards import ShardWriter
 from lowtide.errors import FormatError, StateError
@@ -26,13 +26,13 @@ from lowtide.formats.tokens.manifest import MANIFEST
 from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.cluster import encoded_by_ray
 from lowtide.prepare.encoding import EncodedBlock, Recipe
-from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, digest, list_inputs
+from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, inputs_digest, list_inputs
 from lowtide.prepare.inputs.sampling import compared_texts, sample_texts
 from lowtide.prepare.inputs.sections import sections_of
 from lowtide.prepare.processes import encoded_by_processes, encoded_here
 from lowtide.prepare.resources import Resources
 from lowtide.prepare.tokenizers.bpe import SAMPLE, trained
-from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose
+from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
 
 _OUTSIDE = ("tokenizer", "format")  # settings the manifest records elsewhere, or not at all
@@ -209,7 +209,7 @@ class _Job:
             return Choice(before["name"], before["version"], tuple(before["notes"]))
         self._progress(Status("tokenizer"))
         sample = [] if vocabulary.kind in ("bytes", "model") else compared_texts(self._inputs, self._request)
-        choice = choose(vocabulary, sample, self._resources.tokenizer_engine)
+        choice = choose_encoder(vocabulary, sample, self._resources.tokenizer_engine)
         self._journal.write("encoder.json", vars(choice))
         return choice
 
@@ -243,7 +243,7 @@ def _provenance(request: Request, inputs: Sequence[Input], assembler: Assembler,
     return {
         **part,
         "settings": settings,
-        "inputs": {"files": len(inputs), "bytes": total, "sha256": digest(inputs)},
+        "inputs": {"files": len(inputs), "bytes": total, "sha256": inputs_digest(inputs)},
         "met": assembler.tally.as_dict(),
     }
 
@@ -256,7 +256,7 @@ def _keep_tokenizer(directory: Path, vocabulary: Vocabulary) -> None:
 
 def _refusal(target: Path) -> StateError | None:
     try:
-        refuse_foreign(target)
+        refuse_other_files(target)
     except StateError as problem:
         return problem
     return None
@@ -284,7 +284,7 @@ def _complete(target: Path, request: Request, inputs: list[Input], vocabulary: V
         if told["settings"].get(name) != value:
             was = told["settings"].get(name)
             raise StateError(f"{target}: expected {name} {was!r} as its corpus has, got {value!r}. {advice}.")
-    if inputs and told["inputs"]["sha256"] != digest(inputs):
+    if inputs and told["inputs"]["sha256"] != inputs_digest(inputs):
         size = sum(one.size for one in inputs)
         raise StateError(
             f"{target}: expected the {told['inputs']['files']} files of {told['inputs']['bytes']} bytes its corpus was "

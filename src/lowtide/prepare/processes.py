@@ -31,7 +31,7 @@ import numpy as np
 
 from lowtide.errors import LowtideError
 from lowtide.prepare.encoding import BlockEncoder, EncodedBlock, Recipe
-from lowtide.prepare.inputs.sections import Section
+from lowtide.prepare.inputs.sections import InputSection
 from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
 
 Item = TypeVar("Item")
@@ -43,7 +43,7 @@ _BUFFER = 4 * 1024 * 1024  # asked for; the kernel gives what its limits allow
 @dataclass
 class _Task:
     number: int
-    section: Section
+    section: InputSection
     text: TextBlock | None
     skip: int
     blocks: deque[EncodedBlock] = field(default_factory=deque)
@@ -74,7 +74,7 @@ class _Process:
         self.process.wait()
 
 
-def encoded_here(sections: Iterator[Section], recipe: Recipe, skip: int) -> Iterator[EncodedBlock]:
+def encoded_here(sections: Iterator[InputSection], recipe: Recipe, skip: int) -> Iterator[EncodedBlock]:
     """Every block in order, encoded by a thread of this process."""
     encoder = BlockEncoder(recipe)
 
@@ -88,7 +88,7 @@ def encoded_here(sections: Iterator[Section], recipe: Recipe, skip: int) -> Iter
 
 
 def encoded_by_processes(
-    sections: Iterator[Section], recipe: Recipe, skip: int, workers: int, held: int
+    sections: Iterator[InputSection], recipe: Recipe, skip: int, workers: int, held: int
 ) -> Iterator[EncodedBlock]:
     """Every block in order, encoded by ``workers`` processes; at most ``held`` bytes of blocks wait here."""
     pool = _Pool(recipe, workers, held)
@@ -191,7 +191,7 @@ class _Pool:
             fresh.give(task)
 
 
-def _tasks(sections: Iterator[Section], recipe: Recipe, skip: int) -> Iterator[_Task]:
+def _tasks(sections: Iterator[InputSection], recipe: Recipe, skip: int) -> Iterator[_Task]:
     number = 0
     for section in sections:
         if section.streamed:

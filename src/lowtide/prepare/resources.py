@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from lowtide.arguments import at_least, one_of
 from lowtide.units import MIB, parse_size
 
-ENGINES = ("local", "ray")
+ENCODING_ENGINES = ("local", "ray")
 # A worker at rest is Python and its libraries, which no setting of ours changes; what it may hold beside
 # that is counted here: its block of text, the encoded block and the tokenizer's cache.
 WORKER_SHARE = 64 * MIB
-LEAST_BUDGET = 96 * MIB
+LEAST_PREPARE_BUDGET = 96 * MIB
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Resources:
     tokenizer_engine: str = "auto"  # "auto" or "tokenizers"
 
     def __post_init__(self) -> None:
-        one_of("--engine", self.engine, ENGINES)
+        one_of("--engine", self.engine, ENCODING_ENGINES)
         one_of("--tokenizer-engine", self.tokenizer_engine, ("auto", "tokenizers"))
         at_least("--workers", self.workers, 0, example="--workers 2")
         if self.address and self.engine != "ray":
             raise ValueError("--address: expected --engine ray with it, got --engine local. Add --engine ray.")
-        if self.budget != "auto" and parse_size(self.budget, what="--budget") < LEAST_BUDGET:
+        if self.budget != "auto" and parse_size(self.budget, what="--budget") < LEAST_PREPARE_BUDGET:
             raise ValueError(
-                f"--budget: expected {LEAST_BUDGET // MIB}MiB or more, got {self.budget}. "
-                f"Use --budget {LEAST_BUDGET // MIB}MiB."
+                f"--budget: expected {LEAST_PREPARE_BUDGET // MIB}MiB or more, got {self.budget}. "
+                f"Use --budget {LEAST_PREPARE_BUDGET // MIB}MiB."
             )
 
     @property

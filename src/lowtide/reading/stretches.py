@@ -11,12 +11,10 @@ share; beyond ``MOST_RANKS`` that costs more than it gains, and batches announce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from lowtide.machine import PAGE, room_for_cache
-from lowtide.order.mixing import Mixing
 from lowtide.order.steps import Steps
 from lowtide.order.streams import Shuffled, Stream
 from lowtide.reading.ahead import Follower as Follower
@@ -27,6 +25,12 @@ from lowtide.units import MIB, format_size
 STEP = 4 * MIB  # announced at a time: long for any disk, short beside a stretch
 MOST_PASSED = 64  # stretches that one batch may reach over; more than these were not read but jumped over
 MOST_RANKS = 16  # ranks on one machine share the page cache; more than this are many machines
+
+
+class PlannedFollower(Follower, Protocol):
+    """A follower that knows what it adds to a plan."""
+
+    def adjusted(self, plan: Plan) -> Plan: ...
 
 
 class ByteStretch(NamedTuple):
@@ -135,29 +139,6 @@ class RankFollower:
 
     def leave(self) -> None:
         self._inner.leave()
-
-
-class MixedFollower:
-    """Stretches of every corpus of a mixture, each followed at its own row."""
-
-    def __init__(self, mixing: Mixing, followers: Sequence[StretchFollower]) -> None:
-        self._mixing = mixing
-        self._followers = tuple(followers)
-
-    def approach(self, position: int) -> None:
-        phase = self._mixing.phase(position)
-        for follower, share, own in zip(self._followers, phase.shares, phase.counts(position), strict=True):
-            if share:
-                follower.approach(own)
-
-    def leave(self) -> None:
-        for follower in self._followers:
-            follower.leave()
-
-    def adjusted(self, plan: Plan) -> Plan:
-        """As of one, with the stretches of all in the page cache."""
-        plans = [follower.adjusted(plan) for follower in self._followers]
-        return replace(plans[0], cache=min(plan.cache, sum(one.cache for one in plans)))
 
 
 def follows(largest: int) -> bool:

@@ -21,10 +21,10 @@ import numpy as np
 from lowtide.engine import FAULT_MOST, Engine, FileMapping
 from lowtide.errors import ReadError
 from lowtide.machine import PAGE
-from lowtide.storage.files import KEPT, Files
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.storage.read import SCATTERED, SEQUENTIAL, Refused, Temperature, announce_now, came_short, drop_pages
 from lowtide.storage.spans import Spans, place_of, total_of
+from lowtide.storage.watched_files import KEPT, Files
 
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 PROBES = 4  # spans looked at to guess whether a call's data is cached

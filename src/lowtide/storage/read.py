@@ -23,9 +23,9 @@ from lowtide.engine import DROP, DROP_SEQUENTIAL, KEEP, Engine, ReadLane, ReadQu
 from lowtide.errors import ReadError
 from lowtide.machine import PAGE
 from lowtide.storage.budget import Budget, Holding
-from lowtide.storage.files import Files
 from lowtide.storage.forks import renew_in_children
 from lowtide.storage.spans import Spans, each_of, place_of
+from lowtide.storage.watched_files import Files
 from lowtide.units import KIB, MIB
 
 # How a call treats the page cache: reads from all over the file; one long read among neighbours; reads of pages that
@@ -41,6 +41,8 @@ RECHECK = 32  # an unannounced cold batch costs about twice an announced one: 3 
 FEW_MISSES = 16  # one miss in so many does not make data cold: it is announced and read with its batch
 
 Refused = tuple[int, str, int]  # an id that may not be there, its file and byte
+# Files, offsets, stride, shift, lengths: spans that were found among watched files, whose descriptors tell them apart.
+WatchedSpans = tuple[WatchedFiles, Any, int, int, Any]
 Laned = tuple[ReadLane, Holding | None]  # a lane, and what its staging holds of the budget
 
 
@@ -60,7 +62,9 @@ class Reads:
 
     __slots__ = ("_held", "_lane", "_plan", "_spans", "_strategy", "_target")
 
-    def __init__(self, strategy: Read, spans: Spans, plan: tuple[Any, int, int], target: Any, held: Any) -> None:
+    def __init__(
+        self, strategy: Read, spans: Spans | WatchedSpans, plan: tuple[Any, int, int], target: Any, held: Any
+    ) -> None:
         self._strategy, self._spans, self._plan, self._target = strategy, spans, plan, target
         self._held = held  # descriptors stay open until the reads are done
         self._lane: Laned | None = None
@@ -83,7 +87,7 @@ class Reads:
             found = lane[0].wait()
             self._lane = None
             strategy.idle.append(lane)
-        if type(found) is not int:
+        if not isinstance(found, int):
             return strategy.judge(found, self._spans, runs)
         count, length = len(runs[1]), runs[2]
         total = length * count if type(length) is int else int(length.sum())

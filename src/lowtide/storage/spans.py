@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.machine import PAGE
-from lowtide.storage.files import Extent
+from lowtide.storage.watched_files import Extent
 
 Offsets = NDArray[np.int64]
 Lengths = int | Offsets  # one for all, or one for each

@@ -19,7 +19,6 @@ from lowtide.errors import BudgetError
 from lowtide.machine import direct_alignment, file_kind, room_for_cache
 from lowtide.storage.budget import Budget, Holding
 from lowtide.storage.buffers import Bytes, Pool
-from lowtide.storage.files import KEPT, MOST_WATCHED, Extent, Files, ReadCounts
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.storage.mapped import Cured, Map
 from lowtide.storage.read import (
@@ -34,6 +33,7 @@ from lowtide.storage.read import (
     read_rest,
 )
 from lowtide.storage.spans import GAP, NETWORK_GAP, Lengths, Located, MergedRound, Offsets, Spans, few_files, merge
+from lowtide.storage.watched_files import KEPT, MOST_WATCHED, Extent, Files, ReadCounts
 from lowtide.units import KIB, MIB, format_size
 
 STRATEGIES = ("auto", "read", "remap", "advise", "map")

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from lowtide.machine import page_cache
 from lowtide.memory import process_memory
 from lowtide.prepare import Control
+from lowtide.report.png import Curve, Level, Panel
 from lowtide.units import MIB, format_size
 
 SETTLE_STEPS = 20
@@ -149,30 +150,7 @@ def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
 
 # The picture, as plain series
 
-BLUE, ORANGE, GREEN, GREY = "#1f5fa8", "#d9722b", "#3a8f5c", "#6b7280"
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One line of a panel, or where ``ys`` has one value a level across it. ``look``: a line style of matplotlib's."""
-
-    label: str
-    xs: Sequence[float]
-    ys: Sequence[float]
-    color: str
-    look: str = "-"
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Plain series over one axis; ``stacked`` ones lie on each other."""
-
-    title: str
-    across: str
-    up: str
-    curves: Sequence[Curve]
-    stacked: Sequence[Curve] = ()
-    limits: tuple[float, float | None] = (0.0, None)
+BLUE, ORANGE, GREEN = "#1f5fa8", "#d9722b", "#3a8f5c"
 
 
 def panels(
@@ -184,10 +162,9 @@ def panels(
     checked = [point for point in points if not math.isnan(point.val_loss)]
     losses = [
         Curve("train", _minutes(trained), [point.loss for point in trained], BLUE),
-        Curve("val", _minutes(checked), [point.val_loss for point in checked], ORANGE, "o-"),
+        Curve("val", _minutes(checked), [point.val_loss for point in checked], ORANGE, dots=True),
     ]
-    if not math.isnan(unigram):
-        losses.append(Curve(f"knowing only token counts ({unigram:.2f})", (), [unigram], GREY, "--"))
+    counts = [] if math.isnan(unigram) else [Level(f"knowing only token counts ({unigram:.2f})", unigram)]
     kinds = [
         Curve(label, _minutes(points), [getattr(point.reading, label.split(":")[0]) / MIB for point in points], color)
         for label, color in (
@@ -198,10 +175,18 @@ def panels(
     ]
     allowed = (verdict.settled.held + verdict.budget) / MIB
     text = f"anon + mapped after warm-up, plus the budget of {format_size(verdict.budget)}: {verdict.word}"
-    highest = max(allowed, *(sum(held) for held in zip(*(kind.ys for kind in kinds), strict=True)))
+    highest = max(allowed, *(sum(held) for held in zip(*(kind.y for kind in kinds), strict=True)))
     found = [
-        Panel("Loss", "minutes", "loss, nats per token", losses),
-        Panel("Memory by kind", "minutes", "MiB", [Curve(text, (), [allowed], GREY, "--")], kinds, (0, 1.55 * highest)),
+        Panel("Loss", "minutes", "loss, nats per token", tuple(losses), levels=tuple(counts), bottom=0),
+        Panel(
+            "Memory by kind",
+            "minutes",
+            "MiB",
+            areas=tuple(kinds),
+            levels=(Level(text, allowed),),
+            bottom=0,
+            top=1.55 * highest,
+        ),
     ]
     return found if control is None else [*found, _beside_control(points, verdict, control)]
 
@@ -219,11 +204,14 @@ def _beside_control(points: Sequence[CurvePoint], verdict: BudgetVerdict, contro
     passed = [100 * share for share, _, _ in control.trace]
     mapped = [held / MIB for _, held, _ in control.trace]  # its anon is the list of windows it goes through
     size, budget = control.corpus_bytes, verdict.budget
-    curves = [
+    curves = (
         Curve("control: one pass through a kept np.memmap", passed, mapped, ORANGE),
         Curve("this run since its warm-up", shares, grown, BLUE),
-        Curve(f"budget {format_size(budget)}", (), [budget / MIB], GREY, "--"),
-        Curve(f"the train tokens, {format_size(size)}", (), [size / MIB], GREY, ":"),
-    ]
-    limits = min(0.0, *grown), 1.5 * size / MIB
-    return Panel("Growth of anon + mapped", "% of the run, and of the pass", "MiB", curves, limits=limits)
+    )
+    levels = (
+        Level(f"budget {format_size(budget)}", budget / MIB),
+        Level(f"the train tokens, {format_size(size)}", size / MIB, dotted=True),
+    )
+    bottom, top = min(0.0, *grown), 1.5 * size / MIB
+    title, across = "Growth of anon + mapped", "% of the run, and of the pass"
+    return Panel(title, across, "MiB", curves, levels=levels, bottom=bottom, top=top)

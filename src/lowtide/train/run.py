@@ -20,6 +20,7 @@ from pathlib import Path
 from lowtide.errors import LowtideError
 from lowtide.prepare import Control
 from lowtide.prepare.tokenizers.spelling import NumberWords, words_of
+from lowtide.report.png import check, write_panels
 from lowtide.train import checkpoints
 from lowtide.train.checkpoints import Branch, Past, SaveError, only_run, reason
 from lowtide.train.data import control_of, open_data, with_corpus
@@ -30,7 +31,7 @@ from lowtide.train.model import Compute, choose_compute
 from lowtide.train.ranks import World, described, joined
 from lowtide.train.settings import Settings, first_corpus
 from lowtide.train.signals import StopRequest
-from lowtide.train.telling import METRICS, Facts, RunOutcome, RunProgress, Several, Stepped, draw, files_told
+from lowtide.train.telling import METRICS, Facts, RunOutcome, RunProgress, Several, Stepped, files_told
 from lowtide.train.trainer import Trainer, learning_rate
 
 
@@ -298,10 +299,13 @@ class _Run:
         if not self.settings.picture:
             return ""
         path = self.directory / "train.png"
-        if draw(path, panels(self.points, self.unigram, verdict, control)):
-            return str(path)
-        self.progress.note("no picture: matplotlib is not installed; `pip install 'lowtide[report]'` brings it")
-        return ""
+        try:
+            check()
+        except LowtideError:
+            self.progress.note("no picture: matplotlib is not installed; `pip install 'lowtide[report]'` brings it")
+            return ""
+        write_panels(path, panels(self.points, self.unigram, verdict, control))
+        return str(path)
 
     def _facts(self) -> Facts:
         return Facts(

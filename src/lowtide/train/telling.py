@@ -17,15 +17,14 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from lowtide.atomic import atomic_write
 from lowtide.prepare import Control
 from lowtide.train.checkpoints import reason
-from lowtide.train.gauge import BudgetVerdict, MemoryNow, Panel
+from lowtide.train.gauge import BudgetVerdict, MemoryNow
 from lowtide.train.ledger import WholeLines
 from lowtide.units import MIB, format_duration, format_size
 
@@ -398,33 +397,3 @@ def clock(seconds: float) -> str:
     whole = max(0, round(seconds))
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
-# The picture
-
-
-def draw(path: Path, shown: Sequence[Panel]) -> bool:
-    """Write panels below each other as a PNG; False when matplotlib is not installed."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(9, 3.25 * len(shown)), dpi=120, layout="constrained")
-        for axes, panel in zip(figure.subplots(len(shown), 1), shown, strict=True):
-            if panel.stacked:
-                series, xs = [one.ys for one in panel.stacked], panel.stacked[0].xs
-                colors, labels = [one.color for one in panel.stacked], [one.label for one in panel.stacked]
-                axes.stackplot(xs, *series, colors=colors, labels=labels, alpha=0.75, linewidth=0)
-            for one in panel.curves:
-                if not one.xs and len(one.ys) == 1:
-                    axes.axhline(one.ys[0], color=one.color, linestyle=one.look, linewidth=1, label=one.label)
-                else:
-                    axes.plot(one.xs, one.ys, one.look, color=one.color, linewidth=1.4, markersize=4, label=one.label)
-            axes.set(xlabel=panel.across, ylabel=panel.up, ylim=panel.limits)
-            axes.legend(frameon=False, loc="best" if not panel.stacked else "upper left", ncols=2, fontsize=9)
-            axes.set_title(panel.title, loc="left", fontweight="bold")
-        with atomic_write(path) as file:
-            figure.savefig(file, format="png")
-    return True

@@ -68,7 +68,7 @@ def kind_of(path: str) -> str | None:
     return _KINDS.get(ending)
 
 
-def digest(inputs: Sequence[Input]) -> str:
+def inputs_digest(inputs: Sequence[Input]) -> str:
     """Of names and sizes in order: what the manifest says about where a corpus came from. No times, no directories."""
     whole = hashlib.sha256()
     for one in inputs:

@@ -12,7 +12,7 @@ from itertools import islice
 
 from lowtide.corpus.request import Request
 from lowtide.prepare.inputs.listing import Input
-from lowtide.prepare.inputs.sections import BLOCK, sections_of
+from lowtide.prepare.inputs.sections import TEXT_BLOCK, sections_of
 from lowtide.prepare.inputs.text_blocks import text_blocks
 from lowtide.prepare.inputs.texts import Tally, texts
 
@@ -40,7 +40,7 @@ def compared_texts(inputs: Sequence[Input], request: Request) -> list[bytes]:
     """A small sample from many places, and the spellings that have gone wrong elsewhere."""
     chosen: list[bytes] = []
     size, place = 0, -1
-    for text in sample_texts(inputs, request, _PLACES * BLOCK):
+    for text in sample_texts(inputs, request, _PLACES * TEXT_BLOCK):
         place += 1
         if place % 4:  # neighbours are alike
             continue

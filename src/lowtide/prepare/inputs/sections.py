@@ -1,8 +1,8 @@
 """How inputs are cut into sections that can be read and encoded apart, in any order, on any machine.
 
 A section is named by numbers alone - files, and a range of bytes or row groups in one - so that planning reads no text
-and every engine cuts alike. Plain text is cut every `BLOCK` bytes wherever that falls: the reader of a section takes
-the documents that begin inside it. Small files share a section. What cannot be entered in the middle - compressed
+and every engine cuts alike. Plain text is cut every `TEXT_BLOCK` bytes wherever that falls: the reader of a section
+takes the documents that begin inside it. Small files share a section. What cannot be entered in the middle - compressed
 files, separators that may overlap themselves - is one *streamed* section, read from its beginning.
 """
 
@@ -16,14 +16,14 @@ from lowtide.prepare.inputs.listing import Input
 from lowtide.prepare.inputs.parquet_text import row_groups
 
 # Bytes of text encoded at a time: enough to hide the cost of a message, few enough to hold many.
-BLOCK = 4 * 1024 * 1024
-# A document longer than this is encoded in slices of BLOCK, so that memory stays flat.
+TEXT_BLOCK = 4 * 1024 * 1024
+# A document longer than this is encoded in slices of TEXT_BLOCK, so that memory stays flat.
 LARGE_DOCUMENT = 16 * 1024 * 1024
-MOST_FILES = 4096  # that share a section
+MOST_FILES_SHARING = 4096  # that share a section
 
 
 @dataclass(frozen=True)
-class Section:
+class InputSection:
     """Some of the input. ``begin`` and ``end``: bytes of a plain file, or row groups of a Parquet file."""
 
     number: int
@@ -45,36 +45,36 @@ def separator_of(one: Input, request: Request) -> bytes:
     return request.separator.encode("utf-8", "surrogateescape") if one.kind == "separator" else b""
 
 
-def sections_of(inputs: Sequence[Input], request: Request) -> Iterator[Section]:
+def sections_of(inputs: Sequence[Input], request: Request) -> Iterator[InputSection]:
     """Every section, in input order. Opens Parquet files for their footers, and nothing else."""
     small: list[Input] = []
     number = size = 0
     for one in inputs:
         whole = one.kind == "text" and not one.compression and one.size <= LARGE_DOCUMENT
-        if small and (not whole or size + one.size > BLOCK or len(small) == MOST_FILES):
-            yield Section(number, tuple(small), 0, 0)
+        if small and (not whole or size + one.size > TEXT_BLOCK or len(small) == MOST_FILES_SHARING):
+            yield InputSection(number, tuple(small), 0, 0)
             number, small, size = number + 1, [], 0
         if whole:
             small.append(one)
             size += one.size
             continue
         for numbers in _ranges(one, request):
-            yield Section(number, (one,), *numbers)
+            yield InputSection(number, (one,), *numbers)
             number += 1
     if small:
-        yield Section(number, tuple(small), 0, 0)
+        yield InputSection(number, tuple(small), 0, 0)
 
 
 def _ranges(one: Input, request: Request) -> Iterator[tuple[int, int, bool, int]]:
     """(begin, end, streamed, weight) of every section of one input."""
     if one.kind == "parquet":
-        for begin, end, groups in row_groups(one.path, request.column, BLOCK):
+        for begin, end, groups in row_groups(one.path, request.column, TEXT_BLOCK):
             yield begin, end, False, one.size * (end - begin) // groups
     elif one.compression or overlaps_itself(separator_of(one, request)):
         yield 0, one.size, True, one.size
     else:
-        for begin in range(0, one.size, BLOCK):
-            end = min(begin + BLOCK, one.size)
+        for begin in range(0, one.size, TEXT_BLOCK):
+            end = min(begin + TEXT_BLOCK, one.size)
             yield begin, end, False, end - begin
 
 

@@ -2,7 +2,7 @@
 
 Reading and encoding are two steps with plain bytes between them, so that a block can be read where the file is and
 encoded somewhere else. A section of a plain file holds the documents that *begin* in it: its reader looks for the first
-separator and reads on past the end to finish the last document. Costs one block of `BLOCK` bytes, or the longest
+separator and reads on past the end to finish the last document. Costs one block of `TEXT_BLOCK` bytes, or the longest
 document. Nothing is decoded or parsed here.
 """
 
@@ -17,7 +17,7 @@ from lowtide.errors import FormatError, ReadError
 from lowtide.prepare.inputs.decompress import decompressed
 from lowtide.prepare.inputs.listing import Input
 from lowtide.prepare.inputs.parquet_text import column_texts
-from lowtide.prepare.inputs.sections import BLOCK, LARGE_DOCUMENT, Section, overlaps_itself, separator_of
+from lowtide.prepare.inputs.sections import LARGE_DOCUMENT, TEXT_BLOCK, InputSection, overlaps_itself, separator_of
 from lowtide.units import format_size
 
 LONGEST = 256 * 1024 * 1024  # of a document between separators: a file that lacks them must not fill the memory
@@ -41,7 +41,7 @@ class TextBlock:
     opens: bool = False  # the last document goes on in the next block
 
 
-def text_blocks(section: Section, request: Request, skip: int = 0) -> Iterator[TextBlock]:
+def text_blocks(section: InputSection, request: Request, skip: int = 0) -> Iterator[TextBlock]:
     """The blocks of a section in order, without the first ``skip``."""
     one = section.source
     if one.kind == "parquet":
@@ -66,13 +66,13 @@ def slice_end(text: bytes, mark: int) -> int:
     return mark
 
 
-def _small_files(section: Section) -> Iterator[TextBlock]:
+def _small_files(section: InputSection) -> Iterator[TextBlock]:
     payload = [_whole(one) for one in section.inputs]
     paths = tuple(one.path for one in section.inputs)
     yield TextBlock(section.number, 0, "documents", payload, paths, weight=sum(map(len, payload)))
 
 
-def _slice(section: Section) -> Iterator[TextBlock]:
+def _slice(section: InputSection) -> Iterator[TextBlock]:
     """A slice of one document that is too large to encode at once; its neighbours hold the rest."""
     one = section.source
     with _Opened(one) as file:
@@ -96,7 +96,7 @@ def _slice(section: Section) -> Iterator[TextBlock]:
     )
 
 
-def _range(section: Section, separator: bytes) -> Iterator[TextBlock]:
+def _range(section: InputSection, separator: bytes) -> Iterator[TextBlock]:
     """The documents that begin in ``[begin, end)``: find both borders first, then read once, without a copy."""
     one, size = section.source, len(separator)
     with _Opened(one) as file:
@@ -115,13 +115,13 @@ def _range(section: Section, separator: bytes) -> Iterator[TextBlock]:
     yield TextBlock(section.number, 0, one.kind, data, (one.path,), begin, 1 if begin == 0 else 0, section.weight)
 
 
-def _streamed(section: Section, separator: bytes) -> Iterator[TextBlock]:
+def _streamed(section: InputSection, separator: bytes) -> Iterator[TextBlock]:
     """Documents of a file that must be read from its beginning."""
     one = section.source
     kept, first, line, number, told, done = bytearray(), 0, 1, 0, 0, 0
     for text, done in _text_of(one):
         kept += text
-        if len(kept) < BLOCK:
+        if len(kept) < TEXT_BLOCK:
             continue
         end = kept.rfind(separator)
         if end < 0:
@@ -138,15 +138,15 @@ def _streamed(section: Section, separator: bytes) -> Iterator[TextBlock]:
     yield TextBlock(section.number, number, one.kind, bytes(kept), (one.path,), first, line, done - told)
 
 
-def _streamed_document(section: Section) -> Iterator[TextBlock]:
+def _streamed_document(section: InputSection) -> Iterator[TextBlock]:
     """One compressed document: whole, or in the same slices as the same text in a plain file."""
     one = section.source
     kept, base, number, told, done = bytearray(), 0, 0, 0, 0  # kept[0] is byte ``base`` of the document
     for text, done in _text_of(one):
         kept += text
         # A slice can be cut off once the look behind its mark is certain to be complete.
-        while base + len(kept) > max(LARGE_DOCUMENT, (number + 1) * BLOCK + _LOOK + 4):
-            end = slice_end(bytes(kept[: BLOCK + _LOOK + BLOCK]), (number + 1) * BLOCK - base)
+        while base + len(kept) > max(LARGE_DOCUMENT, (number + 1) * TEXT_BLOCK + _LOOK + 4):
+            end = slice_end(bytes(kept[: TEXT_BLOCK + _LOOK + TEXT_BLOCK]), (number + 1) * TEXT_BLOCK - base)
             weight, told = done - told, done
             yield TextBlock(
                 section.number,
@@ -181,18 +181,18 @@ def _streamed_document(section: Section) -> Iterator[TextBlock]:
 
 def _rest(text: bytes, base: int, number: int) -> Iterator[tuple[bytes, bool]]:
     total = base + len(text)
-    while (number + 1) * BLOCK < total:
-        end = slice_end(text, (number + 1) * BLOCK - base)
+    while (number + 1) * TEXT_BLOCK < total:
+        end = slice_end(text, (number + 1) * TEXT_BLOCK - base)
         yield text[:end], True
         text, base, number = text[end:], base + end, number + 1
     yield text, False
 
 
-def _parquet(section: Section, request: Request) -> Iterator[TextBlock]:
+def _parquet(section: InputSection, request: Request) -> Iterator[TextBlock]:
     one = section.source
     with _Opened(one):  # still the file that was planned with
         row, groups = 0, range(section.begin, section.end)
-        for number, payload in enumerate(column_texts(one.path, request.column, groups, BLOCK)):
+        for number, payload in enumerate(column_texts(one.path, request.column, groups, TEXT_BLOCK)):
             weight = section.weight if number == 0 else 0
             yield TextBlock(section.number, number, "documents", payload, (one.path,), row, weight=weight)
             row += len(payload)

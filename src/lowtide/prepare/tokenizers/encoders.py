@@ -6,7 +6,7 @@ Rust serves a whole block; documents that spell that token themselves are encode
 keep in its cache is bounded: by its own setting where it has one, else by building it anew once the process has grown
 by that much.
 
-Which one is used is settled before the first block by `choose`, on documents of the user's own.
+Which one is used is settled before the first block by `choose_encoder`, on documents of the user's own.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def make_encoder(name: str, vocabulary: Vocabulary, cache: int = CACHE) -> Encod
     return Gigatoken(vocabulary, joined=name == "gigatoken", cache=cache)
 
 
-def choose(vocabulary: Vocabulary, sample: Sequence[bytes], wanted: str = "auto") -> Choice:
+def choose_encoder(vocabulary: Vocabulary, sample: Sequence[bytes], wanted: str = "auto") -> Choice:
     """The fastest library that gives the reference's ids on every document of ``sample``."""
     if vocabulary.kind == "bytes":
         return Choice("bytes", "")
@@ -177,7 +177,7 @@ def choose(vocabulary: Vocabulary, sample: Sequence[bytes], wanted: str = "auto"
     return Choice(reference, settled.version, (f"{why}: encoding with tokenizers",))
 
 
-def checked(ids: Ids, vocabulary: Vocabulary, where: str) -> Ids:
+def fitting_ids(ids: Ids, vocabulary: Vocabulary, where: str) -> Ids:
     """``ids`` in the corpus's dtype; an id that does not fit is an error and never wrapped."""
     if ids.size and int(ids.max()) >= vocabulary.size:
         raise FormatError(

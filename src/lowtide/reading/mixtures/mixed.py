@@ -26,6 +26,7 @@ from lowtide.reading.documents.docs import Docs, DocsFiller
 from lowtide.reading.mixtures.mixture_state import check_past, past_of
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
+from lowtide.reading.stretches import StretchFollower
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Starts, WindowReader
 from lowtide.storage import Bytes, Store
@@ -289,3 +290,26 @@ class MixtureBatch:
                 ids[mine], mask[mine] = found[2].ids, found[2].loss_mask
             del found, batch
         return (x, y) if reader.docs is None else (x, y, reader.documents(ids, mask, root, 2 * half))
+
+
+class MixedFollower:
+    """Stretches of every corpus of a mixture, each followed at its own row."""
+
+    def __init__(self, mixing: Mixing, followers: Sequence[StretchFollower]) -> None:
+        self._mixing = mixing
+        self._followers = tuple(followers)
+
+    def approach(self, position: int) -> None:
+        phase = self._mixing.phase(position)
+        for follower, share, own in zip(self._followers, phase.shares, phase.counts(position), strict=True):
+            if share:
+                follower.approach(own)
+
+    def leave(self) -> None:
+        for follower in self._followers:
+            follower.leave()
+
+    def adjusted(self, plan: Plan) -> Plan:
+        """As of one, with the stretches of all in the page cache."""
+        plans = [follower.adjusted(plan) for follower in self._followers]
+        return replace(plans[0], cache=min(plan.cache, sum(one.cache for one in plans)))
