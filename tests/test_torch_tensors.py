@@ -53,15 +53,15 @@ def test_a_tensor_is_the_buffer_that_was_read_into_and_holds_it(tokens: lowtide.
     batches = tensors(feed_of(tokens))
     x, y = next(batches)
     pool = tokens.store.pool
-    (lease,) = pool._leases
-    buffer = lease.buffer
-    assert buffer is not None
-    first = buffer.bytes.ctypes.data
+    (lease,) = pool._out.values()
+    root = lease()
+    assert root is not None
+    first = root.ctypes.data
     assert x.data_ptr() == first
-    assert y.data_ptr() == first + buffer.capacity // 2
+    assert y.data_ptr() == first + len(root) // 2
     assert x.data_ptr() % 4096 == 0
     assert pool.lent == 1
-    del lease, buffer, y
+    del lease, root, y
     part = x[3:, 2]
     del x
     gc.collect()
