@@ -121,7 +121,7 @@ def test_a_batch_that_did_not_arrive_comes_again(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(TypeError, match=r"expected numbers that torch has a dtype for, got >f4\. Convert"):
                 next(batches)
-            assert batches.position == batches.feed.position == 0  # type: ignore[union-attr]
+            assert batches.position == batches.feed.position == 0
 
 
 def test_what_is_no_iterator_of_ours_is_refused(a: lowtide.Array) -> None:
