@@ -59,10 +59,9 @@ def test_a_tensor_is_the_buffer_that_was_read_into_and_holds_it(tokens: lowtide.
     first = root.ctypes.data
     assert x.data_ptr() == first
     assert y.data_ptr() == first + len(root) // 2
-    del root
     assert x.data_ptr() % 4096 == 0
     assert pool.lent == 1
-    del lease, y
+    del lease, root, y
     part = x[3:, 2]
     del x
     gc.collect()

@@ -6,7 +6,6 @@ Nothing is stored per item, any position costs the same, and resuming needs noth
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -210,6 +209,8 @@ class Given:
         return _equal(places - np.arange(len(places)))
 
     def settings(self) -> dict[str, Any]:
+        import hashlib  # here: it brings OpenSSL, 3 ms at every import
+
         step, digest = 1 << 16, hashlib.blake2b(digest_size=16)
         for first in range(0, len(self.indices), step):
             digest.update(np.asarray(self.indices[first : first + step]).astype("<i8").tobytes())

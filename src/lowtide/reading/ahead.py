@@ -145,7 +145,9 @@ class Ahead:
     def __init__(self, batches: Batches, follower: Follower | None = None) -> None:
         self._batches = batches
         self._follower = follower
-        self._temperatures = batches.reader.temperatures if batches.stream.scattered else ()
+        # The kernel reads ahead of items in order by itself, and a follower announces what its stream needs.
+        looks = follower is None and not isinstance(batches.stream, InOrder)
+        self._temperatures = batches.reader.temperatures if looks else ()
         self._registered = False
         self.renew_after_fork()
         renew_in_children(self)

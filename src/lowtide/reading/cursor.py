@@ -9,13 +9,24 @@ fingerprint is read with the first batch.
 from __future__ import annotations
 
 from time import perf_counter
+from types import TracebackType
 from typing import Any, Self
 
 from lowtide.order.steps import Steps
 from lowtide.order.streams import Stream
-from lowtide.reading.ahead import Ahead, Batches, Follower, Reader
+from lowtide.reading.ahead import Ahead, Batch, Batches, Follower, Reader
 from lowtide.storage import Pool, Store
 from lowtide.storage.forks import Turn
+
+
+def _forget(trace: TracebackType | None) -> None:
+    """Let go of what the frames of a failed step hold: a caller that keeps the error must not keep the buffer too."""
+    while trace is not None:
+        try:  # noqa: SIM105 - on the way of an interrupt: no more code than this
+            trace.tb_frame.clear()
+        except RuntimeError:
+            pass  # still running: the step itself
+        trace = trace.tb_next
 
 
 class Cursor:
@@ -36,6 +47,7 @@ class Cursor:
     def __next__(self) -> Any:
         began = perf_counter()
         before = after = -1
+        batch: Batch | None = None
         try:
             with self._turn.lock:
                 before = self.position
@@ -46,16 +58,17 @@ class Cursor:
                     batch = self._ahead.take(at) or self._batches.start(at)
                     self._ahead.keep(at)
                     arrays = batch.finish()
-                    del batch
                     if self.position == before:  # nobody sought meanwhile, a signal handler for one
                         self._delivered += 1
                         self._seconds += perf_counter() - began
                         after = self._steps.after(at)
                         self.position = after
                     return arrays
-        except BaseException:
+        except BaseException as problem:
             if self.position == after:  # interrupted after the position moved: the batch comes again
                 self.position = before
+            batch = None
+            _forget(problem.__traceback__)
             raise
         self._ahead.leave()
         raise StopIteration
