@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import resource
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,7 +141,7 @@ def test_a_forked_child_closes_and_reads_also_when_a_thread_of_the_parent_held_e
     batches = array.shuffled(8, seed=1)
     next(batches)
     store = array._store
-    locks = [store._turn, store.pool._turn, store.budget._turn, batches._turn]
+    locks = [store._turn, store.budget._turn, batches._turn]
     holding, done = threading.Event(), threading.Event()
     def hold():
         for turn in locks:
@@ -229,7 +228,7 @@ def test_a_file_truncated_between_the_check_and_the_mapping_is_a_read_error(rows
         descriptor = array._store.files.descriptor(0)
         os.truncate(rows, 1000)
         with pytest.raises(lowtide.ReadError, match=r"truncated to 1000 B \(1000 bytes\)"):
-            strategy._mappings.make(0, descriptor)  # type: ignore[attr-defined]
+            strategy._made(0, descriptor.number, 0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("strategy", MAPPED)
@@ -399,10 +398,3 @@ def test_a_hint_that_fails_does_not_fail_the_batch(rows: Path, monkeypatch: pyte
         with lowtide.open(rows, strategy=strategy, cache="drop", budget="4MiB") as array:
             assert next(array.shuffled(16)).shape == (16, 64)
             assert next(array.chunks(16)).shape == (16, 64)
-
-
-def test_direct_reads_start_no_thread(rows: Path) -> None:
-    before = threading.active_count()
-    with lowtide.open(rows, strategy="direct", budget="4MiB") as array:
-        for _ in array.shuffled(64):
-            assert threading.active_count() == before

@@ -104,6 +104,8 @@ class Map:
         scattered = how != SEQUENTIAL and self.shifted
         try:
             return self.engine.mapping(number, self.files.sizes[file], shifted=self.shifted, scattered=scattered)
+        except ValueError:  # longer than the file: it was truncated since the last look
+            raise self.files.changed(file, os.fstat(number)) from None
         except OSError as problem:
             path = self.files.paths[file]
             raise ReadError(
@@ -166,7 +168,8 @@ class Cured(Map):
         try:
             for number in range(0, count, max(1, count // PROBES)):
                 file, offset, _ = place_of(spans, number)
-                os.preadv(self.files.descriptor(file, True).number, (probe,), offset, NOWAIT)
+                descriptor = self.files.descriptor(file, True)
+                os.preadv(descriptor.number, (probe,), offset, NOWAIT)
         except OSError:
             return False
         return True

@@ -177,7 +177,8 @@ class Read:
 
     def read_at(self, file: int, offset: int, view: Any) -> None:
         """One small read, in the calling thread."""
-        number = self.files.descriptor(file, True).number
+        descriptor = self.files.descriptor(file, True)  # held to the end: its last reference closes it
+        number = descriptor.number
         try:
             got = os.preadv(number, (view,), offset)
         except InterruptedError:
@@ -333,13 +334,15 @@ def announce_now(files: Files, spans: Spans) -> None:
     """Tell the kernel of these spans, whatever the strategy."""
     if not files.in_memory:
         for file, offset, length in each_of(spans):
-            advise_file(files.descriptor(file, True).number, offset, length, "POSIX_FADV_WILLNEED")
+            descriptor = files.descriptor(file, True)
+            advise_file(descriptor.number, offset, length, "POSIX_FADV_WILLNEED")
 
 
 def drop_now(files: Files, spans: Spans) -> None:
     """Evict these spans from the page cache, whoever read them."""
     for file, offset, length in each_of(spans):
-        drop_pages(files.descriptor(file, True).number, offset, length, sequential=True)
+        descriptor = files.descriptor(file, True)
+        drop_pages(descriptor.number, offset, length, sequential=True)
 
 
 def drop_pages(number: int, offset: int, length: int, *, sequential: bool = False) -> None:

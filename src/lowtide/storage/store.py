@@ -187,10 +187,10 @@ class Store:
                 file = files if isinstance(files, int) else files[number]
                 size = lengths if isinstance(lengths, int) else int(lengths[number])
                 block = memoryview(bytearray(size))
-                number_open = self.files.descriptor(file, True).number
-                read_rest(self.files.paths[file], number_open, start, block, 0)
+                descriptor = self.files.descriptor(file, True)  # held to the end: its last reference closes it
+                read_rest(self.files.paths[file], descriptor.number, start, block, 0)
                 if self.drop:
-                    drop_pages(number_open, start, size)
+                    drop_pages(descriptor.number, start, size)
                 found.append(block.tobytes())
         return b"".join(found)
 
