@@ -95,10 +95,8 @@ class Bench:
 
         def loop() -> int:
             for batch in self.offsets(WINDOW, 2):
-                assert (
-                    queue.windows(Runs(self.fd, batch, WINDOW, None, self.direct if direct else None), pair, how)
-                    is None
-                )
+                runs = Runs(self.fd, batch, WINDOW, None, self.direct if direct else None)
+                assert isinstance(queue.fill(runs, pair, how), int)
             return self.batches * BATCH
 
         return loop
@@ -107,17 +105,17 @@ class Bench:
         self, engine: Engine, way: str, *, direct: bool = False, how: int = KEEP, deep: int = 2
     ) -> Callable[[], int]:
         """Two batches under way, as a feed that holds three would have them."""
-        queues = [engine.prefetcher(way, depth=64, alignment=self.alignment) for _ in range(deep)]
+        queues = [engine.lane(way, depth=64, alignment=self.alignment) for _ in range(deep)]
 
         def loop() -> int:
             starts = self.offsets(WINDOW, 2)
             for step in range(self.batches + deep):
                 turn = step % deep
                 if step >= deep:
-                    assert queues[turn].wait() is None
+                    assert isinstance(queues[turn].wait(), int)
                 if step < self.batches:
                     pair = Pair(*self.pairs[turn], LENGTH, "uint16", None)
-                    queues[turn].start_windows(
+                    queues[turn].start(
                         Runs(self.fd, starts[step], WINDOW, None, self.direct if direct else None), pair, how
                     )
             return self.batches * BATCH
@@ -146,7 +144,7 @@ class Bench:
         def ours(engine: Engine) -> Callable[[], int]:
             def loop() -> int:
                 for batch in self.offsets(WINDOW, 2):
-                    engine.windows_mapped(mapping, Runs(-1, batch, WINDOW), pair)
+                    engine.fill_mapped(mapping, Runs(-1, batch, WINDOW), pair)
                 return self.batches * BATCH
 
             return loop
@@ -162,7 +160,7 @@ class Bench:
 
             def loop() -> int:
                 for batch in self.offsets(ROW, ROW):
-                    queue.gather(Runs(self.fd, batch, ROW), self.into, KEEP)
+                    queue.fill(Runs(self.fd, batch, ROW), self.into, KEEP)
                 return self.batches * BATCH
 
             return loop
@@ -220,7 +218,6 @@ def cold_ways(bench: Bench) -> dict[str, Callable[[], int]]:
         "python announce, keep": bench.windows(PYTHON, "announce"),
         "native announce, keep": bench.windows(NATIVE, "announce"),
         "native announce, drop": bench.windows(NATIVE, "announce", how=DROP),
-        "native threads 16, direct, drop": bench.windows(NATIVE, "threads", direct=True, how=DROP, depth=16),
         "native uring, direct, drop": bench.windows(NATIVE, "uring", direct=True, how=DROP),
         "native aio, direct, drop": bench.windows(NATIVE, "aio", direct=True, how=DROP),
         "ahead: native announce, keep": bench.ahead(NATIVE, "announce"),

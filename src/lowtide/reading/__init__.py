@@ -1,7 +1,7 @@
-"""The one reading path, shared by arrays and feeds: upcoming numbers -> filler -> a filled, lent batch.
+"""The one reading path, shared by arrays and feeds: numbers of a stream -> a reader -> a filled, lent batch.
 
-``upcoming.py`` computes which rows or windows come next, ``row_filler.py`` and ``window_filler.py`` turn numbers into
-filled buffers through the store, ``iterators.py`` walks over arrays with them (``feed.py`` walks over tokens).
-``passes.py`` and ``streams.py`` say which row or window is the k-th, ``state.py`` and ``fingerprint.py`` whether a
-saved position belongs to this data, ``indexing.py`` what ``a[key]`` means, ``plan.py`` what it will all cost.
+``cursor.py`` is the one iterator, ``ahead.py`` the batches of a stream and those started early. A reader has two verbs,
+``start(numbers)`` and ``finish()``: ``window_reader.py`` for windows of tokens, ``rows/`` for arrays, ``documents/``
+for windows with documents and packed rows, ``mixtures/`` for several corpora. ``admission.py`` asks the budget once,
+``plan.py`` says what it will all cost, ``state.py`` and ``fingerprint.py`` whether a saved position is of this data.
 """
