@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BESIDE = -n logical --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
 # What depends on who makes the calls is tested with both engines; the first run uses the native one where it is built.
-BOTH_ENGINES = tests/test_array_contract.py tests/test_array_properties.py tests/test_feed_batches.py tests/test_feed_epochs.py tests/test_windows.py
+BOTH_ENGINES = tests/array/test_array_contract.py tests/array/test_array_properties.py tests/feed/test_feed_batches.py tests/feed/test_feed_epochs.py tests/tokens/test_windows.py
 SERIAL = $(sort $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)) # the other files would be imported for nothing
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 

@@ -16,7 +16,9 @@ from lowtide.order.feistel import SMALL_BITS, SMALL_ROUNDS, Feistel
 from lowtide.order.orders import TABLE_ROWS
 from lowtide.order.words import key, words
 
-GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden_order.json").read_text(encoding="utf-8"))
+GOLDEN: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "order" / "golden_order.json").read_text(encoding="utf-8")
+)
 LARGE = [case for case in GOLDEN["Permutation"] if int(case["n"]) > TABLE_ROWS]
 
 

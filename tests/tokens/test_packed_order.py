@@ -15,7 +15,7 @@ import lowtide
 from lowtide.order.streams import Drawn, InOrder, Shuffled, Stream
 
 # Never change this file: a saved run resumes at the same rows only as long as these numbers hold.
-GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden_packed.json").read_text(encoding="utf-8"))
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden_packed.json").read_text(encoding="utf-8"))
 
 
 def documents(tokens: int) -> NDArray[np.uint16]:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 ROWS, BATCH = 1001, 16
 X = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], 20, axis=1)
 Y = np.arange(ROWS, dtype=np.int32) * 10
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.array.test_array_processes import in_a_fork
 from tests.feeds import ORDERS, STRATEGIES, numbered, raw_file, same
-from tests.test_array_processes import in_a_fork
 
 import lowtide
 
