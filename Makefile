@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 BESIDE = -n logical --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
 # What depends on who makes the calls is tested with both engines; the first run uses the native one where it is built.
 BOTH_ENGINES = tests/array/test_array_contract.py tests/array/test_array_properties.py tests/feed/test_feed_batches.py tests/feed/test_feed_epochs.py tests/tokens/test_windows.py
+FAULTS = tests/storage/test_read_faults.py # once more with a disk that fails below both engines
 SERIAL = $(sort $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)) # the other files would be imported for nothing
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -37,6 +38,10 @@ train: $(VENV)/.run ## the whole story: this machine's text to a trained model, 
 test: $(VENV)/.dev browser ## every test
 	$(BIN)/python -m pytest $(BESIDE) -m "not serial and not doctors"
 	$(BIN)/python -m pytest -m serial $(SERIAL)
+	@mkdir -p build
+	if $(CC) -shared -fPIC -O1 -o build/faulty_disk.so tests/faulty_disk.c -ldl; then \
+	  LD_PRELOAD="$(abspath build/faulty_disk.so)" $(BIN)/python -m pytest -q $(FAULTS); \
+	else echo "NOT TESTED: faults below the native engine - there is no C compiler here"; fi
 	LOWTIDE_ENGINE=python $(BIN)/python -m pytest $(BESIDE) -q -m "not serial" $(BOTH_ENGINES)
 
 doctors: $(VENV)/.dev ## planted programs of other libraries and runtimes, judged by lowtide doctor

@@ -37,7 +37,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("lowtide", deadline=None, print_blob=True)
 settings.load_profile("lowtide")
 
-from tests import leftovers  # noqa: E402 - the path above leads to it
+from tests import faults, leftovers  # noqa: E402 - the path above leads to it
 
 
 @pytest.hookimpl(wrapper=True)
@@ -119,9 +119,10 @@ def no_lost_descriptors() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def python_engine_for_spoiled_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests that stand between Lowtide and ``os.preadv`` test the engine that calls it; tests/native has its own."""
-    module = request.module
-    if any(getattr(value, "__module__", None) == "tests.faults" for value in vars(module).values()):
+    """Tests that stand between Lowtide and ``os.preadv`` test the engine that calls it, unless the disk fails below
+    both engines (tests/faults.py)."""
+    spoils = any(getattr(value, "__module__", None) == "tests.faults" for value in vars(request.module).values())
+    if spoils and not faults.BELOW_BOTH:
         monkeypatch.setenv("LOWTIDE_ENGINE", "python")
 
 
