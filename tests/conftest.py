@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from lowtide.machine import direct_alignment, file_kind
+from lowtide.machine import file_kind
 
 ROOT = Path(__file__).resolve().parent.parent
 # Tests share helpers as `tests.*`, also when pytest was not started with `python -m`.
@@ -94,12 +94,6 @@ def disk_path(disk: Path) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(dir=disk))
     yield directory
     shutil.rmtree(directory)
-
-
-def offers_direct_reads(path: Path) -> bool:
-    """Whether its filesystem has direct reads; tmpfs has none."""
-    with path.open("rb") as file:
-        return direct_alignment(file.fileno()) is not None
 
 
 def open_descriptors() -> set[str]:

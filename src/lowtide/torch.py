@@ -23,10 +23,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from lowtide.arguments import at_least
 from lowtide.array import Array
+from lowtide.engine import Numbers
 from lowtide.errors import FormatError
 from lowtide.feed import Feed
 from lowtide.reading.admission import admit
-from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.rows.iteration import BatchIterator
 from lowtide.reading.window_reader import WindowReader
 from lowtide.storage import Pool

@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.engine.runs import bad_value
-
-Numbers = NDArray[np.int64]
+from lowtide.engine.runs import Numbers, bad_value
 
 AT_ONCE = 1 << 17  # tokens whose runs are spread at a time: what NumPy makes between stays in the second-level cache
 FEW = 4  # rows per run that begins inside a row, from which on such runs are written one by one

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.int64]
+from lowtide.engine.runs import Numbers
 
 
 class PackedTables(NamedTuple):

@@ -165,10 +165,6 @@ class GlobalSteps:
             return at + self.rank * self.share
         return at + self.rank * max(0, rows - at) // self.world  # of rows left over, or the shorter one behind them
 
-    def is_tail(self, at: int) -> bool:
-        """Whether the step at ``at`` is the one shorter row."""
-        return self.rows is not None and at >= self.rows
-
     # Steps by number
 
     @property

@@ -13,15 +13,13 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lowtide.engine import Numbers
 from lowtide.order.steps import Steps
 from lowtide.order.streams import InOrder, Stream
 from lowtide.storage import Budget, Pool, Store
 from lowtide.storage.forks import renew_in_children
 from lowtide.storage.read import Temperature
-
-Numbers = NDArray[np.int64]
 
 BLOCK = 8192  # numbers computed at a time: 64 KiB, and the order's fixed cost spread over many batches
 AHEAD = 2  # batches under way beside the one in the caller's hands

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.engine import Numbers
 from lowtide.errors import FormatError
 from lowtide.formats import Layout
 from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
-from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.rows.reader import RowReader
 from lowtide.storage import Store
 

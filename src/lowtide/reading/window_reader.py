@@ -15,13 +15,12 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
-from lowtide.engine import SOURCES
+from lowtide.engine import SOURCES, Numbers
 from lowtide.errors import FormatError
 from lowtide.machine import PAGE
 from lowtide.reading.ahead import Batch, Later, prepared_ahead
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.token_range import TokenRange
 from lowtide.storage import RESIDENT, SCATTERED, SEQUENTIAL, Bytes
 from lowtide.storage.budget import whole_pages

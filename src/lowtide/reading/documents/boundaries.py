@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.engine import Numbers
 from lowtide.errors import FormatError
 from lowtide.formats import document_ends
-from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.token_range import TokenRange
 from lowtide.units import MIB
 

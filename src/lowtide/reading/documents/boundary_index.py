@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.engine import Numbers
 from lowtide.errors import FormatError
 from lowtide.reading.documents.boundaries import Marks, scan
 from lowtide.reading.documents.kept_arrays import GrowingArrays, KeptArrays, KeptFile, damaged, kept
 from lowtide.reading.fingerprint import digest
-from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.token_range import TokenRange
 
 BITS = 16

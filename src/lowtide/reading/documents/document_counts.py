@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from lowtide.engine import Numbers
 from lowtide.reading.documents.boundary_index import BoundaryIndex, key_of
 from lowtide.reading.documents.kept_arrays import GrowingArrays, KeptFile, kept
-from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.token_range import TokenRange
 
 HIGH = 1 << 16  # lengths are counted by their high part first, then by the low part of the median's

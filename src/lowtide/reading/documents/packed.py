@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lowtide.engine import RowPieces, packed_plan, spread
+from lowtide.engine import Numbers, RowPieces, packed_plan, spread
 from lowtide.errors import FormatError
 from lowtide.machine import PAGE
 from lowtide.reading.ahead import Batch, Later, prepared_ahead
@@ -26,7 +26,6 @@ from lowtide.reading.documents.kept_arrays import damaged
 from lowtide.reading.documents.packing import PackedRows
 from lowtide.reading.places import DocumentPlace, Place
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Starts, WindowReader
 from lowtide.storage import Bytes

@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.engine import PackedTables, RowPieces, pieces_of
+from lowtide.engine import Numbers, PackedTables, RowPieces, pieces_of
 from lowtide.reading.documents.boundaries import Marks
 from lowtide.reading.documents.boundary_index import BoundaryIndex, Progress, boundary_index, identity_of, key_of
 from lowtide.reading.documents.kept_arrays import GrowingArrays, KeptArrays, KeptFile, damaged, kept
-from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.token_range import TokenRange
 
 GROUP_TOKENS = 4 << 20

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from lowtide.engine import Numbers
 from lowtide.formats.layout import join
 from lowtide.machine import PAGE
 from lowtide.order.mixing import Mixing
 from lowtide.order.streams import Stream
-from lowtide.reading.ahead import Batch, Later, Numbers
+from lowtide.reading.ahead import Batch, Later
 from lowtide.reading.documents.docs import Docs, DocsFiller
 from lowtide.reading.mixtures.mixture_state import check_past, past_of
 from lowtide.reading.places import Place

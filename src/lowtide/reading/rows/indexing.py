@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-Numbers = NDArray[np.int64]  # of rows
+from lowtide.engine import Numbers
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lowtide.engine import Numbers
 from lowtide.errors import BudgetError
 from lowtide.reading.fingerprint import digest
-from lowtide.reading.rows.indexing import Numbers, inside
+from lowtide.reading.rows.indexing import inside
 from lowtide.storage.budget import Budget, Holding
 from lowtide.units import format_size
 

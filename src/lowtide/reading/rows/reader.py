@@ -17,12 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.engine import Numbers
 from lowtide.errors import BudgetError
 from lowtide.formats import Layout
 from lowtide.machine import PAGE
 from lowtide.reading.ahead import Batch, Later
 from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
-from lowtide.reading.rows.indexing import Numbers, Selection, row_inside
+from lowtide.reading.rows.indexing import Selection, row_inside
 from lowtide.reading.rows.parts import Consecutive, Part, chained, lists_of
 from lowtide.storage import RESIDENT, SCATTERED, Bytes, Store
 from lowtide.storage.store import StartedReads

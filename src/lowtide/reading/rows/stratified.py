@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.arguments import whole_number
+from lowtide.engine import Numbers
 from lowtide.order import Permutation, key
 from lowtide.order.words import mixed
-from lowtide.reading.rows.indexing import Numbers
 from lowtide.reading.rows.parts import Consecutive, Part
 
 RUN = 1024
