@@ -205,4 +205,5 @@ def test_an_unsupported_flag_is_a_missing_feature_and_not_an_error(made: dict[st
             assert np.array_equal(np.concatenate([chunk.copy() for chunk in array.chunks(8)]), file.rows)
             assert np.array_equal(array[[5, 1]], file.rows[[5, 1]])
             assert disk.fired
-            assert np.array_equal(np.concatenate([rows.copy() for rows in array.shuffled(8)]).shape, file.rows.shape)
+            shuffled = np.concatenate([rows.copy() for rows in array.shuffled(8)])
+            assert sorted(map(bytes, shuffled)) == sorted(map(bytes, file.rows))

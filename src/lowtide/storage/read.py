@@ -310,7 +310,7 @@ class Read:
             return "none: the file lives in memory (tmpfs), nothing can be dropped"
         if not hasattr(os, "posix_fadvise"):
             return "none: this system has no posix_fadvise"
-        rung = "RWF_DONTCACHE + fadvise(DONTNEED)"
+        rung = "fadvise(DONTNEED), with RWF_DONTCACHE where the file system has it"
         if self.way != "announce":
             rung += f"; scattered misses by O_DIRECT ({WAY_NAMES[self.way]})"
         return f"{rung}; files that live in memory (tmpfs) stay" if self.files.partly_in_memory else rung
