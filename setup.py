@@ -25,19 +25,20 @@ class Noted(build_ext):
         note.unlink(missing_ok=True)
         try:
             super().build_extension(ext)
-        except Exception as problem:
+        except Exception:
             note.parent.mkdir(parents=True, exist_ok=True)
-            note.write_text(reason(self, problem) + "\n")
+            note.write_text(reason(self) + "\n")
             raise
 
 
-def reason(command: build_ext, problem: Exception) -> str:
+def reason(command: build_ext) -> str:
+    """One line: pip shows nothing of an optional extension that failed, so this is all that a user will see."""
     compiler = (getattr(command.compiler, "compiler_so", None) or ["cc"])[0]
     if shutil.which(compiler) is None:
         return f"no C compiler ({compiler}) was found at install"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python's headers (Python.h) were not found at install"
-    return f"the compiler failed at install ({str(problem).splitlines()[0]})"
+    return f"the C compiler ({compiler}) failed at install; pip install --verbose shows what it said"
 
 
 core = Extension(

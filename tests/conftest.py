@@ -123,7 +123,7 @@ def python_engine_for_spoiled_calls(request: pytest.FixtureRequest, monkeypatch:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[Any]:
     """One real Ray cluster for all tests of a session: a head that only coordinates and two nodes that work, one of
-    which may be lost. Use it from `serial` tests: they share one process, so there is only one cluster."""
+    which may be lost. Use it from `one_process` tests, so that there is only one cluster."""
     ray = pytest.importorskip("ray", reason="NOT TESTED: Ray is not installed")
     from ray.cluster_utils import Cluster
 

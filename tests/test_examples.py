@@ -65,6 +65,7 @@ def test_the_nanogpt_example_learns_from_the_drop_in_and_from_a_feed_that_is_sto
     assert "exactly once: 1200 rows, the same with two stops on the way" in text
 
 
+@pytest.mark.trainers
 @pytest.mark.slow
 def test_the_ddp_example_learns_from_the_same_rows_on_one_rank_and_on_two() -> None:
     need("torch")

@@ -27,10 +27,10 @@ QUICK = {
     "orders": (3, 2),
     "training": (1, 1),
 }
-LONGER = ("limits", "training")
+LONGER = {"limits": pytest.mark.slow, "training": [pytest.mark.slow, pytest.mark.trainers]}
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONGER else n for n in CAMPAIGNS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONGER.get(name, ())) for name in CAMPAIGNS])
 def test_a_short_program_of_each_campaign_tries_its_faults_and_finds_nothing(name: str) -> None:
     if name == "training":
         pytest.importorskip("torch", reason="NOT TESTED: torch is not installed, so no run was killed")

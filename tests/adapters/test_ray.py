@@ -20,7 +20,7 @@ from ray.data.block import BlockAccessor  # noqa: E402
 from lowtide.ray import BLOCK_BYTES_READ, RowSource, dataset  # noqa: E402
 
 pytestmark = [
-    pytest.mark.serial,
+    pytest.mark.one_process,
     # Ray's and pandas' own; a cluster's sockets live as long as the session.
     pytest.mark.filterwarnings("ignore"),
 ]

@@ -17,7 +17,7 @@ from tests.test_examples import EXAMPLES, need
 
 import lowtide
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = [pytest.mark.slow, pytest.mark.one_process]
 
 MIB = 1 << 20
 LIMIT = 144 * MIB

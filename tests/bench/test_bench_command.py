@@ -55,7 +55,7 @@ def cases(one_round: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(case["pattern"], case["way"]): case for case in one_round["cases"]}
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial]
+pytestmark = [pytest.mark.slow, pytest.mark.one_process]
 
 
 def test_a_whole_round_measures_every_way(one_round: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ ray = pytest.importorskip(
 )
 
 # Ray's own processes and threads warn about what they do; none of it is ours.
-pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.one_process, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

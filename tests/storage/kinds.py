@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-STRATEGIES = ("read", "remap", "advise", "map", "auto")
+MAPPED = ("remap", "advise", "map")
 CACHES = ("keep", "drop")
 
 RECORD = np.dtype([("id", "<u4"), ("x", ">f4", (3,)), ("tag", "S5")])  # 21 bytes: nothing is aligned in it

@@ -68,6 +68,7 @@ def threads_after_training(settings: Settings) -> None:
     print("threads", sorted(name for name in names if "gloo" in name), flush=True)
 
 
+@pytest.mark.trainers
 @pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="NOT TESTED: gloo's threads, no /proc here to see them"
@@ -96,6 +97,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_clear_line(tiny: Make, tmp_
     assert "Traceback" not in err
 
 
+@pytest.mark.trainers
 @pytest.mark.slow
 def test_a_rank_that_falls_silent_ends_the_other_after_the_time_limit(tiny: Make, tmp_path: Path) -> None:
     lines = tmp_path / "ledger"
@@ -112,6 +114,7 @@ def test_a_rank_that_falls_silent_ends_the_other_after_the_time_limit(tiny: Make
     assert "expected all 2 ranks to answer" in err.splitlines()[-1]
 
 
+@pytest.mark.trainers
 @pytest.mark.slow
 def test_kills_at_any_moment_and_other_world_sizes_leave_the_same_rows_behind_the_weights(
     tiny: Make, tmp_path: Path

@@ -134,6 +134,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.trainers
 @pytest.mark.slow
 def test_ranks_whose_launcher_was_killed_save_and_end(tiny: Make, tmp_path: Path) -> None:
     settings = tiny(max_iters=1_000_000, eval_interval=1_000_000, ledger=str(tmp_path / "ledger"))
