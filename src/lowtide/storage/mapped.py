@@ -103,7 +103,7 @@ class Map:
         """A new mapping; what the system refuses is a ``ReadError`` with the file's path."""
         scattered = how != SEQUENTIAL and self.shifted
         try:
-            return self.engine.mapping(number, self.files.sizes[file], shifted=self.shifted, scattered=scattered)
+            return self.engine.mapping(number, self.files.sizes[file], self.shifted, scattered)
         except ValueError:  # longer than the file: it was truncated since the last look
             raise self.files.changed(file, os.fstat(number)) from None
         except OSError as problem:
