@@ -27,9 +27,32 @@ else:
     _missing = None
 
 __all__ = [
-    *("DROP", "DROP_SEQUENTIAL", "ENGINES", "FAULT_AROUND", "FAULT_MOST", "KEEP", "SOURCES", "WAYS", "Engine"),
-    *("FileMapping", "Numbers", "PackedTables", "Pair", "Planes", "Problem", "ReadLane", "ReadQueue", "RowPieces"),
-    *("Runs", "RunsOfBatch", "WatchedFiles", "engine", "packed_plan", "pieces_of", "run_begins", "spread"),
+    "DROP",
+    "DROP_SEQUENTIAL",
+    "ENGINES",
+    "FAULT_AROUND",
+    "FAULT_MOST",
+    "KEEP",
+    "SOURCES",
+    "WAYS",
+    "Engine",
+    "FileMapping",
+    "Numbers",
+    "PackedTables",
+    "Pair",
+    "Planes",
+    "Problem",
+    "ReadLane",
+    "ReadQueue",
+    "RowPieces",
+    "Runs",
+    "RunsOfBatch",
+    "WatchedFiles",
+    "engine",
+    "packed_plan",
+    "pieces_of",
+    "run_begins",
+    "spread",
 ]
 
 ENGINES = ("auto", "native", "python")
@@ -74,7 +97,7 @@ class Engine:
         self.fill_mapped: Callable[[Any, Any, Any], tuple[str, int, int, int] | None] = main.fill_mapped
         # Tell the kernel of these runs, which will be read.
         self.announce: Callable[[Any], None] = main.announce
-        # (fd, size, modified): whether the file still is that long and was not written since.
+        # (fd, size, changed): whether the file still is that long and was not written since.
         self.unchanged: Callable[[int, int, int], bool] = main.unchanged
         # (files, numbers, stride, lengths, fds, offsets): descriptors and offsets of runs of many files, those files
         # checked; False: look closer, in Python.

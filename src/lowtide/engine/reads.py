@@ -181,25 +181,25 @@ def drop_runs(sink: ByteSink, which: Sequence[int], *, sequential: bool) -> None
                 os.posix_fadvise(sink.fds[run], first, last - first, os.POSIX_FADV_DONTNEED)
 
 
-def unchanged(fd: int, size: int, modified: int) -> bool:
+def unchanged(fd: int, size: int, changed: int) -> bool:
     """Whether the file still is that long, was not written since, and has a name."""
     try:
         found = os.fstat(fd)
     except OSError:
         return False
-    return found.st_size == size and found.st_nlink > 0 and found.st_mtime_ns == modified
+    return found.st_size == size and found.st_nlink > 0 and found.st_ctime_ns == changed
 
 
 def locate(files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: Any, offsets: Any) -> bool:
     """Which file each run lies in, and where; False where one crosses extents, or a file is not open or changed."""
-    ends, shift, which, sizes, modified, numbers_of_files = files
+    ends, shift, which, sizes, changed, numbers_of_files = files
     places = numbers * stride
     extents = np.searchsorted(ends, places, side="right")
     if (extents == len(ends)).any() or (places < 0).any() or (places + lengths > ends[extents]).any():
         return False
     used = which[extents]
     for file in set(used.tolist()):
-        if not unchanged(int(numbers_of_files[file]), int(sizes[file]), int(modified[file])):  # -1: not open
+        if not unchanged(int(numbers_of_files[file]), int(sizes[file]), int(changed[file])):  # -1: not open
             return False
     fds[:], offsets[:] = numbers_of_files[used], places + shift[extents]
     return True

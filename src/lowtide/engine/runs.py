@@ -39,7 +39,7 @@ class WatchedFiles(NamedTuple):
     shift: Any  # int64, one per extent: offset in the file = logical offset + shift
     which: Any  # int32, one per extent: its file
     sizes: Any  # int64, one per file: when it was opened
-    modified: Any  # int64, one per file: nanoseconds
+    changed: Any  # int64, one per file: nanoseconds
     fds: Any  # int32, one per file; -1: not open
 
 

@@ -3,8 +3,8 @@
 Time is cut into slots as the rows are into blocks; a permutation says which block fills a slot, and a bijection of its
 own which of its rows comes when. Exactly once, O(1) memory, any position on its own.
 
-Costs about 55 ns per row in calls of 8,192 (150 ns for blocks of 2,048 rows and fewer, which need more rounds). Does not
-mix rows of different blocks, so sorted data is mixed only within each block.
+Costs about 55 ns per row in calls of 8,192 (150 ns for blocks of 2,048 rows and fewer, which need more rounds). Does
+not mix rows of different blocks, so sorted data is mixed only within each block.
 """
 
 from __future__ import annotations

@@ -69,8 +69,9 @@ class Order:
             raise TypeError(f"{where}: expected integers, got {given.dtype}. Convert them with astype('int64').")
         numbers = given.astype(np.uint64)
         if int(numbers.max()) >= self.n:  # a negative number is a huge uint64, so one comparison finds both
+            wrong = int(given[int(np.argmax(numbers))])
             raise IndexError(
-                f"{where}: expected numbers of at least 0 and below {self.n}, got {int(given[int(np.argmax(numbers))])}. "
+                f"{where}: expected numbers of at least 0 and below {self.n}, got {wrong}. "
                 f"Use numbers from 0 to {self.n - 1}."
             )
         return numbers

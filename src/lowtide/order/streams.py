@@ -187,7 +187,10 @@ class Given:
         if not len(positions):
             return np.empty(0, np.int64)
         places = positions % self.epoch
-        parts = [np.asarray(self.indices[int(places[a]) : int(places[b - 1]) + 1]) for a, b in _equal(places - np.arange(len(places)))]
+        parts = [
+            np.asarray(self.indices[int(places[a]) : int(places[b - 1]) + 1])
+            for a, b in _equal(places - np.arange(len(places)))
+        ]
         found: Items = np.concatenate(parts).astype(np.int64)
         return np.where(found < 0, found + self.n, found)
 
