@@ -41,7 +41,9 @@ def test_where_a_compiler_and_headers_are_the_extension_loads() -> None:
 
 
 def test_the_environment_is_read_at_first_use_and_not_at_import() -> None:
-    script = "import os, lowtide.engine as _native; os.environ['LOWTIDE_ENGINE'] = 'python'; print(_native.engine().why)"
+    script = (
+        "import os, lowtide.engine as _native; os.environ['LOWTIDE_ENGINE'] = 'python'; print(_native.engine().why)"
+    )
     assert fresh(script, LOWTIDE_ENGINE="auto").stdout == "LOWTIDE_ENGINE=python\n"
 
 

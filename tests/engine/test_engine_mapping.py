@@ -137,7 +137,7 @@ def test_rows_touched_at_random_map_far_less_in_a_shifted_mapping(engine: Engine
 
 
 def test_what_cannot_be_mapped_is_refused(engine: Engine, fd: int, tmp_path: Path) -> None:
-    with pytest.raises((OSError, ValueError), match="mapping: expected a file that can be mapped|size: expected"):
+    with pytest.raises((OSError, ValueError), match=r"mapping: expected a file that can be mapped|size: expected"):
         of_a_pipe(engine)
     for size in (SIZE + 1, 2**62, 2**63 - 1):
         with pytest.raises(ValueError, match="size: expected"):

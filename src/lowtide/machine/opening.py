@@ -1,9 +1,9 @@
 """Opening files: regular ones only, with one owner from the system call on.
 
 A path may have become a FIFO since somebody looked at it, and opening or reading one waits for ever: so files are
-opened without waiting, and what was opened is looked at before anybody reads. The descriptor belongs to an object before a
-line of Python can run, so an interrupt at any moment closes it, and it is closed by C code, so that the end of the
-interpreter does too. Costs three small system calls more than a bare ``open``.
+opened without waiting, and what was opened is looked at before anybody reads. The descriptor belongs to an object
+before a line of Python can run, so an interrupt at any moment closes it, and it is closed by C code, so that the end of
+the interpreter does too. Costs three small system calls more than a bare ``open``.
 """
 
 from __future__ import annotations

@@ -29,11 +29,21 @@ from lowtide.storage.read import (
     Refused,
     Temperature,
     announce_now,
-    drop_now,
     drop_pages,
-    read_rest,
+    read_all,
 )
-from lowtide.storage.spans import GAP, NETWORK_GAP, Lengths, Located, MergedRound, Offsets, Spans, few_files, merge
+from lowtide.storage.spans import (
+    GAP,
+    NETWORK_GAP,
+    Lengths,
+    Located,
+    MergedRound,
+    Offsets,
+    Spans,
+    each_of,
+    few_files,
+    merge,
+)
 from lowtide.storage.watched_files import KEPT, MOST_WATCHED, Extent, Files, ReadCounts
 from lowtide.units import KIB, MIB, format_size
 
@@ -150,20 +160,19 @@ class Store:
         """Evict these consecutive bytes from the page cache, whoever read them."""
         if length > 0:
             for spans, _ in few_files(self.located.spans(np.array([offset], np.int64), 1, length), KEPT.together):
-                drop_now(self.files, spans)
+                for file, start, size in each_of(spans):
+                    descriptor = self.files.descriptor(file, True)
+                    drop_pages(descriptor.number, start, size, sequential=True)
 
     def sample(self, offsets: list[int], length: int) -> bytes:
         """Small blocks, one after the other: by plain reads that need no queue and no lock, so that a signal handler
         may ask for a fingerprint while a batch is under way."""
         found = []
         for offset in offsets:
-            files, numbers, stride, shift, lengths = self.located.spans(np.array([offset], np.int64), 1, length)
-            for number, start in enumerate((numbers * stride + shift).tolist()):
-                file = files if isinstance(files, int) else files[number]
-                size = lengths if isinstance(lengths, int) else int(lengths[number])
+            for file, start, size in each_of(self.located.spans(np.array([offset], np.int64), 1, length)):
                 block = memoryview(bytearray(size))
                 descriptor = self.files.descriptor(file, True)  # held to the end: its last reference closes it
-                read_rest(self.files.paths[file], descriptor.number, start, block, 0)
+                read_all(self.files.paths[file], descriptor.number, start, block)
                 if self.drop:
                     drop_pages(descriptor.number, start, size)
                 found.append(block.tobytes())
