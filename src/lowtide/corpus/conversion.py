@@ -23,11 +23,11 @@ from lowtide.atomic import atomic_write
 from lowtide.corpus.finding import CORPUS_PARTS, stated_manifest
 from lowtide.corpus.journal import Journal, PlannedFile, refuse_other_files
 from lowtide.corpus.request import FORMATS, SHARD_TOKENS, Request
-from lowtide.corpus.shards import OFTEN, Shard, ShardWriter
+from lowtide.corpus.shards import OFTEN, ShardWriter
 from lowtide.corpus.writers import Sink, Target, make_sink
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, token_layout
-from lowtide.formats.tokens.manifest import MANIFEST
+from lowtide.formats.tokens.manifest import MANIFEST, ShardEntry
 from lowtide.tokens import Tokens, open_tokens
 
 IDS_AT_ONCE = 1 << 20  # ids at a time
@@ -271,12 +271,12 @@ class _Part:
         with atomic_write(writer.directory / MANIFEST) as file:
             file.write(json.dumps(content, indent=1).encode() + b"\n")
 
-    def _entry(self, shard: Shard, directory: Path) -> dict[str, Any]:
+    def _entry(self, shard: ShardEntry, directory: Path) -> dict[str, Any]:
         """A shard for the manifest; without documents its ends are where it was cut, and say nothing."""
         if not self._cut_anywhere:
             return shard.as_dict()
-        (directory / shard.ends).unlink(missing_ok=True)
-        return {"file": shard.file, "tokens": shard.tokens, "crc32": shard.crc32}
+        (directory / str(shard.ends)).unlink(missing_ok=True)
+        return ShardEntry(shard.file, shard.tokens, shard.crc32).as_dict()
 
     def _keep_tokenizer(self) -> None:
         """The tokenizer that lies beside a corpus of ours goes with its tokens."""

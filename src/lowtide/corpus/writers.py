@@ -53,7 +53,7 @@ class Sink(Protocol):
 
 
 class Flat:
-    """Files of ids that know no documents: nanoGPT's one without a header, or llm.c's shards of ``shard_tokens`` ids."""
+    """Ids without documents: nanoGPT's one file, which has no header, or llm.c's shards of ``shard_tokens`` each."""
 
     def __init__(self, target: Target, state: dict[str, Any], *, llmc: bool) -> None:
         if not llmc and target.vocab is not None and target.vocab > 2**16:

@@ -35,10 +35,13 @@ class ShardEntry:
 
     file: str
     tokens: int
+    crc32: str | None = None  # eight hexadecimal digits for each CHECKED bytes
     documents: int | None = None
     ends: str | None = None  # uint64 little-endian: the position behind the last token of each document
-    crc32: str | None = None  # eight hexadecimal digits for each CHECKED bytes
     ends_crc32: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
