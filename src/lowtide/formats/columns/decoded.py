@@ -46,11 +46,7 @@ class DecodedSoFar:
 
 
 def column_layout(
-    source: Source,
-    column: str,
-    *,
-    dtype: npt.DTypeLike | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    source: Source, column: str, *, dtype: npt.DTypeLike | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> Layout:
     """Where the ids of ``column`` lie, after they have been decoded: files, a glob, or a directory of them.
 
