@@ -266,7 +266,7 @@ def _count_documents(layout: Layout, findings: _Findings) -> int | None:
         blocks = document_ends(layout)
         return None if blocks is None else sum(len(block) for block in blocks)
     except (LowtideError, OSError) as problem:
-        where = layout.documents.shards[0].path if layout.documents else layout.extents[0].path
+        where = layout.documents[0].path if layout.documents else layout.extents[0].path
         findings.fault(getattr(problem, "path", where), getattr(problem, "offset", None), str(problem))
         return None
 

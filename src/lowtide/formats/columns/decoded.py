@@ -26,7 +26,7 @@ from lowtide.atomic import atomic_write
 from lowtide.errors import FormatError
 from lowtide.formats.columns.id_columns import IdBlock, IdColumn, blocks, find_column
 from lowtide.formats.header import HeaderFile
-from lowtide.formats.layout import DocumentIndex, Documents, Layout, join, one_extent, stated_ids
+from lowtide.formats.layout import DocumentIndex, Layout, join, one_extent, stated_ids
 from lowtide.formats.sources import Source, named, natural_key, refuse_train_with_val
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")
@@ -144,7 +144,7 @@ def _done(column: IdColumn, dtype: np.dtype[Any], place: Path) -> Layout | None:
         documents = DocumentIndex(kind="ends", path=index.path, size=index.size, offset=0, count=index.size // 8)
         name = "parquet" if column.kind == "parquet" else "arrow"
         layout = one_extent(name, dtype, (count,), file.extent(0, file.size))
-        return replace(layout, documents=Documents((documents,)))
+        return replace(layout, documents=(documents,))
 
 
 def _decode(column: IdColumn, dtype: np.dtype[Any], place: Path) -> None:
