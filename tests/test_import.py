@@ -21,7 +21,7 @@ ROOMS = {
     "lowtide": "arguments array atomic create errors feed together tokens units windows",
     "lowtide.formats": "arrays guess header layout recognise refusals sources",
     "lowtide.formats.columns": "decoded id_columns",
-    "lowtide.formats.files": "hdf5 literal members memmap npy npz raw safetensors",
+    "lowtide.formats.files": "hdf5 members memmap npy npz raw safetensors",
     "lowtide.formats.tokens": "datatrove ends litgpt llmc manifest megatron token_files",
     "lowtide.engine": "document_planes mapping packed_plans permutation reads runs sinks",
     "lowtide.machine": "cgroups files limits opening pages",

@@ -1,4 +1,4 @@
-"""Jobs, their clock, and the processes that run them, on small real files."""
+"""Jobs and the processes that run them, on small real files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lowtide.bench.jobs import (
     one_file,
     quick,
 )
-from lowtide.bench.rounds import LEAST_SECONDS, Clock, in_fresh_process, measure_all
+from lowtide.bench.rounds import in_fresh_process, measure_all
 from lowtide.bench.ways import batches, layout_of_job
 from lowtide.formats import layout_of
 from lowtide.machine import file_kind
@@ -216,27 +216,6 @@ def test_a_job_killed_for_want_of_memory_says_so(tmp_path: Path) -> None:
     print(in_fresh_process(replace(job, batch=100_000), 600)["notes"])  # one chunk of 390 MiB in 64 MiB
     """
         assert answer_of(script, path, cgroup, timeout=600) == "['killed: out of memory']"
-
-
-def test_a_clock_without_an_end_gives_every_job_what_was_asked() -> None:
-    clock = Clock(1.5, 10, None)
-    assert clock.next()[0] == 1.5
-
-
-def test_a_clock_with_an_end_shares_what_is_left_and_stops_in_time() -> None:
-    now = 0.0
-    clock = Clock(0.2, 30, 26.0, now=lambda: now)
-    ran = 0
-    for _ in range(30):  # starting costs 0.9 s here: not all can run their full time
-        seconds, most = clock.next()
-        assert seconds == 0 or LEAST_SECONDS <= seconds <= 0.2
-        assert now + most <= 26.0 + 1.0
-        if seconds:
-            ran += 1
-            now += 0.9 + 2.5 * seconds
-        clock.finished(seconds)
-    assert ran >= 24
-    assert now < 27
 
 
 def test_quick_keeps_what_was_asked_but_time_and_rounds() -> None:

@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,14 +22,13 @@ from typing import Any
 
 import lowtide
 from lowtide.bench.case import Phase, made_cold
-from lowtide.bench.jobs import Ask, Job, Way, data_bytes, jobs_for, useful_bytes
+from lowtide.bench.jobs import Ask, Job, data_bytes, jobs_for, useful_bytes
 from lowtide.formats import Layout
 from lowtide.machine import file_kind
 from lowtide.memory import process_memory
 
 WATCH = 0.004  # seconds between looks at a job's memory: 30 microseconds each, on the core the job leaves free
-LEAST_SECONDS = 0.05  # below this one slow batch decides the figure
-LEAST_LEFT = 1.0
+LEAST_LEFT = 1.0  # seconds: with less of the time asked for, no job is begun
 HUNG = 20.0  # seconds beyond its own a job may take before it is ended
 
 
@@ -68,9 +66,12 @@ class _Runs:
         job, way = self.job, self.job.way_itself
         item = useful_bytes(job)
         device = [phase.device / (phase.items * item) for phase in self.cold if phase.device and phase.items]
-        found = Case(job.pattern, way.name, way.strategy, _cache_of(way), item)
-        return replace(
-            found,
+        return Case(
+            job.pattern,
+            way.name,
+            way.strategy,
+            way.cache,
+            item,
             cold=_median([phase.rate for phase in self.cold]),
             warm=_median([phase.rate for phase in self.warm]),
             device=_median(device),
@@ -81,10 +82,6 @@ class _Runs:
             rounds=max(len(self.cold), len(self.warm)),
             notes=tuple(dict.fromkeys(self.notes)),
         )
-
-
-def _cache_of(way: Way) -> str:
-    return way.cache if way.ours else "keep"
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -103,34 +100,6 @@ class Measurements:
     load: float | None = None  # processes that wanted to run when we began, where more than there are CPUs
 
 
-class Clock:
-    """Shares out the time: each job gets the seconds asked for, or its part of what is left until ``end``."""
-
-    PHASES = 2.5  # a job spends its seconds cold, half of them warming up, and once warm
-
-    def __init__(self, seconds: float, jobs: int, end: float | None, now: Callable[[], float] = time.monotonic) -> None:
-        self.seconds, self.jobs, self.end = seconds, jobs, end
-        self.done = 0
-        self._now = now
-        self._began = now()
-        self._spent = 0.0  # measuring, of all the time gone; the rest is what starting and preparing cost
-
-    def next(self) -> tuple[float, float]:
-        """Seconds for each part of the next job (0: none left), and after how many altogether to end it."""
-        if self.end is None:
-            return self.seconds, HUNG + 4 * self.seconds
-        left = self.end - self._now()
-        if left < LEAST_LEFT:
-            return 0.0, 0.0
-        costs = (self._now() - self._began - self._spent) / self.done if self.done else 0.4
-        share = (left / (self.jobs - self.done) - costs) / self.PHASES
-        return min(self.seconds, max(LEAST_SECONDS, share)), left + LEAST_LEFT
-
-    def finished(self, seconds: float) -> None:
-        self.done += 1
-        self._spent += self.PHASES * seconds
-
-
 OnJob = Callable[[int, int, str], None]  # jobs done, jobs in all, the one that runs now
 
 
@@ -140,17 +109,15 @@ def measure_all(layout: Layout, ask: Ask, on_job: OnJob) -> Measurements:
     load = os.getloadavg()[0]
     why = _why_not_cold(layout.extents[0].path, ask)
     runs = [_Runs(job) for job in jobs_for(layout, ask, cold=why is None)]
-    clock = Clock(ask.seconds, ask.rounds * len(runs), None if ask.total_seconds is None else began + ask.total_seconds)
+    jobs = [(turn, one) for turn in range(ask.rounds) for one in runs]
     stopped = False
     try:
         _settle(runs, ask)
-        for turn in range(ask.rounds):
-            for one in runs:
-                on_job(clock.done, clock.jobs, f"{one.job.pattern}: {one.job.way}")
-                seconds, most = clock.next()
-                if seconds > 0:
-                    _add(one, replace(one.job, seed=turn, seconds=seconds), most)
-                clock.finished(seconds)
+        for done, (turn, one) in enumerate(jobs):
+            on_job(done, len(jobs), f"{one.job.pattern}: {one.job.way}")
+            left = HUNG + 4 * ask.seconds if ask.total_seconds is None else began + ask.total_seconds - time.monotonic()
+            if left > LEAST_LEFT:
+                _add(one, replace(one.job, seed=turn, seconds=ask.seconds), left + LEAST_LEFT)
     except KeyboardInterrupt:
         stopped = True
     cases = tuple(one.case() for one in runs)
@@ -194,35 +161,30 @@ def in_fresh_process(job: Job, most_seconds: float) -> dict[str, Any]:
     # was killed meanwhile is an error of its own.
     words = [sys.executable, "-P", "-m", "lowtide.bench.case", json.dumps(asdict(job))]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    late, killed_before = threading.Event(), _oom_kills()
+    killed_before = _oom_kills()
     with subprocess.Popen(words, stdin=nothing, stdout=pipe, stderr=pipe, text=True, env=environment) as child:
-        end = threading.Timer(most_seconds, _end, (child, late))
         try:
-            end.daemon = True  # Ctrl-C may strike anywhere: nobody waits for a timer that nobody stopped
-            end.start()
-            answer = _attend(child)
+            answer = _attend(child, time.monotonic() + most_seconds)
             if answer is not None:
                 return answer
-            late_note = f"no figures within {most_seconds:.0f} s: ended"
-            note = late_note if late.is_set() else _why_ended(child, out_of_memory=_oom_kills() > killed_before)
+            if child.poll() is None:
+                note = f"no figures within {most_seconds:.0f} s: ended"
+            else:
+                note = _why_ended(child, out_of_memory=_oom_kills() > killed_before)
         finally:
-            end.cancel()
             child.kill()
     return {"cold": None, "warm": None, "notes": [note], "anon": 0, "mapped": 0}
 
 
-def _end(child: subprocess.Popen[str], late: threading.Event) -> None:
-    late.set()  # first: whoever sees the child gone must know who did it
-    child.kill()
-
-
-def _attend(child: subprocess.Popen[str]) -> dict[str, Any] | None:
-    """What the child answered; None: it ended without a word."""
+def _attend(child: subprocess.Popen[str], end: float) -> dict[str, Any] | None:
+    """What the child answered; None: it ended without a word, or time is up and it has not ended."""
     assert child.stdout
     ready = child.stdout.readline()
     first = json.loads(ready) if ready else {"anon": 0, "mapped": 0}
     anon = mapped = 0
     while child.poll() is None:
+        if time.monotonic() > end:
+            return None
         with contextlib.suppress(OSError):
             now = process_memory(child.pid)
             anon, mapped = max(anon, now.anon - first["anon"]), max(mapped, now.mapped - first["mapped"])

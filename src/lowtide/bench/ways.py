@@ -28,7 +28,7 @@ ORDER_BLOCK = 8192  # row numbers computed at a time, as Lowtide's own iterators
 
 def batches(job: Job, rows: int, *, endless: bool) -> Iterator[int]:
     """Items of each batch of the job's way over the first ``rows`` rows, once or again and again."""
-    make = _ours if job.way_itself.ours else _THEIRS[job.way, job.pattern]
+    make = _ours if job.way_itself.ours else _nanogpt if job.way == "nanoGPT's loop" else _THEIRS[job.pattern]
     part = replace(job, shape=(rows, *job.shape[1:]))
     return make(part, count() if endless else range(1))
 
@@ -113,12 +113,8 @@ def _nanogpt(job: Job, _: Iterable[int]) -> Iterator[int]:
         yield len(x) if len(x) == len(y) else 0
 
 
-_THEIRS: dict[tuple[str, str], Callable[[Job, Iterable[int]], Iterator[int]]] = {
-    ("np.memmap", "chunks"): _their_chunks,
-    ("np.memmap", "rows"): _their_rows,
-    ("np.memmap", "windows"): _their_windows,
-    ("np.memmap recreated", "chunks"): _their_chunks,
-    ("np.memmap recreated", "rows"): _their_rows,
-    ("np.memmap recreated", "windows"): _their_windows,
-    ("nanoGPT's loop", "windows"): _nanogpt,
+_THEIRS: dict[str, Callable[[Job, Iterable[int]], Iterator[int]]] = {
+    "chunks": _their_chunks,
+    "rows": _their_rows,
+    "windows": _their_windows,
 }

@@ -142,15 +142,19 @@ class _Shard:
                 f"{what}: expected {wanted} bytes ({self._entry.tokens} tokens), got {size}",
             )
         ends = self._document_ends()
-        sums = self._entry.crc32
-        for block, (at, view) in enumerate(_blocks(self._path)):
-            self._findings.read(len(view))
-            if sums is not None and sums[8 * block : 8 * block + 8] != f"{zlib.crc32(view):08x}":
-                self._findings.fault(self._path, at, f"checksum differs in the {len(view)} bytes from here")
+        for at, view in self._summed(self._path, self._entry.crc32):
             ids = np.frombuffer(view[: len(view) // itemsize * itemsize], self._dtype)
             _check_ids(ids, self._vocab, self._path, at, self._findings)
             if ends is not None and self._eot is not None:
                 self._check_ends(ids, at // itemsize, ends)
+
+    def _summed(self, path: Path, sums: str | None) -> Iterator[tuple[int, memoryview]]:
+        """The file block by block, each held against its checksum."""
+        for block, (at, view) in enumerate(_blocks(path)):
+            self._findings.read(len(view))
+            if sums is not None and sums[8 * block : 8 * block + 8] != f"{zlib.crc32(view):08x}":
+                self._findings.fault(path, at, f"checksum differs in the {len(view)} bytes from here")
+            yield at, view
 
     def _check_ends(self, ids: Any, first: int, ends: Any) -> None:
         """Every document that ends in this block ends with the end-of-text id."""
@@ -171,12 +175,8 @@ class _Shard:
             what = f"expected {8 * self._entry.documents} bytes for {self._entry.documents} documents, got {size}"
             self._findings.fault(self._ends, min(size, 8 * self._entry.documents), what)
             return None
-        last, sums = -1, self._entry.ends_crc32
-        sound = True
-        for block, (at, view) in enumerate(_blocks(self._ends)):
-            self._findings.read(len(view))
-            if sums is not None and sums[8 * block : 8 * block + 8] != f"{zlib.crc32(view):08x}":
-                self._findings.fault(self._ends, at, f"checksum differs in the {len(view)} bytes from here")
+        last, sound = -1, True
+        for at, view in self._summed(self._ends, self._entry.ends_crc32):
             ends = np.frombuffer(view, "<u8")
             steps = np.diff(ends.astype(np.int64), prepend=np.int64(last))
             if (steps <= 0).any():
@@ -266,7 +266,7 @@ def _count_documents(layout: Layout, findings: _Findings) -> int | None:
         blocks = document_ends(layout)
         return None if blocks is None else sum(len(block) for block in blocks)
     except (LowtideError, OSError) as problem:
-        where = layout.documents.shards[0].path if layout.documents else layout.extents[0].path
+        where = layout.documents[0].path if layout.documents else layout.extents[0].path
         findings.fault(getattr(problem, "path", where), getattr(problem, "offset", None), str(problem))
         return None
 

@@ -23,11 +23,11 @@ from lowtide.atomic import atomic_write
 from lowtide.corpus.finding import CORPUS_PARTS, stated_manifest
 from lowtide.corpus.journal import Journal, PlannedFile, refuse_other_files
 from lowtide.corpus.request import FORMATS, SHARD_TOKENS, Request
-from lowtide.corpus.shards import OFTEN, Shard, ShardWriter
+from lowtide.corpus.shards import OFTEN, ShardWriter
 from lowtide.corpus.writers import Sink, Target, make_sink
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, token_layout
-from lowtide.formats.tokens.manifest import MANIFEST
+from lowtide.formats.tokens.manifest import MANIFEST, ShardEntry
 from lowtide.tokens import Tokens, open_tokens
 
 IDS_AT_ONCE = 1 << 20  # ids at a time
@@ -119,13 +119,19 @@ class _Part:
         self._tokenizer: dict[str, Any] | None = None
         self.notes = () if self._boundary is not None else ("no boundary id is known: ids are copied as they are",)
         self._cut_anywhere = False
-        self._done_file = f"convert-{name or 'train'}.json"
+        part = name or "train"
+        self._done_file = f"convert-{part}.json"
+        names = {"nanogpt": part, "llmc": f"tokens_{part}", "megatron": f"{part}_text_document", "lowtide": name}
+        directory = journal.output / name if to == "lowtide" else journal.output
+        self._target = Target(
+            directory, journal.path, names[to], self.tokens, self._dtype.itemsize, self._vocab, request.shard_tokens
+        )
 
     def write(self, progress: Callable[[int], None]) -> None:
         """Write every id, from where an earlier try stopped."""
         state = self._journal.read(self._done_file) or {}
         at, check = int(state.get("at", 0)), int(state.get("check", 0))
-        sink = make_sink(self._to, self._target(), state.get("sink", {}), self._ids_dtype())
+        sink = make_sink(self._to, self._target, state.get("sink", {}), self._ids_dtype())
         unsaved = 0
         try:
             with self._opened() as tokens:
@@ -149,8 +155,9 @@ class _Part:
 
     def compare(self, progress: Callable[[int], None]) -> None:
         """Open what was written as anyone would and compare every id."""
-        where = self._written()
-        dtype = str(np.dtype("uint16")) if self._to == "nanogpt" else None
+        name = {"lowtide": "", "llmc": f"{self._target.name}_*.bin"}.get(self._to, f"{self._target.name}.bin")
+        where = str(self._target.directory / name)
+        dtype = "uint16" if self._to == "nanogpt" else None
         check, at = 0, 0
         with open_tokens(where, dtype=dtype, budget=_BUDGET) as tokens:
             while at < len(tokens):
@@ -222,31 +229,6 @@ class _Part:
                 f"{int(tokens[place])}. State the id with --eot (ends a document) or --bos (begins one)."
             )
 
-    def _target(self) -> Target:
-        return Target(
-            self._directory(),
-            self._journal.path,
-            {"nanogpt": self._name or "train", "megatron": f"{self._name or 'train'}_text_document"}.get(
-                self._to, f"tokens_{self._name or 'train'}" if self._to == "llmc" else self._name
-            ),
-            self.tokens,
-            self._dtype.itemsize,
-            self._vocab,
-            self._request.shard_tokens,
-        )
-
-    def _directory(self) -> Path:
-        inner = self._name if self._to == "lowtide" else ""
-        return self._journal.output / inner if inner else self._journal.output
-
-    def _written(self) -> str | list[str]:
-        target = self._target()
-        if self._to == "lowtide":
-            return str(target.directory)
-        if self._to == "llmc":
-            return str(target.directory / f"{target.name}_*.bin")
-        return str(target.directory / f"{target.name}.bin")
-
     def _ids_dtype(self) -> str:
         if self._dtype.kind == "u" and self._dtype.itemsize <= 4:
             return self._dtype.name
@@ -271,12 +253,12 @@ class _Part:
         with atomic_write(writer.directory / MANIFEST) as file:
             file.write(json.dumps(content, indent=1).encode() + b"\n")
 
-    def _entry(self, shard: Shard, directory: Path) -> dict[str, Any]:
+    def _entry(self, shard: ShardEntry, directory: Path) -> dict[str, Any]:
         """A shard for the manifest; without documents its ends are where it was cut, and say nothing."""
         if not self._cut_anywhere:
             return shard.as_dict()
-        (directory / shard.ends).unlink(missing_ok=True)
-        return {"file": shard.file, "tokens": shard.tokens, "crc32": shard.crc32}
+        (directory / str(shard.ends)).unlink(missing_ok=True)
+        return ShardEntry(shard.file, shard.tokens, shard.crc32).as_dict()
 
     def _keep_tokenizer(self) -> None:
         """The tokenizer that lies beside a corpus of ours goes with its tokens."""
@@ -288,7 +270,7 @@ class _Part:
             return
         self._tokenizer = told
         name = Path(str(told["file"])).name
-        with atomic_write(self._directory() / name) as file:
+        with atomic_write(self._target.directory / name) as file:
             file.write(((source if source.is_dir() else source.parent) / name).read_bytes())
 
 

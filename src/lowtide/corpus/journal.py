@@ -68,20 +68,12 @@ class Journal:
 
     def agree(self, request: Request, inputs: Sequence[PlannedFile], **others: object) -> None:
         """Write the plan, or refuse to go on where the one that is there says something else."""
-        now = {"settings": vars(request), "inputs": [list(one) for one in inputs], **others}
+        plan = {"settings": vars(request), "inputs": [list(one) for one in inputs], **others}
         before = self.read("plan.json")
-        if before is None or (before != json.loads(json.dumps(now)) and self.read("journal.json") is None):
+        if before is None or (before != json.loads(json.dumps(plan)) and self.read("journal.json") is None):
             self._begin_anew()  # nothing was finished: somebody corrects a mistake, and there is nothing to lose
-            self.write("plan.json", now)
+            self.write("plan.json", plan)
             return
-        advice = "Run it as before, or start again in an empty directory"
-        for name, value in vars(request).items():
-            was = before["settings"].get(name)
-            if was != value:
-                flag = "--" + name.replace("_", "-")
-                raise StateError(
-                    f"{self.output}: expected {flag} {was!r} as this run began with, got {value!r}. {advice}."
-                )
         for was, one in zip(before["inputs"], inputs, strict=False):
             if was != list(one):
                 what = "another file in its place" if was[0] != one[0] else f"{one[1]} bytes or a later change"
@@ -89,16 +81,19 @@ class Journal:
                     f"{was[0]}: expected the {was[1]} bytes this run began with, got {what}. "
                     "Start again in an empty directory."
                 )
+        advice = "Run it as before, or start again in an empty directory"
         if len(before["inputs"]) != len(inputs):
             raise StateError(
                 f"{self.output}: expected {len(before['inputs'])} input files as this run began with, got "
                 f"{len(inputs)}. {advice}."
             )
-        for name, value in others.items():
-            if before.get(name) != value:
+        flags = {
+            f"--{name.replace('_', '-')}": (before["settings"].get(name), now) for name, now in vars(request).items()
+        }
+        for name, (was, now) in (flags | {name: (before.get(name), now) for name, now in others.items()}).items():
+            if was != now:
                 raise StateError(
-                    f"{self.output}: expected {name} {before.get(name)!r} as this run began with, got {value!r}. "
-                    f"{advice}."
+                    f"{self.output}: expected {name} {was!r} as this run began with, got {now!r}. {advice}."
                 )
 
     def _begin_anew(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,32 +20,10 @@ from numpy.typing import NDArray
 
 from lowtide.atomic import sync_directory
 from lowtide.errors import StateError
-from lowtide.formats.tokens.manifest import CHECKED
+from lowtide.formats.tokens.manifest import CHECKED, ShardEntry
 
 OFTEN = 256 * 1024 * 1024  # bytes written between two checkpoints where shards are larger
 _BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A finished shard, as the manifest names it."""
-
-    file: str
-    tokens: int
-    documents: int
-    ends: str
-    crc32: str  # of each CHECKED bytes, eight hexadecimal digits a block
-    ends_crc32: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "file": self.file,
-            "tokens": self.tokens,
-            "crc32": self.crc32,
-            "documents": self.documents,
-            "ends": self.ends,
-            "ends_crc32": self.ends_crc32,
-        }
 
 
 class GrowingFile:
@@ -114,7 +91,7 @@ class ShardWriter:
         self.directory, self._work = directory, work
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._wanted = shard_tokens
-        self.shards = [Shard(**entry) for entry in state.get("shards", ())]
+        self.shards = [ShardEntry(**entry) for entry in state.get("shards", ())]
         self._tokens = int(state.get("tokens", 0))
         self._documents = int(state.get("documents", 0))
         self.settle()
@@ -133,7 +110,7 @@ class ShardWriter:
 
     @property
     def documents(self) -> int:
-        return sum(shard.documents for shard in self.shards) + self._documents
+        return sum(shard.documents or 0 for shard in self.shards) + self._documents
 
     def add(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> int:
         """Append documents; ids behind the last end belong to a document that goes on. Shards finished by it."""
@@ -154,7 +131,7 @@ class ShardWriter:
     def checkpoint(self) -> dict[str, Any]:
         """All that is needed to go on from here, JSON-safe."""
         return {
-            "shards": [vars(shard) for shard in self.shards],
+            "shards": [shard.as_dict() for shard in self.shards],
             "tokens": self._tokens,
             "documents": self._documents,
             "bin": self._ids.checkpoint(),
@@ -166,11 +143,11 @@ class ShardWriter:
         named = False
         for number, shard in enumerate(self.shards):
             # The ends first: whoever finds a shard finds its ends beside it.
-            for what, name in (("ends", shard.ends), ("bin", shard.file)):
+            for what in ("ends", "bin"):
                 grown = self._growing(number, what)
                 if grown.exists():
                     self.directory.mkdir(parents=True, exist_ok=True)
-                    grown.replace(self.directory / name)
+                    grown.replace((self.directory / shard.file).with_suffix(f".{what}"))
                     named = True
         if named:
             sync_directory(self.directory)
@@ -194,11 +171,12 @@ class ShardWriter:
 
     def _close(self) -> None:
         name = f"shard-{len(self.shards):05d}"
-        sums = self._ids.sums(), self._ends.sums()
+        sums, ends_sums = self._ids.sums(), self._ends.sums()
         for growing in (self._ends, self._ids):
             growing.sync()
             growing.close()
-        self.shards.append(Shard(f"{name}.bin", self._tokens, self._documents, f"{name}.ends", *sums))
+        entry = ShardEntry(f"{name}.bin", self._tokens, sums, self._documents, f"{name}.ends", ends_sums)
+        self.shards.append(entry)
         self._tokens = self._documents = 0
         self._ids, self._ends = self._open("bin", {}), self._open("ends", {})
 

@@ -52,90 +52,46 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class NanoGPT:
-    """One file of uint16 ids."""
+class Flat:
+    """Ids without documents: nanoGPT's one file, which has no header, or llm.c's shards of ``shard_tokens`` each."""
 
-    def __init__(self, target: Target, state: dict[str, Any]) -> None:
-        _refuse_wide(target, "nanogpt", 2**16)
-        self._target = target
-        self._ended = bool(state.get("ended"))
-        self.settle()
-        self._file = None if self._ended else GrowingFile(self._grown, state.get("bin"))
-
-    @property
-    def _grown(self) -> Path:
-        return self._target.work / f"{self._target.name}.bin"
-
-    def add(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> int:  # noqa: ARG002 - the format knows no documents
-        assert self._file is not None
-        self._file.append(_as_bytes(_fitting(ids, "<u2", self._target)))
-        return 0
-
-    def checkpoint(self) -> dict[str, Any]:
-        return {"ended": True} if self._file is None else {"bin": self._file.checkpoint()}
-
-    def end(self) -> None:
-        if self._file is not None:
-            self._file.sync()
-            self._file.close()
-            self._file, self._ended = None, True
-
-    def settle(self) -> None:
-        if self._ended:
-            _named(self._target, f"{self._target.name}.bin", f"{self._target.name}.bin")
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-class LLMC:
-    """Shards of exactly ``shard_tokens`` ids behind a header of 1,024 bytes; documents may cross them."""
-
-    def __init__(self, target: Target, state: dict[str, Any]) -> None:
-        self._target = target
-        wide = target.vocab > 2**16 if target.vocab is not None else target.itemsize > 2
+    def __init__(self, target: Target, state: dict[str, Any], *, llmc: bool) -> None:
+        if not llmc and target.vocab is not None and target.vocab > 2**16:
+            raise FormatError(
+                f"{target.directory}: expected at most {2**16} ids for nanogpt, got a vocabulary of {target.vocab}. "
+                "Use --to llmc, megatron or lowtide."
+            )
+        self._target, self._llmc = target, llmc
+        wide = llmc and (target.vocab > 2**16 if target.vocab is not None else target.itemsize > 2)
         self._dtype, self._magic, self._version = ("<u4", 20240801, 7) if wide else ("<u2", 20240520, 1)
+        self._most = target.shard_tokens if llmc else target.tokens
         self._finished = int(state.get("finished", 0))
         self.settle()
-        self._file: GrowingFile | None = None
-        if "bin" in state:
-            self._file = GrowingFile(self._grown(self._finished), state["bin"])
-
-    def _grown(self, number: int) -> Path:
-        return self._target.work / self._name(number)
+        self._file = GrowingFile(target.work / self._name(self._finished), state["bin"]) if "bin" in state else None
 
     def _name(self, number: int) -> str:
-        return f"{self._target.name}_{number:06d}.bin"
+        return f"{self._target.name}_{number:06d}.bin" if self._llmc else f"{self._target.name}.bin"
 
     def _open(self) -> GrowingFile:
-        """A new shard with its header: how many ids it will hold is known."""
-        file = GrowingFile(self._grown(self._finished))
-        before = self._finished * self._target.shard_tokens
-        count = min(self._target.shard_tokens, self._target.tokens - before)
-        header = struct.pack("<3i", self._magic, self._version, count)
-        file.append(memoryview(header + bytes(HEADER - len(header))))
+        """A new file with its header: how many ids it will hold is known."""
+        file = GrowingFile(self._target.work / self._name(self._finished))
+        if self._llmc:
+            count = min(self._most, self._target.tokens - self._finished * self._most)
+            header = struct.pack("<3i", self._magic, self._version, count)
+            file.append(memoryview(header + bytes(HEADER - len(header))))
         return file
 
-    def add(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> int:  # noqa: ARG002 - the format knows no documents
-        finished = 0
-        size = np.dtype(self._dtype).itemsize
+    def add(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> int:  # noqa: ARG002 - the formats know no documents
+        before = self._finished
+        size, header = np.dtype(self._dtype).itemsize, HEADER if self._llmc else 0
         while len(ids):
             self._file = self._file or self._open()
-            room = self._target.shard_tokens - (self._file.length - HEADER) // size
+            room = self._most - (self._file.length - header) // size
             self._file.append(_as_bytes(_fitting(ids[:room], self._dtype, self._target)))
             if len(ids) >= room:
-                self._close_shard()
-                finished += 1
+                self.end()
             ids = ids[room:]
-        return finished
-
-    def _close_shard(self) -> None:
-        assert self._file is not None
-        self._file.sync()
-        self._file.close()
-        self._file = None
-        self._finished += 1
+        return self._finished - before
 
     def checkpoint(self) -> dict[str, Any]:
         growing = {} if self._file is None else {"bin": self._file.checkpoint()}
@@ -143,11 +99,14 @@ class LLMC:
 
     def end(self) -> None:
         if self._file is not None:
-            self._close_shard()
+            self._file.sync()
+            self._file.close()
+            self._file = None
+            self._finished += 1
 
     def settle(self) -> None:
         for number in range(self._finished):
-            _named(self._target, self._name(number), self._name(number))
+            _named(self._target, self._name(number))
 
     def close(self) -> None:
         if self._file is not None:
@@ -220,7 +179,7 @@ class Megatron:
     def settle(self) -> None:
         if self._ended:
             for what in ("bin", "idx"):
-                _named(self._target, f"{self._target.name}.{what}", f"{self._target.name}.{what}")
+                _named(self._target, f"{self._target.name}.{what}")
 
     def close(self) -> None:
         for file in self._files:
@@ -231,9 +190,7 @@ def make_sink(to: str, target: Target, state: dict[str, Any], dtype: str) -> Sin
     """The writer of a format, from where ``state`` says it was."""
     if to == "lowtide":
         return ShardWriter(target.directory, target.work, dtype, target.shard_tokens, state)
-    if to == "nanogpt":
-        return NanoGPT(target, state)
-    return LLMC(target, state) if to == "llmc" else Megatron(target, state)
+    return Megatron(target, state) if to == "megatron" else Flat(target, state, llmc=to == "llmc")
 
 
 def _fitting(ids: NDArray[Any], dtype: str, target: Target) -> NDArray[Any]:
@@ -250,20 +207,12 @@ def _fitting(ids: NDArray[Any], dtype: str, target: Target) -> NDArray[Any]:
     return ids.astype(dtype, copy=False)
 
 
-def _refuse_wide(target: Target, format: str, most: int) -> None:
-    if target.vocab is not None and target.vocab > most:
-        raise FormatError(
-            f"{target.directory}: expected at most {most} ids for {format}, got a vocabulary of {target.vocab}. "
-            "Use --to llmc, megatron or lowtide."
-        )
-
-
 def _as_bytes(ids: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(ids).data.cast("B") if len(ids) else memoryview(b"")
 
 
-def _named(target: Target, grown: str, name: str) -> None:
-    source = target.work / grown
+def _named(target: Target, name: str) -> None:
+    source = target.work / name
     if source.exists():
         target.directory.mkdir(parents=True, exist_ok=True)
         source.replace(target.directory / name)

@@ -10,7 +10,7 @@ from lowtide.formats.columns.decoded import column_layout
 from lowtide.formats.files.members import ArrayMember
 from lowtide.formats.files.raw import MissingDtypeError
 from lowtide.formats.guess import dtype_smell
-from lowtide.formats.layout import DocumentIndex, Documents, Layout, join
+from lowtide.formats.layout import DocumentIndex, Layout, join
 from lowtide.formats.recognise import members_of
 from lowtide.formats.sources import Source
 from lowtide.formats.tokens.ends import document_ends
@@ -20,7 +20,6 @@ from lowtide.storage import Extent
 __all__ = [
     "ArrayMember",
     "DocumentIndex",
-    "Documents",
     "Extent",
     "Layout",
     "MissingDtypeError",

@@ -75,11 +75,7 @@ def _stated_shape(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
 
 
 def _layout(
-    item: str | Mapped,
-    dtype: np.dtype[Any] | None,
-    shape: tuple[int, ...] | None,
-    offset: int,
-    tensor: str | None,
+    item: str | Mapped, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, offset: int, tensor: str | None
 ) -> Layout:
     if isinstance(item, np.ndarray):
         if tensor is not None:

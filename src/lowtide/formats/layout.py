@@ -38,13 +38,6 @@ class DocumentIndex:
 
 
 @dataclass(frozen=True)
-class Documents:
-    """The boundaries of a layout's documents: one index for each extent."""
-
-    shards: tuple[DocumentIndex, ...]
-
-
-@dataclass(frozen=True)
 class Layout:
     """An array on disk: rows of extent k follow the rows of extent k-1 along the first axis."""
 
@@ -54,7 +47,7 @@ class Layout:
     fortran: bool  # every extent holds its array in Fortran order; False where both orders are the same bytes
     extents: tuple[Extent, ...]  # paths are absolute: a pickle or a fork that changed directory reopens the same file
     rows: tuple[int, ...]
-    documents: Documents | None = None
+    documents: tuple[DocumentIndex, ...] | None = None  # one for each extent
     notes: tuple[str, ...] = ()
     eot: int | None = None  # the id that ends a document, where a manifest states it
     bos: int | None = None  # the id that begins one
@@ -185,7 +178,7 @@ def join(layouts: Sequence[Layout]) -> Layout:
         fortran=any(layout.fortran for layout in layouts),
         extents=tuple(extent for layout in layouts for extent in layout.extents),
         rows=tuple(rows for layout in layouts for rows in layout.rows),
-        documents=Documents(tuple(s for d in known for s in d.shards)) if len(known) == len(layouts) else None,
+        documents=tuple(shard for shards in known for shard in shards) if len(known) == len(layouts) else None,
         notes=tuple(dict.fromkeys(note for layout in layouts for note in layout.notes)),
         eot=first.eot,
         bos=first.bos,

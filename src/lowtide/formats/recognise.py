@@ -1,15 +1,9 @@
-"""Which format a file is in, by its bytes and by what lies beside it.
+"""Which format a file is in, by its bytes and by what lies beside it, from the strongest evidence to the weakest.
 
-The order is fixed and goes from the strongest evidence to the weakest.
-
-0. Files that hold arrays by name, .safetensors, .npz and HDF5: by their suffix, or a zip's or HDF5's magic. Each of the
-   three modules answers two questions - what are your members, and where does this one lie - and the choice of the only
-   member and the error that lists the others are worded once.
-1. The file's own first bytes: numpy's magic, Megatron's index, lit-gpt's magic, llm.c's header with its version.
-2. What lies beside it: Megatron's index with that magic, datatrove's metadata or index.
-3. Ten bytes that may begin a safetensors header - only where no dtype was stated: integers can start the same way.
-
-A file that matches nothing has no header. Costs one read of 1 KiB, and what the format's own table costs.
+Files that hold arrays by name (.safetensors, .npz, HDF5) are known by suffix or magic; then come the magics of the
+others, then what lies beside the file (Megatron's index, datatrove's sidecars), and at last ten bytes that may begin a
+safetensors header - only where no dtype was stated, because integers can start the same way. A file that matches
+nothing has no header. Costs one read of 1 KiB, and what the format's own table costs.
 """
 
 from __future__ import annotations

@@ -91,9 +91,7 @@ _FILES = (
     ),
     Foreign("an old fairseq index", "Open it with fairseq and save its ids with ndarray.tofile.", b"TNTIDX\x00\x00"),
     Foreign(
-        "a GGUF model",
-        "Save one tensor: np.save('{stem}.npy', gguf.GGUFReader('{file}').tensors[0].data).",
-        b"GGUF",
+        "a GGUF model", "Save one tensor: np.save('{stem}.npy', gguf.GGUFReader('{file}').tensors[0].data).", b"GGUF"
     ),
     *(
         Foreign("a pickle, which Lowtide never loads", _PICKLE, start, (".pkl", ".pickle", ".pt", ".pth"))

@@ -112,7 +112,7 @@ def _documents(layout: Layout) -> int | None:
     if layout.documents is None:
         return None
     # Megatron's table has one boundary more than documents: the first is where the first begins.
-    return sum(max(0, shard.count - (shard.kind == "megatron")) for shard in layout.documents.shards)
+    return sum(max(0, shard.count - (shard.kind == "megatron")) for shard in layout.documents)
 
 
 def _cached(layout: Layout) -> int | None:

@@ -16,14 +16,7 @@ from typing import Any
 from lowtide.array import Array
 from lowtide.errors import FormatError
 from lowtide.machine import room_for_cache
-from lowtide.survey.projection import (
-    Plan,
-    Projection,
-    Workload,
-    keeps_cache,
-    project_run,
-    windows_per_epoch,
-)
+from lowtide.survey.projection import Plan, Projection, Workload, keeps_cache, project_run, windows_per_epoch
 from lowtide.survey.subject import Opening, Subject, in_rows, opened
 from lowtide.tokens import Tokens
 

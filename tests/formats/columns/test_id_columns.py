@@ -112,23 +112,27 @@ def test_open_tokens_gives_batches_and_documents(tmp_path: Path) -> None:
 
 def test_a_column_is_decoded_once_and_again_only_when_the_file_changes(tmp_path: Path, read_back: ReadBack) -> None:
     path = write(tmp_path / "t.parquet", table(DOCUMENTS))
-    told: list[Any] = []
 
     def opened(source: Path) -> Layout:
-        return column_layout(source, "input_ids", cache_dir=tmp_path / "cache", told=told.append)
+        return column_layout(source, "input_ids", cache_dir=tmp_path / "cache")
+
+    def decoded() -> set[tuple[int, int]]:
+        """Every decode that was finished: each writes a new done.json."""
+        found = [done.stat() for done in (tmp_path / "cache").rglob("done.json")]
+        return {(one.st_ino, one.st_mtime_ns) for one in found}
 
     first = opened(path)
-    assert len(told) == 1
+    once = decoded()
+    assert len(once) == 1
     assert opened(path).extents == first.extents
-    assert len(told) == 1
     other = tmp_path / "elsewhere"
     other.mkdir()
     shutil.copyfile(path, other / "u.parquet")  # another name, place and time: the same file
     assert opened(other / "u.parquet").extents == first.extents
-    assert len(told) == 1
+    assert decoded() == once
     write(path, table([[9, 9]]))
     assert read_back(opened(path)).tolist() == [9, 9]
-    assert len(told) == 2
+    assert len(decoded() - once) == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "no done.json", "nonsense"])
@@ -151,16 +155,19 @@ def test_damaged_ids_are_decoded_again(tmp_path: Path, read_back: ReadBack, dama
 
 
 def test_a_killed_decode_goes_on_where_it_was(tmp_path: Path, read_back: ReadBack) -> None:
-    """The child is killed from its own progress report, so that the moment is certain."""
+    """The child is killed behind the first block of its thirteenth row group, so that the moment is certain."""
     documents = [[k % 60_000] * 500 for k in range(400)]
     path = write(tmp_path / "t.parquet", table(documents), row_group_size=20)
     script = (
         "import os, signal, sys, lowtide.formats.columns.decoded as d\n"
         "d._SAVED_EVERY = 1\n"
-        "def told(at):\n"
-        "    if at.pieces == 12:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"d.column_layout({str(path)!r}, 'input_ids', cache_dir={str(tmp_path / 'cache')!r}, told=told)"
+        "def blocks(column, first, every=d.blocks):\n"
+        "    for block in every(column, first):\n"
+        "        yield block\n"
+        "        if block.piece == 12:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "d.blocks = blocks\n"
+        f"d.column_layout({str(path)!r}, 'input_ids', cache_dir={str(tmp_path / 'cache')!r})"
     )
     ended = subprocess.run([sys.executable, "-c", script], check=False)
     assert ended.returncode == -signal.SIGKILL
@@ -182,10 +189,14 @@ def test_a_killed_decode_goes_on_where_it_was(tmp_path: Path, read_back: ReadBac
 def test_of_several_processes_one_decodes_and_the_others_wait(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", table([[1] * 1000] * 2000))
     script = (
-        "from lowtide.formats import column_layout\n"
-        "told = []\n"
-        f"column_layout({str(path)!r}, 'input_ids', cache_dir={str(tmp_path / 'cache')!r}, told=told.append)\n"
-        "print(len(told))"
+        "import lowtide.formats.columns.decoded as d\n"
+        "made = []\n"
+        "def blocks(*words, every=d.blocks):\n"
+        "    made.append(words)\n"
+        "    return every(*words)\n"
+        "d.blocks = blocks\n"
+        f"d.column_layout({str(path)!r}, 'input_ids', cache_dir={str(tmp_path / 'cache')!r})\n"
+        "print(len(made))"
     )
     processes = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(3)]
     assert sorted(int(process.communicate(timeout=200)[0]) for process in processes) == [0, 0, 1]

@@ -38,7 +38,7 @@ def test_a_directory_of_pairs_counts_each_pair_once(token_files: TokenFiles) -> 
     assert layout.shape == (3,)
     assert token_layout(token_files.directory / "*") == layout
     assert layout.documents is not None
-    assert len(layout.documents.shards) == 3
+    assert len(layout.documents) == 3
 
 
 def test_a_glob_over_datatrove_files_drops_what_lies_beside_them(token_files: TokenFiles) -> None:

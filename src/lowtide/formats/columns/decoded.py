@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from lowtide.atomic import atomic_write
 from lowtide.errors import FormatError
 from lowtide.formats.columns.id_columns import IdBlock, IdColumn, blocks, find_column
 from lowtide.formats.header import HeaderFile
-from lowtide.formats.layout import DocumentIndex, Documents, Layout, join, one_extent, stated_ids
+from lowtide.formats.layout import DocumentIndex, Layout, join, one_extent, stated_ids
 from lowtide.formats.sources import Source, named, natural_key, refuse_train_with_val
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")
@@ -40,27 +40,18 @@ _SAVED_EVERY = 64 * 1024 * 1024
 class DecodedSoFar:
     """How far one file is: pieces (row groups or record batches) done, and what they held."""
 
-    path: str
-    pieces: int
-    tokens: int
-    documents: int
-
-
-Told = Callable[[DecodedSoFar], None]
+    pieces: int = 0
+    tokens: int = 0
+    documents: int = 0
 
 
 def column_layout(
-    source: Source,
-    column: str,
-    *,
-    dtype: npt.DTypeLike | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    told: Told | None = None,
+    source: Source, column: str, *, dtype: npt.DTypeLike | None = None, cache_dir: str | os.PathLike[str] | None = None
 ) -> Layout:
     """Where the ids of ``column`` lie, after they have been decoded: files, a glob, or a directory of them.
 
     ``dtype``: what to store, where another than the column's own is wanted; ids that do not fit are refused.
-    ``cache_dir``: where; ``$XDG_CACHE_HOME/lowtide`` or ``~/.cache/lowtide`` unless stated. ``told`` hears of progress.
+    ``cache_dir``: where; ``$XDG_CACHE_HOME/lowtide`` or ``~/.cache/lowtide`` unless stated.
     """
     if not isinstance(column, str) or not column:
         raise TypeError(f"column: expected the name of a column, got {column!r}. Use column='input_ids'.")
@@ -69,7 +60,7 @@ def column_layout(
     refuse_train_with_val(f"{len(paths)} files", paths)
     columns = [find_column(path, column) for path in paths]  # all are looked at before one is decoded
     root = cache_directory(cache_dir) / "columns"
-    layouts = [_one(found, stated or found.dtype, root, told) for found in columns]
+    layouts = [_one(found, stated or found.dtype, root) for found in columns]
     kept = [layout for layout in layouts if layout.shape[0]] or layouts[:1]
     notes = [f"decoded once from column {column!r} of {len(paths)} file{'s' if len(paths) > 1 else ''} into {root}"]
     if len(kept) < len(layouts):
@@ -104,14 +95,14 @@ def _files(source: Source) -> list[str]:
     return paths
 
 
-def _one(column: IdColumn, dtype: np.dtype[Any], root: Path, told: Told | None) -> Layout:
+def _one(column: IdColumn, dtype: np.dtype[Any], root: Path) -> Layout:
     place = root / _key(column, dtype)
     with _space(place):
         place.mkdir(parents=True, exist_ok=True)
         with _alone(place):
             layout = _done(column, dtype, place)
             if layout is None:
-                _decode(column, dtype, place, told)
+                _decode(column, dtype, place)
                 layout = _done(column, dtype, place)
     if layout is None:
         raise FormatError(
@@ -153,12 +144,12 @@ def _done(column: IdColumn, dtype: np.dtype[Any], place: Path) -> Layout | None:
         documents = DocumentIndex(kind="ends", path=index.path, size=index.size, offset=0, count=index.size // 8)
         name = "parquet" if column.kind == "parquet" else "arrow"
         layout = one_extent(name, dtype, (count,), file.extent(0, file.size))
-        return replace(layout, documents=Documents((documents,)))
+        return replace(layout, documents=(documents,))
 
 
-def _decode(column: IdColumn, dtype: np.dtype[Any], place: Path, told: Told | None) -> None:
+def _decode(column: IdColumn, dtype: np.dtype[Any], place: Path) -> None:
     (place / "done.json").unlink(missing_ok=True)
-    at = _resumed(column, dtype, place)
+    at = _resumed(dtype, place)
     with (place / "tokens.bin").open("ab") as ids, (place / "ends.bin").open("ab") as ends:
         ids.truncate(at.tokens * dtype.itemsize)
         ends.truncate(at.documents * 8)
@@ -168,31 +159,25 @@ def _decode(column: IdColumn, dtype: np.dtype[Any], place: Path, told: Told | No
                 now = replace(now, pieces=block.piece)  # every piece before this one is whole
                 if (now.tokens - saved.tokens) * dtype.itemsize >= _SAVED_EVERY:
                     saved = _save(now, place, ids, ends)
-                    if told is not None:
-                        told(now)
             ids.write(_stored(column, block, dtype, now.tokens).tobytes())
             ends.write((block.ends + now.tokens).astype("<i8").tobytes())
             now = replace(now, tokens=now.tokens + block.ids.size, documents=now.documents + block.ends.size)
         now = replace(now, pieces=now.pieces + 1)
         _save(now, place, ids, ends)
-    if told is not None:
-        told(now)
     files = {name: _sampled_hash(str(place / name)) for name in ("tokens.bin", "ends.bin")}
     _write(place / "done.json", {"source": column.path, "column": column.name, "dtype": dtype.str, **files})
     (place / "progress.json").unlink(missing_ok=True)
 
 
-def _resumed(column: IdColumn, dtype: np.dtype[Any], place: Path) -> DecodedSoFar:
+def _resumed(dtype: np.dtype[Any], place: Path) -> DecodedSoFar:
     """Where an earlier decode stopped, if what it wrote is still there."""
     said = _said(place / "progress.json") or {}
     numbers = [said.get(key) for key in ("pieces", "tokens", "documents")]
     counts = [number for number in numbers if type(number) is int and number >= 0]
-    if len(counts) != 3:
-        return DecodedSoFar(column.path, 0, 0, 0)
-    at = DecodedSoFar(column.path, *counts)
+    at = DecodedSoFar(*counts) if len(counts) == 3 else DecodedSoFar()
     wanted = {"tokens.bin": at.tokens * dtype.itemsize, "ends.bin": at.documents * 8}
     whole = all((place / name).is_file() and (place / name).stat().st_size >= size for name, size in wanted.items())
-    return at if whole else DecodedSoFar(column.path, 0, 0, 0)
+    return at if whole else DecodedSoFar()
 
 
 def _stored(column: IdColumn, block: IdBlock, dtype: np.dtype[Any], before: int) -> npt.NDArray[Any]:
@@ -215,7 +200,7 @@ def _save(now: DecodedSoFar, place: Path, *files: BinaryIO) -> DecodedSoFar:
     for file in files:
         file.flush()
         os.fsync(file.fileno())
-    _write(place / "progress.json", {"pieces": now.pieces, "tokens": now.tokens, "documents": now.documents})
+    _write(place / "progress.json", vars(now))
     return now
 
 

@@ -1,7 +1,6 @@
 """The arrays inside one file: what each is called, and whether it can be read where it lies.
 
-An archive is asked for its members one after the other, and only as many names are remembered as an error may show.
-Costs nothing itself; the formats read their own tables.
+Which of them is meant, and the error that lists them, are worded here once for every such format.
 """
 
 from __future__ import annotations
@@ -36,53 +35,40 @@ class ArrayMember:
 
 def only_member(where: str, what: str, members: Iterable[ArrayMember], *, tokens: bool) -> str:
     """The name of the only member - of those that may be tokens - or FormatError with the names there are."""
-    everything, fitting = _Names(), _Names()
-    for member in members:
-        everything.add(member.name)
-        if member.like_tokens:
-            fitting.add(member.name)
-    wanted = fitting if tokens else everything
-    if wanted.count == 1:
-        return wanted.first[0]
+    found = list(members)
+    everything = [member.name for member in found]
+    wanted = [member.name for member in found if member.like_tokens] if tokens else everything
+    if len(wanted) == 1:
+        return wanted[0]
     if tokens:
         raise FormatError(
-            f"{where}: expected one {what} of integers with one axis, got {fitting.count} among {everything.count}: "
-            f"{fitting if fitting.count else everything}. {_advice(fitting)}"
+            f"{where}: expected one {what} of integers with one axis, got {len(wanted)} among {len(everything)}: "
+            f"{_listed(wanted or everything)}. {_advice(wanted)}"
         )
     raise FormatError(
-        f"{where}: expected the name of one {what}, got {everything.of(what)}: {everything}. {_advice(everything)}"
+        f"{where}: expected the name of one {what}, got {_counted(everything, what)}: {_listed(everything)}. "
+        f"{_advice(everything)}"
     )
 
 
 def missing_member(where: str, what: str, tensor: str, members: Iterable[ArrayMember]) -> FormatError:
     """The error for a name that is not there: it names those that are."""
-    names = _Names()
-    for member in members:
-        names.add(member.name)
-    return FormatError(f"{where}: expected a {what} {clip(tensor)}, got {names.of(what)}: {names}. {_advice(names)}")
+    names = [member.name for member in members]
+    got = f"{_counted(names, what)}: {_listed(names)}"
+    return FormatError(f"{where}: expected a {what} {clip(tensor)}, got {got}. {_advice(names)}")
 
 
-class _Names:
-    """A count, and the first few names."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: list[str] = []
-
-    def add(self, name: str) -> None:
-        self.count += 1
-        if len(self.first) < _MOST_LISTED:
-            self.first.append(name)
-
-    def of(self, what: str) -> str:
-        return f"{self.count} {what}{'' if self.count == 1 else 's'}"
-
-    def __str__(self) -> str:
-        more = self.count - len(self.first)
-        return (", ".join(clip(name, 40) for name in self.first) or "none") + (f" and {more} more" if more else "")
+def _counted(names: list[str], what: str) -> str:
+    return f"{len(names)} {what}{'' if len(names) == 1 else 's'}"
 
 
-def _advice(names: _Names) -> str:
-    if not names.count:
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_LISTED
+    shown = ", ".join(clip(name, 40) for name in names[:_MOST_LISTED]) or "none"
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _advice(names: list[str]) -> str:
+    if not names:
         return "Save the array in a file of its own with np.save."
-    return f"State tensor={clip(names.first[0], 40)}{' or another of these' if names.count > 1 else ''}."
+    return f"State tensor={clip(names[0], 40)}{' or another of these' if len(names) > 1 else ''}."

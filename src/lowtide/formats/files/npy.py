@@ -11,13 +11,14 @@ array whose length is not known yet has the size of the final one, which is writ
 
 from __future__ import annotations
 
+import ast
 import re
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats.files.literal import LiteralError, parse_literal
 from lowtide.formats.header import FilePart, HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, one_extent
 
@@ -27,6 +28,15 @@ _KEYS = {"descr", "fortran_order", "shape"}
 # What numpy's writer puts into a descr: byte order, kind, size, time unit. Whatever else np.dtype accepts
 # ("f4,f4", "float32", aliases it warns about) never comes from a writer.
 _TYPE = re.compile(r"[<>|=]?[?bBhHiIlLqQefduOSUVMmc][0-9]{0,10}(\[[0-9A-Za-z/]{1,16}\])?")
+
+# A header is hostile, and Python's reader of literals knows far more than a writer emits. It is handed text, numbers,
+# True and False in brackets, and nothing else. Possessive (*+), so that the pattern keeps nothing to go back to.
+_TEXT = re.compile(
+    r"""'(?:[^'\\\n]|\\[\\'"nrtxuU])*+'|"(?:[^"\\\n]|\\[\\'"nrtxuU])*+\""""
+)  # escapes as repr writes them
+_LONG = re.compile(rf"({_TEXT.pattern})|(?<=[0-9])L\b")  # Python 2 wrote long integers as 10L
+_PLAIN = re.compile(r"(?:[ \t\r\n\f()\[\]{},:]|-?[0-9]{1,20}(?![0-9])L?|True|False)*+")
+_DEEPEST = 32  # brackets; dtypes nested deeper are attacks: numpy's own writer adds two levels a nesting
 
 _ALIGNED = 64  # the data starts at a multiple of this
 _LONGEST = 65_535 - _ALIGNED  # of a version 1 header: its length has two bytes
@@ -97,14 +107,9 @@ def _header_text(file: HeaderFile | FilePart) -> tuple[int, str]:
 
 
 def _fields(text: str, where: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
-    try:
-        header = parse_literal(text)
-    except LiteralError as error:
-        raise FormatError(
-            f"{where}: expected a .npy header as numpy writes it, got {error}. Write it again."
-        ) from error
-    if not isinstance(header, dict) or header.keys() != _KEYS:
-        got = sorted(header) if isinstance(header, dict) else type(header).__name__
+    header = _literal(text, where)
+    if not isinstance(header, dict) or set(header) != _KEYS:
+        got = list(header) if isinstance(header, dict) else type(header).__name__
         raise FormatError(f"{where}: expected .npy header keys {sorted(_KEYS)}, got {clip(got)}. Write it again.")
     fortran, shape = header["fortran_order"], header["shape"]
     if not isinstance(fortran, bool):
@@ -114,19 +119,26 @@ def _fields(text: str, where: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]
     return checked_dtype(_dtype(header["descr"], where), where), fortran, shape
 
 
+def _literal(text: str, where: str) -> object:
+    """What the header spells."""
+    outside = _TEXT.sub("", text)
+    depth = max(accumulate((c in "([{") - (c in ")]}") for c in outside), default=0)
+    try:
+        # A colon stands behind each of the three keys and nowhere else: more of them are a key twice, or a dict inside.
+        if _PLAIN.fullmatch(outside) is None or depth > _DEEPEST or outside.count(":") > len(_KEYS):
+            raise ValueError("other text than its three fields")
+        return ast.literal_eval(_LONG.sub(lambda found: found[1] or "", text))
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise FormatError(
+            f"{where}: expected a .npy header as numpy writes it, got {clip(str(error))}. Write it again."
+        ) from error
+
+
 def _dtype(descr: object, where: str) -> np.dtype[Any]:
     _refuse_odd_types(descr, where)
     try:
         dtype = np.lib.format.descr_to_dtype(cast(Any, descr))
-    except (
-        TypeError,
-        ValueError,
-        IndexError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(
             f"{where}: expected a dtype, got descr {clip(descr)} ({clip(str(error))}). Write it again."
         ) from error
@@ -136,7 +148,7 @@ def _dtype(descr: object, where: str) -> np.dtype[Any]:
 
 
 def _refuse_odd_types(descr: object, where: str) -> None:
-    """FormatError for type names no writer emits; ``literal.DEEPEST`` bounds the depth of this recursion."""
+    """FormatError for type names no writer emits; ``_DEEPEST`` bounds the depth of this recursion."""
     if isinstance(descr, str):
         if descr and _TYPE.fullmatch(descr) is None:
             raise FormatError(f"{where}: expected a dtype such as '<f4', got descr {clip(descr)}. Write it again.")

@@ -10,7 +10,6 @@ all of the data. Deflated and encrypted members are refused with the line that s
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,25 +43,21 @@ def members(file: HeaderFile) -> Iterator[ArrayMember]:
     """Every array of the archive."""
     for info in _arrays(file):
         name = _short(info.filename)
-        why_not = _why_not(file, info)
-        if why_not:
-            yield ArrayMember(name, "?", (), why_not)
-            continue
         try:
             layout = _layout(file, info)
         except FormatError as problem:
-            yield ArrayMember(name, "?", (), str(problem))
-            continue
-        yield ArrayMember(name, str(layout.dtype), layout.shape, integers=layout.dtype.kind in "iu")
+            yield ArrayMember(name, "?", (), _why_not(file, info) or str(problem))
+        else:
+            yield ArrayMember(name, str(layout.dtype), layout.shape, integers=layout.dtype.kind in "iu")
 
 
 def _arrays(file: HeaderFile) -> list[ZipInfo]:
     import zipfile  # here: most files are no archives, and it takes 10 ms
 
     try:
-        with zipfile.ZipFile(_Bytes(file)) as archive:
+        with _Bounded(file.path) as data, zipfile.ZipFile(data) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError) as error:
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, EOFError, OverflowError) as error:
         if isinstance(error, FormatError):
             raise
         raise FormatError(
@@ -117,35 +112,13 @@ def _short(name: str) -> str:
     return name.removesuffix(".npy")
 
 
-class _Bytes(io.RawIOBase):
+class _Bounded(io.FileIO):
     """The archive as zipfile wants it, but no read larger than a directory may be."""
 
-    def __init__(self, file: HeaderFile) -> None:
-        self._file = file
-        self._at = 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
-        if self._at < 0:
-            raise ValueError("a place before its first byte")
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        size = self._file.size - self._at if size < 0 else size
-        if size > _MOST_DIRECTORY:
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _MOST_DIRECTORY:
             raise FormatError(
-                f"{self._file.path}: expected a zip directory of at most {_MOST_DIRECTORY} bytes, got {size}. "
+                f"{self.name}: expected a zip directory of at most {_MOST_DIRECTORY} bytes, got {size}. "
                 "Save fewer arrays in one archive."
             )
-        data = self._file.read(self._at, max(0, size))
-        self._at += len(data)
-        return data
+        return super().read(size)

@@ -32,11 +32,7 @@ _FIRST_BLOCK = 65_536
 
 
 def read(
-    file: HeaderFile,
-    dtype: np.dtype[Any] | None,
-    shape: tuple[int, ...] | None,
-    offset: int,
-    format: str = "raw",
+    file: HeaderFile, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, offset: int, format: str = "raw"
 ) -> Layout:
     """The layout of a headerless file; one axis of ``shape`` may be -1, and ``None`` means ``(-1,)``."""
     refuse_empty(file)

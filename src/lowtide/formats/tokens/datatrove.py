@@ -15,7 +15,7 @@ import numpy as np
 
 from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile, is_file, refuse_empty
-from lowtide.formats.layout import DocumentIndex, Documents, Layout, clip, one_extent
+from lowtide.formats.layout import DocumentIndex, Layout, clip, one_extent
 
 _DTYPES = {2: "<u2", 4: "<u4"}
 _MOST_METADATA = 65_536
@@ -44,7 +44,7 @@ def read(file: HeaderFile) -> Layout:
         )
     layout = one_extent("datatrove", np.dtype(_DTYPES[size]), (file.size // size,), file.extent(0, file.size))
     notes = ("a loss mask (.ds.loss) lies beside it and was not read",) if is_file(f"{file.path}.loss") else ()
-    return replace(layout, documents=Documents((documents,)) if documents else None, notes=notes)
+    return replace(layout, documents=(documents,) if documents else None, notes=notes)
 
 
 def _index(path: str) -> tuple[DocumentIndex | None, int | None]:

@@ -25,7 +25,7 @@ def document_ends(layout: Layout) -> Iterator[Ends] | None:
 
 def _over_shards(layout: Layout) -> Iterator[Ends]:
     first = 0
-    for shard, tokens in zip(layout.documents.shards if layout.documents else (), layout.rows, strict=True):
+    for shard, tokens in zip(layout.documents or (), layout.rows, strict=True):
         with HeaderFile(shard.path) as index:
             if index.size != shard.size:
                 raise ReadError(

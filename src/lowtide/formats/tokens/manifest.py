@@ -21,7 +21,7 @@ import numpy as np
 
 from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile, is_file
-from lowtide.formats.layout import DocumentIndex, Documents, clip
+from lowtide.formats.layout import DocumentIndex, clip
 
 MANIFEST = "manifest.json"
 CHECKED = 4 * 1024 * 1024  # bytes of a shard that one CRC-32 covers
@@ -35,10 +35,13 @@ class ShardEntry:
 
     file: str
     tokens: int
+    crc32: str | None = None  # eight hexadecimal digits for each CHECKED bytes
     documents: int | None = None
     ends: str | None = None  # uint64 little-endian: the position behind the last token of each document
-    crc32: str | None = None  # eight hexadecimal digits for each CHECKED bytes
     ends_crc32: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def read_manifest(directory: Path) -> Manifest | None:
     return _checked(content, path)
 
 
-def shard_documents(manifest: Manifest, directory: Path, entry: ShardEntry) -> Documents | None:
+def shard_documents(manifest: Manifest, directory: Path, entry: ShardEntry) -> tuple[DocumentIndex, ...] | None:
     """Where the documents of a shard end; ``None`` where the manifest does not say."""
     if entry.ends is None or entry.documents is None:
         return None
@@ -90,7 +93,7 @@ def shard_documents(manifest: Manifest, directory: Path, entry: ShardEntry) -> D
                 f"{ends.path}: expected {8 * entry.documents} bytes for {entry.documents} documents as {manifest.path} "
                 f"says, got {ends.size}. Write or copy it again."
             )
-        return Documents((DocumentIndex("lowtide", ends.path, ends.size, offset=0, count=entry.documents),))
+        return (DocumentIndex("lowtide", ends.path, ends.size, offset=0, count=entry.documents),)
 
 
 def _checked(content: dict[str, object], path: str) -> Manifest:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile
-from lowtide.formats.layout import DocumentIndex, Documents, Layout, checked_nbytes, one_extent
+from lowtide.formats.layout import DocumentIndex, Layout, checked_nbytes, one_extent
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = 34
@@ -73,7 +73,7 @@ def read(index: HeaderFile, data: HeaderFile, *, tokens: bool = False) -> Layout
     if dtype != _CODES[code]:
         notes.append(f"dtype code {code} is {dtype} as DeepSpeed writes it, not Megatron's {np.dtype(_CODES[code])}")
     layout = one_extent("megatron", dtype, (count,), extent, notes=tuple(notes))
-    return replace(layout, documents=Documents((documents,)))
+    return replace(layout, documents=(documents,))
 
 
 def _dtype_and_count(

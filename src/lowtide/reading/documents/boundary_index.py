@@ -104,7 +104,7 @@ class BoundaryIndex:
 def identity_of(corpus: TokenRange, marks: Marks) -> dict[str, Any]:
     """What an index belongs to."""
     own = {"documents": str(marks), **corpus.fingerprint()}
-    tables = () if corpus.layout.documents is None else corpus.layout.documents.shards
+    tables = corpus.layout.documents or ()
     return own if not tables else {**own, "tables": digest(*(f"{one.size} {one.count} ".encode() for one in tables))}
 
 
