@@ -24,8 +24,10 @@ from rich.console import Console
 
 from lowtide.errors import LowtideError
 from lowtide.machine import Cgroup, cgroup_at, container_cgroup
-from lowtide.memory import HELD, KINDS, Trace, Verdict, held_dict, judge, to_dict, traces, watch
+from lowtide.memory import KINDS, Trace, Verdict, judge, traces, watch
 from lowtide.memory.launch import launched
+from lowtide.memory.samples import HELD
+from lowtide.memory.traces import held_dict, to_dict
 from lowtide.memory.watch import INTERVAL, check_interval
 from lowtide.report import html, png, terminal
 from lowtide.report.endpoint import Endpoint, parse_address

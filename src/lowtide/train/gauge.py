@@ -1,17 +1,9 @@
 """Memory by kind while training, and whether the reader kept to its budget.
 
-The reader cannot be weighed apart from torch, so we weigh the whole process and take growth.
-After `SETTLE_STEPS` steps the model, the optimiser's state and torch's own caches exist; whatever anon +
-mapped gain from there on is at most what reading added. ``budget=ok`` says this growth never passed the
-reader's budget; a run that ended before it settled says ``unknown``. It is an upper bound: growth of torch's own
-counts against the reader, never for it.
-
-Before each reading the C library gives back the heap that torch has freed (``malloc_trim``): what its allocator keeps
-comes and goes by tens of MiB and belongs to nobody, and a budget of a few MiB could not be told apart from it.
-
-Cost: about a millisecond per reading, and a question about the corpus' page cache (about 3 ms per cached GiB) asked
-so rarely that it stays under half a percent. Readings are kept for the picture, thinned so that a week
-holds as many as a minute.
+The reader cannot be weighed apart from torch, so we weigh the whole process and take growth after `SETTLE_STEPS`
+steps, when the model, the optimiser's state and torch's own caches exist: at most what reading added. Before each
+reading the C library gives back the heap that torch has freed, whose tens of MiB belong to nobody. Cost: a millisecond
+per reading, and a question about the corpus' page cache asked so rarely that it stays under half a percent.
 """
 
 from __future__ import annotations
@@ -141,11 +133,7 @@ def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
     if len(points) <= MOST_POINTS:
         return points
     last = len(points) - 1
-    return [
-        point
-        for place, point in enumerate(points)
-        if place % 2 == 0 or place == last or point.val_loss == point.val_loss
-    ]
+    return [p for place, p in enumerate(points) if place % 2 == 0 or place == last or not math.isnan(p.val_loss)]
 
 
 # The picture, as plain series
@@ -175,18 +163,11 @@ def panels(
     ]
     allowed = (verdict.settled.held + verdict.budget) / MIB
     text = f"anon + mapped after warm-up, plus the budget of {format_size(verdict.budget)}: {verdict.word}"
-    highest = max(allowed, *(sum(held) for held in zip(*(kind.y for kind in kinds), strict=True)))
+    levels = (Level(text, allowed),)
+    top = 1.55 * max(allowed, *(sum(held) for held in zip(*(kind.y for kind in kinds), strict=True)))
     found = [
         Panel("Loss", "minutes", "loss, nats per token", tuple(losses), levels=tuple(counts), bottom=0),
-        Panel(
-            "Memory by kind",
-            "minutes",
-            "MiB",
-            areas=tuple(kinds),
-            levels=(Level(text, allowed),),
-            bottom=0,
-            top=1.55 * highest,
-        ),
+        Panel("Memory by kind", "minutes", "MiB", areas=tuple(kinds), levels=levels, bottom=0, top=top),
     ]
     return found if control is None else [*found, _beside_control(points, verdict, control)]
 

@@ -1,22 +1,15 @@
 """A compact GPT, and the device and number format it runs in: read it top to bottom and you know the whole model.
 
-Pre-norm residual blocks with rotary positions, so that no parameter depends on the window's
-length and the embedding (shared with the output layer) is the only table. Attention is torch's own fused
-causal kernel; documents that must not see each other get a mask of one bit per pair of tokens instead.
-
-Costs ``12 * n_layer * n_embd**2 + vocab_size * n_embd`` parameters, and per token about six floating point
-operations for each of them. It does not know where batches come from, and it keeps no cache of keys while
-sampling: each sampled token runs the last ``block_size`` tokens again, which is fine for the few hundred a
-training run prints.
-
-A device or format that this machine lacks is refused in one line before anything is opened. ``auto`` is float32 on a
-CPU (bfloat16 there is slower without matrix units), and on a GPU bfloat16 where it has it, else float16 with a loss
-scaler. The GPU paths were not run on the machines this was written on.
+Pre-norm residual blocks with rotary positions, so that no parameter depends on the window's length. Attention is
+torch's own fused causal kernel, or one with a mask for documents that must not see each other. It has ``12 * n_layer *
+n_embd**2 + vocab_size * n_embd`` parameters and keeps no cache of keys: each sampled token runs the last window again.
+``auto`` is float32 on a CPU, on a GPU bfloat16 or else float16 with a loss scaler; GPUs were not run by its authors.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -207,16 +200,11 @@ class Compute:
 
 def choose_compute(device: str, dtype: str, local_rank: int = 0) -> Compute:
     """The device and format asked for; ValueError when this machine lacks them."""
-    try:
-        place = torch.device(device)
-    except RuntimeError as problem:
-        raise ValueError(
-            f"--device {device}: expected cpu, cuda or cuda:N, got {device!r}. Use --device cpu."
-        ) from problem
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ValueError(f"--device {device}: expected cpu, cuda or cuda:N, got {device!r}. Use --device cpu.")
+    place = torch.device(device)
     if place.type == "cuda":
         place = _cuda(device, place, local_rank)
-    elif place.type != "cpu":
-        raise ValueError(f"--device {device}: expected cpu, cuda or cuda:N, got {device!r}. Use --device cpu.")
     if dtype != "auto":
         return Compute(place, _NUMBER_FORMATS[dtype])
     if place.type == "cpu":

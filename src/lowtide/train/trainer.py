@@ -1,12 +1,8 @@
 """One optimiser step, one val loss, one checkpoint: all that touches the model.
 
-Everything a step does follows from (settings, weights, step number). The feed's rows come from
-its cursor, the learning rate from the step, and what dropout draws from (seed, step, rank) - reseeded
-before each step, so no generator's state needs saving and a resumed run repeats the run that was not
-interrupted, on a CPU to the bit.
-
-The rows of a step are ``batch_size * gradient_accumulation_steps`` for every world size; ranks share them.
-What decides when to evaluate, save and stop is in run.py.
+Everything a step does follows from (settings, weights, step number): the rows from the feed's cursor, the learning
+rate from the step, what dropout draws from (seed, step, rank). So no generator's state needs saving, and a resumed run
+repeats the one that was not interrupted, on a CPU to the bit. When to evaluate, save and stop is in run.py.
 """
 
 from __future__ import annotations

@@ -2,21 +2,21 @@
 
 Cheap counters (/proc/PID/status) are read every time, expensive ones (close looks, page cache of the files, cgroup)
 when something moved and as often as their own measured cost allows. What a kernel or a permission does not give goes
-into ``missing`` with the reason. When the last process has ended its files are asked once more: their pages outlive
-it.
+into ``missing``. When the last process has ended its files are asked once more: their pages outlive it.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 from lowtide.machine import Cgroup, kind_named, memory_cgroup, mounted
 from lowtide.memory.measure.cgroup_usage import sample_cgroup
 from lowtide.memory.measure.looks import FEW_PROCESSES, FRESH, MOVED, CloseLooks, Pace
 from lowtide.memory.measure.open_files import FileSet, FileTotals
 from lowtide.memory.measure.process import read_proc
-from lowtide.memory.measure.tree import ProcessAndChildren, ProcessesOfCgroup, Tree, WatchedProcess
+from lowtide.memory.measure.tree import Tree, WatchedProcess, pids_of_cgroup
 from lowtide.memory.samples import CgroupSample, FileGroup, ProcessSample, Sample
 
 _FILES_SHARE, _CGROUP_SHARE = 0.002, 0.0005  # of one core
@@ -40,8 +40,8 @@ class TreeCounters:
         self.missing: dict[str, str] = {}
         self._pid = pid
         self._whole_cgroup = cgroup is not None
-        who = ProcessesOfCgroup(cgroup.directories[0]) if cgroup else ProcessAndChildren(pid or 0, children=children)
-        self.tree = Tree(who)
+        who = partial(pids_of_cgroup, cgroup.directories[0]) if cgroup is not None else lambda: [pid or 0]
+        self.tree = Tree(who, descends=children and cgroup is None)  # children of a cgroup's are in cgroup.procs too
         self._begin, self._begin_clock = time.monotonic(), time.time()
         filesystems = mounted(pid) or mounted()
         memory_devices = frozenset(device for device, name in filesystems.items() if kind_named(name).memory)
