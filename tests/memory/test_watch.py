@@ -123,7 +123,7 @@ def test_another_users_process_is_measured_as_far_as_permissions_go(tmp_path: Pa
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: becoming another user needs root")
     program = (
-        "import json, os, sys, time; from ??watch; os.setgid import watch; os.setgid(65534); os.setuid(65534)\n"
+        "import json, os, sys, time; from lowtide.memory import watch; os.setgid(65534); os.setuid(65534)\n"
         "with watch(pid=int(sys.argv[1]), interval=0.05) as trace: time.sleep(0.2)\n"
         "print(json.dumps([trace.samples[-1].anon, trace.samples[-1].cache, sorted(trace.trace.missing)]))"
     )
@@ -201,7 +201,7 @@ def test_proc_that_hides_other_users_is_named_as_the_reason() -> None:
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("NOT TESTED: hidepid needs root and unshare")
     program = (
-        "import os, sys; from ??watch; os.setgid import watch; os.setgid(65534); os.setuid(65534)\n"
+        "import os, sys; from lowtide.memory import watch; os.setgid(65534); os.setuid(65534)\n"
         "try:\n with watch(pid=1): pass\nexcept ProcessLookupError as problem: print(problem)"
     )
     mount = "mount -t proc -o hidepid=2 proc /proc"

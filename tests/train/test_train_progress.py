@@ -36,7 +36,7 @@ def points(count: int) -> list[CurvePoint]:
     found = []
     for n in range(count):
         val = 3.0 - n / count if n % 100 == 0 else math.nan
-        found.append(CurvePoint(n * 1.0, n, 3.0 - n / count, val, MemoryNow(300 * MIB, 200 * MIB, 10 * MIB)))
+        found.append(CurvePoint(n * 1.0, n, 3.0 - n / count, val, 300 * MIB, 200 * MIB, 10 * MIB))
     return found
 
 

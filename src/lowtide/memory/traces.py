@@ -160,7 +160,7 @@ _HELD_TOTALS = ("end", "peak", "seconds", "takeable", "stays", "limit", "limit_s
 def _plain(value: Any) -> Any:
     """As dataclasses.asdict, four times quicker: nothing here needs a deep copy."""
     if dataclasses.is_dataclass(value):
-        return {name: _plain(getattr(value, name)) for name in _field_names(type(value))}
+        return {name: _plain(getattr(value, name)) for name in _field_names(value.__class__)}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowtide.machine import page_cache
 from lowtide.memory import process_memory
@@ -53,25 +54,16 @@ class BudgetVerdict:
         return "unknown" if self.ok is None else "ok" if self.ok else "broken"
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """One place on the picture."""
+class CurvePoint(NamedTuple):
+    """One place on the picture, as plain numbers, which is all a checkpoint may hold."""
 
     seconds: float
-    step: int
+    step: float
     loss: float
     val_loss: float  # nan where none was measured
-    reading: MemoryNow
-
-    def numbers(self) -> list[float]:
-        """Plain numbers, which is all a checkpoint may hold."""
-        reading = self.reading
-        return [self.seconds, self.step, self.loss, self.val_loss, reading.anon, reading.mapped, reading.cache]
-
-    @classmethod
-    def from_numbers(cls, numbers: Sequence[float]) -> CurvePoint:
-        seconds, step, loss, val_loss, anon, mapped, cache = numbers
-        return cls(seconds, int(step), loss, val_loss, MemoryNow(int(anon), int(mapped), int(cache)))
+    anon: float
+    mapped: float
+    cache: float
 
 
 class Gauge:
@@ -154,7 +146,7 @@ def panels(
     ]
     counts = [] if math.isnan(unigram) else [Level(f"knowing only token counts ({unigram:.2f})", unigram)]
     kinds = [
-        Curve(label, _minutes(points), [getattr(point.reading, label.split(":")[0]) / MIB for point in points], color)
+        Curve(label, _minutes(points), [getattr(point, label.split(":")[0]) / MIB for point in points], color)
         for label, color in (
             ("anon: heap of torch, model, reader", BLUE),
             ("mapped: file pages in this process", GREEN),
@@ -181,7 +173,7 @@ def _beside_control(points: Sequence[CurvePoint], verdict: BudgetVerdict, contro
     since = [point for point in points if point.step >= SETTLE_STEPS] or list(points)
     first, last = since[0].seconds, since[-1].seconds
     shares = [100 * (point.seconds - first) / max(1e-9, last - first) for point in since]
-    grown = [(point.reading.held - verdict.settled.held) / MIB for point in since]
+    grown = [(point.anon + point.mapped - verdict.settled.held) / MIB for point in since]
     passed = [100 * share for share, _, _ in control.trace]
     mapped = [held / MIB for _, held, _ in control.trace]  # its anon is the list of windows it goes through
     size, budget = control.corpus_bytes, verdict.budget

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -137,24 +138,23 @@ class GPT(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     @torch.no_grad()
-    def generate(
-        self,
-        tokens: Tensor,
-        count: int,
-        *,
-        temperature: float = 0.8,
-        top_k: int | None = 50,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """``tokens`` (rows, n) followed by ``count`` sampled ones; the caller chooses train or eval mode."""
+    def sampled(
+        self, ids: list[int], count: int, *, seed: int, temperature: float = 0.8, top_k: int | None = 50
+    ) -> Iterator[int]:
+        """``count`` ids that follow ``ids``, one at a time; the same seed gives the same ones. The caller chooses train
+        or eval mode."""
+        device = self.cos.device
+        generator = torch.Generator(device).manual_seed(seed)
+        tokens = torch.tensor([ids], device=device)
         for _ in range(count):
-            logits = self(tokens[:, -self.shape.block_size :])[0][:, -1].float() / max(temperature, 1e-6)
+            tokens = tokens[:, -self.shape.block_size :]
+            logits = self(tokens)[0][:, -1].float() / max(temperature, 1e-6)
             if top_k is not None and top_k < logits.shape[-1]:
                 least = logits.topk(top_k).values[:, -1:]
                 logits = logits.masked_fill(logits < least, -math.inf)
             chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)
             tokens = torch.cat((tokens, chosen), dim=1)
-        return tokens
+            yield int(chosen)
 
 
 def inside_documents(documents: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class _Run:
         self.val_loss, self.val_step = past["val_loss"], past["val_step"]
         self.best = past.get("best", math.inf)
         self.seconds_before = past["seconds"]
-        self.points = [CurvePoint.from_numbers(numbers) for numbers in past["points"]]
+        self.points = [CurvePoint(*numbers) for numbers in past["points"]]
         self.first_step = self.trainer.step
         if self.world.is_first:
             checkpoints.tidy(self.directory)
@@ -196,7 +196,8 @@ class _Run:
         )
 
     def _remember(self, loss: float, val_loss: float, reading: MemoryNow) -> None:
-        self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, reading)])
+        held = (reading.anon, reading.mapped, reading.cache)
+        self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, *held)])
 
     def _save(self, *, must: bool = False) -> None:
         """Save on rank 0. A run goes on when a checkpoint on the way cannot be written; the last one must be."""
@@ -210,7 +211,7 @@ class _Run:
             "val_step": self.val_step,
             "best": self.val_loss if is_best else self.best,
             "seconds": self._seconds(),
-            "points": [point.numbers() for point in self.points],
+            "points": [list(point) for point in self.points],
         }
         try:
             self.branch.save(self.trainer.contents(past), self.settings.keep, is_best=is_best)

@@ -191,13 +191,11 @@ class Trainer:
 
     def sample(self, count: int) -> list[int]:
         """Tokens the model writes, after a first one taken from the val tokens."""
-        first = [10] if self.data.is_bytes else [int(self.data.val[0])]
-        generator = torch.Generator(self.compute.device).manual_seed(self.settings.seed)
+        first = 10 if self.data.is_bytes else int(self.data.val[0])
         self.model.eval()
-        start = torch.tensor([first], device=self.compute.device)
-        tokens = self.model.generate(start, count, generator=generator)
+        made = list(self.model.sampled([first], count, seed=self.settings.seed))
         self.model.train()
-        return cast(list[int], tokens[0, 1:].tolist())
+        return made
 
     def _checksum(self, x: Tensor, number: int) -> int:
         first = self.rows_done + number * self._rows

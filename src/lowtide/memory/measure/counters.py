@@ -80,7 +80,8 @@ class TreeCounters:
         looked = self._looks.refresh(now, members, changed=changed, last=last)
         processes = [self._looks.process(member) for member in members]
         raw_mapped = sum(each.mapped for each in processes)
-        moved = self.tree.read_bytes + self.tree.written_bytes
+        done = self.tree.done
+        moved = done.read + done.written
         if not self.tree.moved_known:
             self.missing["bytes read"] = "/proc/PID/io of another user's process cannot be read"
         asked = last or looked or self._files_due(now, members, raw_mapped, moved)
@@ -126,7 +127,7 @@ class TreeCounters:
         return replace(last, oom_kills=max(last.oom_kills, now.oom_kills)) if now.path == last.path else last
 
     def _sum_up(self, now: float, members: list[WatchedProcess], processes: list[ProcessSample], moved: int) -> Sample:
-        totals = self._totals
+        totals, done = self._totals, self.tree.done
         raw = sum(each.mapped for each in processes)
         mapped = max(0, raw - self._overlap - totals.dirty_part(raw - self._raw_then))
         cache = self._cache_left(mapped, moved)
@@ -143,9 +144,9 @@ class TreeCounters:
             found_cache=min(cache, totals.found_cache),
             found_shmem=totals.found_shmem,
             retained=sum(each.retained for each in processes),
-            major_faults=self.tree.major_faults,
-            minor_faults=self.tree.minor_faults,
-            read_bytes=self.tree.read_bytes,
+            major_faults=done.major_faults,
+            minor_faults=done.minor_faults,
+            read_bytes=done.read,
             processes=_bounded(processes),
             files=totals.placing(mapped - self._mapped_then),
             groups=groups,

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lowtide.memory.measure import process
 
@@ -30,6 +31,15 @@ class WatchedProcess:
     minor_faults: int
 
 
+class WorkDone(NamedTuple):
+    """Counters that only rise: faults, and bytes moved from and to storage."""
+
+    minor_faults: int = 0
+    major_faults: int = 0
+    read: int = 0
+    written: int = 0
+
+
 @dataclass
 class _Past:
     identity: process.ProcessIdentity
@@ -37,6 +47,10 @@ class _Past:
     runtime: str
     read: int = 0
     written: int = 0
+
+    @property
+    def done(self) -> WorkDone:
+        return WorkDone(self.identity.minor_faults, self.identity.major_faults, self.read, self.written)
 
 
 def pids_of_cgroup(directory: Path) -> list[int]:
@@ -60,7 +74,7 @@ class Tree:
     def __init__(self, who: Callable[[], list[int]], *, descends: bool) -> None:
         self._who, self._descends = who, descends
         self._seen: dict[int, _Past] = {}
-        self._dead_minor = self._dead_major = self._dead_read = self._dead_written = 0
+        self._dead = WorkDone()
         self._listed = Path(f"/proc/self/task/{os.getpid()}/children").exists()
         self.moved_known = True
         self.pids: set[int] = set()  # of every process seen so far
@@ -87,24 +101,9 @@ class Tree:
         return found, set(self._seen) != before
 
     @property
-    def minor_faults(self) -> int:
-        return self._dead_minor + sum(past.identity.minor_faults for past in self._living)
-
-    @property
-    def major_faults(self) -> int:
-        return self._dead_major + sum(past.identity.major_faults for past in self._living)
-
-    @property
-    def read_bytes(self) -> int:
-        return self._dead_read + sum(past.read for past in self._living)
-
-    @property
-    def written_bytes(self) -> int:
-        return self._dead_written + sum(past.written for past in self._living)
-
-    @property
-    def _living(self) -> Iterable[_Past]:
-        return self._seen.values()
+    def done(self) -> WorkDone:
+        """What the living and the dead have done together."""
+        return WorkDone(*map(sum, zip(self._dead, *(past.done for past in self._seen.values()), strict=True)))
 
     def _member(self, pid: int) -> WatchedProcess | None:
         """None for a process that has ended, is ending, or took over the pid of one that had."""
@@ -135,16 +134,13 @@ class Tree:
     def _is_forked(self, identity: process.ProcessIdentity) -> bool:
         """Fork without exec keeps the addresses of code and stack, which exec draws at random."""
         return any(identity.image) and any(
-            past.identity.image == identity.image and past.identity.pid != identity.pid for past in self._living
+            past.identity.image == identity.image and past.identity.pid != identity.pid for past in self._seen.values()
         )
 
     def _end(self, pid: int) -> None:
         past = self._seen.pop(pid, None)
         if past is not None:
-            self._dead_minor += past.identity.minor_faults
-            self._dead_major += past.identity.major_faults
-            self._dead_read += past.read
-            self._dead_written += past.written
+            self._dead = WorkDone(*map(sum, zip(self._dead, past.done, strict=True)))
 
 
 def _children(pid: int) -> list[int]:
