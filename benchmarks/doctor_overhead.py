@@ -22,8 +22,7 @@ import urllib.request
 from pathlib import Path
 
 from lowtide.memory import Sample, watch
-from lowtide.memory.samples import FileSample, ProcessSample
-from lowtide.memory.samples import Ring
+from lowtide.memory.samples import FileSample, ProcessSample, Ring
 from lowtide.report.endpoint import Endpoint
 from lowtide.report.prometheus import prometheus_text
 from lowtide.units import format_size
