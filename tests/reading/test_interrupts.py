@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.storage.processes import answer_of
 
-INTERRUPTS = 300  # in each of the runs below; `make torture` makes tens of thousands
+INTERRUPTS = 120  # in each of the runs below; `make torture` makes tens of thousands
 
 STORM = """
     import random, zlib
