@@ -22,10 +22,10 @@ from lowtide.feed import Feed, FeedRows
 from lowtide.order.mixing import MOST_PARTS, Mixing, Weights, plan_mixing, shares
 from lowtide.order.steps import Skips
 from lowtide.reading.mixtures.mixed import JoinedWindows, MixedFollower, MixturePart, MixtureReader, MixtureStream
-from lowtide.reading.stretches import MOST_RANKS, StretchFollower, follow_windows
+from lowtide.reading.stretches import StretchFollower, follow
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import WindowReader
-from lowtide.storage import Budget, Store
+from lowtide.storage import SCATTERED, Budget, Store
 from lowtide.tokens import Tokens
 from lowtide.windows import Windows, admit_rows, checked_ranks, window_stream
 
@@ -181,11 +181,12 @@ class Mixture:
             for name, base in zip(names, plain.bases.tolist(), strict=True):
                 tokens, stream = self.corpora[name], streams[name]
                 parts[name] = MixturePart(name, stream, number, base + tokens.first, tokens.fingerprint)
-                reader, followers[name] = follow_windows(reader, stream, base + tokens.first, tokens.dtype.itemsize)
+                item, begin = tokens.dtype.itemsize, base + tokens.first
+                reader, followers[name] = follow(reader, stream, world, length * item, begin * item, item)
             readers.append(reader)
-        together = self._follower(mixing, [followers[name] for name in self.corpora], world)
+        together = self._follower(mixing, [followers[name] for name in self.corpora])
         if together is None:
-            readers = [reader.scattered() for reader in readers]
+            readers = [reader.read_as(SCATTERED) for reader in readers]
         stream = MixtureStream([parts[name] for name in self.corpora], mixing, len(readers))
         if len(readers) == 1:
             return FeedRows(readers[0], stream, together)
@@ -195,8 +196,8 @@ class Mixture:
         """Rows of windows: each read by its own reader."""
         each = [windows.rows_in(order, seed, locality, world) for windows in self._windows.values()]
         mixing = self._mixing([len(windows) for windows in self._windows.values()])
-        together = self._follower(mixing, [follower for _, _, follower, _ in each], world)
-        readers = [reader if together is not None else reader.scattered() for reader, *_ in each]
+        together = self._follower(mixing, [follower for _, _, follower, _ in each])
+        readers = [reader if together is not None else reader.read_as(SCATTERED) for reader, *_ in each]
         parts = [
             MixturePart(name, stream, number, 0, reader.fingerprint)
             for number, (name, (reader, stream, *_)) in enumerate(zip(self._windows, each, strict=True))
@@ -205,10 +206,10 @@ class Mixture:
         reader = MixtureReader(readers, tuple(self._windows), tuple(self._windows), most_runs)
         return FeedRows(reader, MixtureStream(parts, mixing, len(parts)), together)
 
-    def _follower(self, mixing: Mixing, followers: list[StretchFollower | None], world: int) -> MixedFollower | None:
+    def _follower(self, mixing: Mixing, followers: list[StretchFollower | None]) -> MixedFollower | None:
         """All corpora of a local shuffle are followed, or none is."""
         found = [follower for follower in followers if follower is not None]
-        return MixedFollower(mixing, found) if len(found) == len(followers) and world <= MOST_RANKS else None
+        return MixedFollower(mixing, found) if len(found) == len(followers) else None
 
     # Life
 

@@ -25,7 +25,7 @@ from lowtide.reading.documents.document_counts import kept_most_runs
 from lowtide.reading.documents.packed import PackedReader
 from lowtide.reading.documents.packing import PackedRows, packed_rows
 from lowtide.reading.documents.stride import DocumentedWindows
-from lowtide.reading.stretches import MOST_RANKS, StretchFollower, follow_windows
+from lowtide.reading.stretches import StretchFollower, follow
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import WindowReader
 
@@ -95,9 +95,8 @@ class Windows:
             stream = window_stream(tokens, length, order, seed, locality)
             reader = self._window_reader()
             tail = 0 if stream.rows is None else max(0, len(tokens) - 1 - stream.rows * length)
-            follower = None
-            if world <= MOST_RANKS:
-                reader, follower = follow_windows(reader, stream, tokens.first, tokens.dtype.itemsize)
+            item = tokens.dtype.itemsize
+            reader, follower = follow(reader, stream, world, length * item, tokens.first * item, item)
             return reader, stream, follower, reader.shorter(tail) if tail else None
         one_of("order", order, ORDERS)
         near = neighbours_of(locality, length * tokens.dtype.itemsize, order=order, what="window")

@@ -20,9 +20,9 @@ from lowtide.reading.ahead import Follower, Reader
 from lowtide.reading.cursor import Cursor
 from lowtide.reading.html_table import html_table
 from lowtide.reading.rows.indexing import inside, select
-from lowtide.reading.rows.reader import ROWS_AT_ONCE
+from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader
 from lowtide.reading.state import VERSION, check_state
-from lowtide.reading.stretches import follow_rows
+from lowtide.reading.stretches import follow
 from lowtide.storage import Budget
 from lowtide.units import MIB, parse_size
 
@@ -247,8 +247,10 @@ class RowIteration:
         # Of rows drawn from all over a much longer array hardly two are neighbours.
         if stream.scattered and min(steps.batch, ROWS_AT_ONCE) * SPARSE_FROM < reader.count:
             reader = reader.scattered()
-        found, follower = follow_rows(reader, stream, steps, world)
-        iterator = BatchIterator(found, stream, steps, follower, rank=rank, world=world)
+        follower: Follower | None = None
+        if isinstance(reader, RowReader) and reader.follows:
+            reader, follower = follow(reader, stream, world, reader.row_bytes, steps=steps)
+        iterator = BatchIterator(reader, stream, steps, follower, rank=rank, world=world)
         iterator.begin(start)
         return iterator
 
