@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from lowtide.formats import Layout, layout_of
 from lowtide.reading.ahead import prepared_ahead
-from lowtide.reading.html_table import html_table
+from lowtide.reading.opened import html_table
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.column_stats import ColumnStats, stats_of
 from lowtide.reading.rows.indexing import select, whole
 from lowtide.reading.rows.iteration import RowIteration, counted_batch
-from lowtide.reading.rows.parts import Parent, Part, chained, index_bytes, subset_of
+from lowtide.reading.rows.parts import Part, chained, index_bytes, subset_of
 from lowtide.reading.rows.reader import RowReader
 from lowtide.reading.rows.stratified import split_parts
 from lowtide.storage import Budget, Store
@@ -156,8 +155,8 @@ class Array(RowIteration):
 
         >>> a.subset(slice(0, 1000)), a.subset([3, 1, 2])
         """
-        parent = Parent(self.layout.shape[0], self._part, self.budget, self.where)
-        return Array(self.layout, self._store, subset_of(parent, which))
+        part = subset_of(which, self._part, self.layout.shape[0], self.budget, self.where)
+        return Array(self.layout, self._store, part)
 
     def split(self, val: float | int = 0.1, *, seed: int | None = None) -> tuple[Array, Array]:
         """Two parts, training and validation: ``val`` is the share (below 1) or the number of rows of the second.
@@ -193,24 +192,6 @@ class Array(RowIteration):
         if index:
             why = (*why, f"an index of {format_size(index)} says which rows are in the subset")
         return project(self._store, held, announced=2 * size, why=why, kept=index)
-
-    # Life
-
-    def close(self) -> None:
-        """Close the files. Arrays already handed out stay valid; closing twice is fine. ``with lowtide.open(...) as
-        a:`` does it.
-
-        >>> a.close()
-        """
-        self._store.close()
-
-    def __enter__(self) -> Array:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Array, (self.layout, self._store, self._part)

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.array import Array, open
-from lowtide.reading.html_table import html_table
+from lowtide.reading.opened import html_table
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import select
 from lowtide.reading.rows.iteration import RowIteration, counted_batch
 from lowtide.reading.rows.member_rows import Member, MemberRows
-from lowtide.reading.rows.parts import Parent, Part, subset_of
+from lowtide.reading.rows.parts import Part, subset_of
 from lowtide.reading.rows.reader import RowReader
 from lowtide.reading.rows.resident import GivenArray, ResidentRows, RowMemory
 from lowtide.reading.rows.stratified import split_parts
@@ -94,7 +93,7 @@ class Together(RowIteration):
 
     def subset(self, which: Any) -> Together:
         """Some of the rows of every member: row numbers in any order, a mask, or a slice. One index serves all."""
-        return self._of(subset_of(Parent(len(self), None, self.budget, self.where), which))
+        return self._of(subset_of(which, None, len(self), self.budget, self.where))
 
     def split(self, val: float | int = 0.1, *, seed: int | None = None) -> tuple[Together, Together]:
         """Training and validation rows of every member, as ``Array.split`` makes them."""
@@ -143,19 +142,6 @@ class Together(RowIteration):
 
     def _described(self) -> list[str]:
         return [f"{one.where} {one.dtype}{list(one.shape) if one.shape else ''}" for one in self._members.members]
-
-    def close(self) -> None:
-        """Close the members' files; the arrays it was made of stay open."""
-        for store in self._members.stores:
-            store.close()
-
-    def __enter__(self) -> Together:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._members.members, self.names, self.budget, self.budget.limit)

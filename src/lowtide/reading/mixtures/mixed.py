@@ -25,7 +25,7 @@ from lowtide.order.mixing import Mixing
 from lowtide.order.streams import Stream
 from lowtide.reading.ahead import Batch, Later
 from lowtide.reading.documents.docs import Docs, DocsFiller
-from lowtide.reading.mixtures.mixture_state import check_past, past_of
+from lowtide.reading.mixtures.mixture_state import past_of
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
 from lowtide.reading.stretches import StretchFollower
@@ -84,10 +84,6 @@ class MixtureStream:
     def past(self, rows: int) -> dict[str, Any]:
         """What fixed the order of the rows before this one, safe for JSON."""
         return past_of(self.mixing, [(part.name, part.fingerprint) for part in self.parts], rows)
-
-    def check_past(self, past: Any, rows: int) -> None:
-        """StateError unless these rows would come in the same order again."""
-        check_past(past, self.past(rows), rows)
 
 
 class JoinedWindows(WindowReader):
@@ -165,32 +161,21 @@ class JoinedWindows(WindowReader):
 
 class MixtureReader:
     """Rows of several readers of one length and dtype. ``names``: of the corpus each reads, where it reads just one;
-    ``corpora``: of all of them.
+    ``corpora``: of all of them."""
 
-    ``most_runs``: of documents in any window of any of them; 0 where documents were not asked for.
-    """
-
-    def __init__(
-        self,
-        readers: Sequence[WindowReader],
-        names: Sequence[str | None],
-        corpora: Sequence[str],
-        most_runs: int = 0,
-    ) -> None:
-        self.readers = tuple(readers)
-        self.names = tuple(names)
-        self.corpora = tuple(corpora)
+    def __init__(self, readers: Sequence[WindowReader], names: Sequence[str | None], corpora: Sequence[str]) -> None:
+        self.readers, self.names, self.corpora = tuple(readers), tuple(names), tuple(corpora)
         self.where = f"a mixture of {', '.join(corpora)}"
         first = readers[0]
         self.length, self.dtype, self.budget = first.length, first.dtype, first.budget
         self.stores = tuple(reader.store for reader in readers)
         self.pools = tuple(reader.store.pool for reader in readers)
         self.temperatures = tuple(reader.store.temperature for reader in readers)
-        self.most_runs = most_runs
-        self.docs = DocsFiller(self.length, most_runs) if most_runs else None
+        most = max(0 if reader.docs is None else reader.docs.most_runs for reader in readers)
+        self.docs = DocsFiller(self.length, most) if most else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MixtureReader, (self.readers, self.names, self.corpora, self.most_runs)
+        return MixtureReader, (self.readers, self.names, self.corpora)
 
     def start(self, numbers: Numbers, early: bool = False) -> Batch:
         rows = len(numbers)
