@@ -20,6 +20,7 @@ from lowtide.arguments import at_least, one_of
 from lowtide.feed import Feed, FeedRows
 from lowtide.order.mixing import MOST_PARTS, Mixing, Weights, plan_mixing, shares
 from lowtide.order.steps import Skips
+from lowtide.reading.habits import answers_habits
 from lowtide.reading.mixtures.mixed import JoinedWindows, MixedFollower, MixturePart, MixtureReader, MixtureStream
 from lowtide.reading.mixtures.mixture_state import check_past
 from lowtide.reading.opened import Opened
@@ -118,6 +119,7 @@ class Mixture(Opened):
             found.append((row, {name: Fraction(share, sum(given)) for name, share in named if share}))
         return found
 
+    @answers_habits
     def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
         self,
         batch: int,

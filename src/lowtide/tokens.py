@@ -19,9 +19,10 @@ from lowtide.formats import Source, column_layout, document_ends, token_layout
 from lowtide.order.steps import Skips
 from lowtide.reading.documents.boundaries import ends_by_id, marks_of
 from lowtide.reading.documents.boundary_index import Progress
+from lowtide.reading.habits import TOKEN_NAMES, OnDisk, answers_habits
 from lowtide.reading.opened import Opened
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.rows.indexing import select, whole
+from lowtide.reading.rows.indexing import refuse_name, select, whole
 from lowtide.reading.rows.stratified import val_count
 from lowtide.reading.token_range import TokenRange
 from lowtide.storage import Store
@@ -31,6 +32,7 @@ from lowtide.windows import Windows
 ITERATED = 65_536  # tokens read at a time when somebody loops over them one by one
 
 
+@answers_habits
 def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     source: Source,
     *,
@@ -76,7 +78,7 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     )
 
 
-class Tokens(TokenRange, Opened):
+class Tokens(TokenRange, Opened, OnDisk):
     """Token ids on disk. Slices are arrays you own; ``split`` makes two parts, ``batches`` a feed.
 
     Holds no data, only what its feeds lend, at most the budget, which splits and feeds share. May be used by several
@@ -84,6 +86,13 @@ class Tokens(TokenRange, Opened):
 
     >>> len(tokens), tokens[1_000:2_000]
     """
+
+    not_here = TOKEN_NAMES
+
+    @property
+    def where(self) -> str:
+        """The file it reads, or the first of several."""
+        return self.store.where
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -97,6 +106,8 @@ class Tokens(TokenRange, Opened):
 
         >>> tokens[:100], tokens[-1]
         """
+        if isinstance(key, str):
+            refuse_name(key, (), "tokens[10:20]")
         selection = select(key, (len(self),))
         tokens = self.own(selection.rows)
         return tokens if selection.rest is None else tokens[selection.rest]
@@ -117,6 +128,7 @@ class Tokens(TokenRange, Opened):
         border = self.last - val_count(val, len(self), "tokens")
         return self._range(self.first, border), self._range(border, self.last)
 
+    @answers_habits
     def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
         self,
         batch: int,

@@ -22,6 +22,7 @@ from lowtide.reading.documents.document_counts import Account, kept_most_runs, l
 from lowtide.reading.documents.packed import PackedReader
 from lowtide.reading.documents.packing import PackedRows, packed_rows
 from lowtide.reading.documents.stride import DocumentedWindows
+from lowtide.reading.habits import answers_habits
 from lowtide.reading.stretches import StretchFollower, follow
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import WindowReader
@@ -64,6 +65,7 @@ class Windows:
         """Windows of an epoch."""
         return (len(self.tokens) - self.length) // self.length if self._packed is None else len(self._packed)
 
+    @answers_habits
     def batches(
         self,
         batch: int,

@@ -6,7 +6,7 @@ together - is the reader's business. ``Array`` and ``Together`` have these calls
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -17,9 +17,12 @@ from lowtide.order.streams import Drawn, Given, InOrder, Shuffled, Stream, neigh
 from lowtide.reading.admission import admit
 from lowtide.reading.ahead import Follower, Reader
 from lowtide.reading.cursor import Cursor
+from lowtide.reading.habits import answers_habits
 from lowtide.reading.opened import Opened, html_table
-from lowtide.reading.rows.indexing import inside, select
+from lowtide.reading.rows.indexing import inside, refuse_axes, select
+from lowtide.reading.rows.parts import Part
 from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader
+from lowtide.reading.rows.stratified import split_parts
 from lowtide.reading.stretches import follow
 from lowtide.storage import Budget, Store
 from lowtide.units import MIB
@@ -67,9 +70,8 @@ class BatchIterator(Cursor):
         """Batches left."""
         left = self._steps.left(self.position)
         if left is None:
-            raise TypeError(
-                "len: expected an iterator with an end, got an endless one. Count batches yourself, or state epochs=1."
-            )
+            way = "Count batches yourself" if self.order == "sample" else "Count batches yourself, or state epochs=1"
+            raise TypeError(f"len: expected an iterator with an end, got {self.order}(), which has none here. {way}.")
         return left
 
     def __length_hint__(self) -> int:
@@ -125,6 +127,7 @@ class RowIteration(Opened):
         """The budget that it shares with its parts and iterators."""
         return self._all_rows.budget
 
+    @answers_habits
     def chunks(
         self, rows: int | None = None, *, start: int = 0, epochs: int | None = 1, rank: int = 0, world: int = 1
     ) -> BatchIterator:
@@ -138,6 +141,7 @@ class RowIteration(Opened):
         stream = InOrder(len(self), finite=False)
         return self._iterate(stream, self._comfortable() if rows is None else rows, start, epochs, rank, world)
 
+    @answers_habits
     def shuffled(
         self,
         batch: int,
@@ -166,6 +170,7 @@ class RowIteration(Opened):
         stream = Shuffled(len(self), *numbers, neighbours=None if near is None else near[1])
         return self._iterate(stream, batch, start, epochs, rank, world)
 
+    @answers_habits
     def gather(self, indices: Any, batch: int, *, start: int = 0, epochs: int | None = 1) -> BatchIterator:
         """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative from the end) or a mask.
 
@@ -174,16 +179,14 @@ class RowIteration(Opened):
         >>> for rows in a.gather([7, 3, 9], 2): ...
         """
         wanted = np.asarray(indices)
-        if wanted.ndim != 1:
-            raise ValueError(
-                f"gather: expected one axis of indices, got shape {wanted.shape}. Use indices.reshape(-1)."
-            )
+        refuse_axes("gather", wanted, len(self))
         if wanted.dtype == bool or wanted.size == 0:
             wanted = np.asarray(select(wanted, (len(self),)).rows, np.int64)
         for first in range(0, len(wanted), CHECKED):
             inside(np.asarray(wanted[first : first + CHECKED]), len(self))
         return self._iterate(Given(wanted, len(self)), batch, start, epochs)
 
+    @answers_habits
     def sample(self, batch: int, *, seed: int = 0, start: int = 0) -> BatchIterator:
         """Rows drawn with replacement, without end; ``start``: rows already received. Raises ``ValueError`` for an
         empty array.
@@ -195,6 +198,19 @@ class RowIteration(Opened):
                 f"{self._all_rows.where}: expected rows to sample from, got an empty array. Use another file."
             )
         return self._iterate(Drawn(len(self), whole_number("seed", seed)), batch, start)
+
+    def split(self, val: float | int = 0.1, *, seed: int | None = None) -> tuple[Self, Self]:
+        """Two parts, training and validation: ``val`` is the share (below 1) or the number of rows of the second.
+
+        Without a seed the second part is the tail. With one, every run of 1,024 rows gives its share of rows that the
+        seed picks; both parts stay in file order, and no index is kept.
+        """
+        train, held_out = (self._of(part) for part in split_parts(len(self), val, seed))
+        return train, held_out
+
+    def _of(self, part: Part) -> Self:
+        """The rows of ``part`` of these rows."""
+        raise NotImplementedError
 
     def fingerprint(self) -> dict[str, Any]:
         """What identifies this data wherever it is copied: dtype, shape, sizes and sampled blocks; never path, time or

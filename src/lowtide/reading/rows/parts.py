@@ -19,7 +19,7 @@ import numpy as np
 from lowtide.engine import Numbers
 from lowtide.errors import BudgetError
 from lowtide.reading.fingerprint import digest
-from lowtide.reading.rows.indexing import inside
+from lowtide.reading.rows.indexing import inside, refuse_axes
 from lowtide.storage.budget import Budget, Holding
 from lowtide.units import format_size
 
@@ -144,10 +144,7 @@ def subset_of(which: Any, part: Part | None, rows: int, budget: Budget, where: s
     if isinstance(which, range) and which.step == 1 and 0 <= which.start <= which.stop <= count:
         return chained(Consecutive(which.start, len(which)), part)
     wanted = np.asarray(which)
-    if wanted.ndim != 1:
-        raise ValueError(
-            f"subset: expected one axis of rows, got shape {wanted.shape}. Use a.subset(rows.reshape(-1))."
-        )
+    refuse_axes("subset", wanted, count)
     if wanted.dtype == bool:
         if len(wanted) != count:
             raise IndexError(

@@ -126,6 +126,8 @@ def val_count(val: Any, total: int, what: str = "rows") -> int:
     """Rows (or tokens) that ``val``, a share below 1 or a number, means, leaving at least one on either side."""
     if isinstance(val, (bool, np.bool_)) or not isinstance(val, (int, float, np.integer, np.floating)):
         raise TypeError(f"split: expected a number for val, got {type(val).__name__}. Use a share such as val=0.1.")
+    if total < 2:
+        raise ValueError(f"split: expected 2 {what} or more to split, got {total}. Use it whole, or open more data.")
     whole = isinstance(val, (int, np.integer))
     count = int(val) if whole else round(total * float(val)) if 0 < val < 1 else 0
     if not 0 < count < total:
