@@ -26,10 +26,9 @@ ROOMS = {
     "lowtide.engine": "document_planes mapping packed_plans permutation reads runs sinks",
     "lowtide.machine": "cgroups files limits opening pages",
     "lowtide.order": "feistel local mixing orders steps streams words",
-    "lowtide.reading": "admission ahead cursor fingerprint html_table places plan state stretches token_range"
+    "lowtide.reading": "admission ahead cursor fingerprint habits opened places plan state stretches token_range"
     " window_reader",
-    "lowtide.reading.documents": "accounts boundaries boundary_index docs document_counts kept_arrays packed"
-    " packing stride",
+    "lowtide.reading.documents": "boundaries boundary_index docs document_counts kept_arrays packed packing stride",
     "lowtide.reading.rows": "column_stats indexing iteration member_rows parts reader resident stratified",
     "lowtide.storage": "budget buffers forks mapped read release spans store watched_files",
     "lowtide.storage.writing": "behind output unfinished",

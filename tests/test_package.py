@@ -74,11 +74,11 @@ INSIDE: dict[str, str] = {
     "order": "mixing words feistel orders local streams steps",
     "storage": "release forks writing.behind writing.unfinished budget watched_files buffers spans writing.output"
     " read mapped store",
-    "reading": "ahead fingerprint rows.indexing html_table places rows.column_stats documents.docs"
-    " documents.kept_arrays admission cursor state rows.parts plan mixtures.mixture_state rows.stratified"
+    "reading": "habits ahead fingerprint rows.indexing opened places rows.column_stats documents.docs"
+    " documents.kept_arrays admission state cursor rows.parts plan mixtures.mixture_state rows.stratified"
     " rows.reader stretches token_range rows.resident rows.iteration window_reader documents.boundaries"
     " rows.member_rows mixtures.mixed documents.boundary_index documents.document_counts documents.packing"
-    " documents.stride documents.accounts documents.packed",
+    " documents.stride documents.packed",
 }
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # The names a user has. Rooms above all of them may use them as a user does; below, that would be a circle.

@@ -11,22 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide.formats import Layout, layout_of
 from lowtide.reading.ahead import prepared_ahead
-from lowtide.reading.html_table import html_table
+from lowtide.reading.habits import ROW_NAMES, OnDisk, answers_habits
+from lowtide.reading.opened import html_table
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.column_stats import ColumnStats, stats_of
-from lowtide.reading.rows.indexing import select, whole
+from lowtide.reading.rows.indexing import refuse_name, select, whole
 from lowtide.reading.rows.iteration import RowIteration, counted_batch
-from lowtide.reading.rows.parts import Parent, Part, chained, index_bytes, subset_of
+from lowtide.reading.rows.parts import Part, chained, index_bytes, subset_of
 from lowtide.reading.rows.reader import RowReader
-from lowtide.reading.rows.stratified import split_parts
 from lowtide.storage import Budget, Store
 from lowtide.storage.budget import whole_pages
 from lowtide.units import format_size
@@ -34,6 +33,7 @@ from lowtide.units import format_size
 Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDArray[Any]]
 
 
+@answers_habits
 def open(  # noqa: PLR0913 - keyword-only options of the public surface
     source: Source,
     *,
@@ -63,7 +63,7 @@ def open(  # noqa: PLR0913 - keyword-only options of the public surface
     return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
 
 
-class Array(RowIteration):
+class Array(RowIteration, OnDisk):
     """Rows on disk. ``a[...]`` gives arrays you own; ``chunks``, ``shuffled``, ``gather`` and ``sample`` iterate.
 
     Holds no data, only what its iterators lend, at most the budget. May be used by several threads, after a fork, and
@@ -73,6 +73,8 @@ class Array(RowIteration):
     >>> a = lowtide.open("features.npy")
     >>> a.shape, a.dtype, len(a), a.nbytes
     """
+
+    not_here = ROW_NAMES
 
     def __init__(self, layout: Layout, store: Store, part: Part | None = None) -> None:
         self.layout = layout  # of the whole file, also where this is a part of it
@@ -124,6 +126,8 @@ class Array(RowIteration):
         """
         if type(key) is int:
             return self._rows.row(key)
+        if isinstance(key, str):
+            refuse_name(key, self.dtype.names or (), "X[10:20]")
         return self._rows.select(select(key, self.shape))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
@@ -156,20 +160,11 @@ class Array(RowIteration):
 
         >>> a.subset(slice(0, 1000)), a.subset([3, 1, 2])
         """
-        parent = Parent(self.layout.shape[0], self._part, self.budget, self.where)
-        return Array(self.layout, self._store, subset_of(parent, which))
+        part = subset_of(which, self._part, self.layout.shape[0], self.budget, self.where)
+        return Array(self.layout, self._store, part)
 
-    def split(self, val: float | int = 0.1, *, seed: int | None = None) -> tuple[Array, Array]:
-        """Two parts, training and validation: ``val`` is the share (below 1) or the number of rows of the second.
-
-        Without a seed the second part is the tail. With one, every run of 1,024 rows gives its share of rows that the
-        seed picks; both parts stay in file order, and no index is kept.
-        """
-        train, held_out = (self._of(part) for part in split_parts(len(self), val, seed))
-        return train, held_out
-
-    def _of(self, part: Part) -> Array:
-        return Array(self.layout, self._store, chained(part, self._part))
+    def _of(self, part: Part) -> Self:
+        return type(self)(self.layout, self._store, chained(part, self._part))
 
     # What it costs
 
@@ -193,24 +188,6 @@ class Array(RowIteration):
         if index:
             why = (*why, f"an index of {format_size(index)} says which rows are in the subset")
         return project(self._store, held, announced=2 * size, why=why, kept=index)
-
-    # Life
-
-    def close(self) -> None:
-        """Close the files. Arrays already handed out stay valid; closing twice is fine. ``with lowtide.open(...) as
-        a:`` does it.
-
-        >>> a.close()
-        """
-        self._store.close()
-
-    def __enter__(self) -> Array:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Array, (self.layout, self._store, self._part)

@@ -206,10 +206,11 @@ class ArrayWriter:
             return array[None]
         if array.shape[1:] != self._row or array.ndim == 0:
             wanted = str((-1, *self._row)).replace("-1", "n")
-            raise ValueError(
-                f"{self.path}: expected rows of shape {wanted}, got {array.shape}. "
-                f"Use rows.reshape({(-1, *self._row)}), or create it with another shape."
-            )
+            width, axes = math.prod(self._row), array.shape[1:] if array.ndim > 1 else array.shape
+            way = f"Create it with shape={(-1, *axes)}, or make rows of {width} values"
+            if width and array.size and array.size % width == 0:
+                way = f"Use rows.reshape({(-1, *self._row)}), or create it with another shape"
+            raise ValueError(f"{self.path}: expected rows of shape {wanted}, got {array.shape}. {way}.")
         return array
 
     def _between(self, key: int | slice, rows: int) -> tuple[int, int]:

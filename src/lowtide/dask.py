@@ -44,10 +44,7 @@ def array(a: Array | Tokens, chunks: int | str = "auto") -> Any:
     whole = tuple((axis,) for axis in blocks.shape[1:])
     lengths = [rows] * (len(a) // rows) + ([len(a) % rows] if len(a) % rows else [])
     return dask.array.from_array(  # type: ignore[no-untyped-call]
-        blocks,
-        chunks=(tuple(lengths) or (0,), *whole),
-        asarray=False,
-        meta=np.empty((0,) * blocks.ndim, blocks.dtype),
+        blocks, chunks=(tuple(lengths) or (0,), *whole), asarray=False, meta=np.empty((0,) * blocks.ndim, blocks.dtype)
     )
 
 

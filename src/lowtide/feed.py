@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from lowtide.order.steps import GlobalSteps, Skips
 from lowtide.order.streams import Stream
+from lowtide.reading.admission import admit
 from lowtide.reading.ahead import Reader
 from lowtide.reading.cursor import Cursor
+from lowtide.reading.documents.docs import DocsFiller
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
-from lowtide.reading.state import VERSION, check_state
 from lowtide.reading.stretches import PlannedFollower
 
 FeedBatch = Any  # (x, y), and docs where they were asked for
@@ -32,25 +33,14 @@ class RowsOfTokens(Reader, Protocol):
 
     @property
     def length(self) -> int: ...
+    @property
+    def docs(self) -> DocsFiller | None: ...
     def places(self, numbers: Any) -> list[Place]: ...
     def settings(self) -> dict[str, Any]:
         """What fixes the rows beside the data and their order, safe for JSON."""
         ...
 
     def plan(self, rows: int) -> Plan: ...
-
-
-@runtime_checkable
-class Scheduled(Protocol):
-    """A stream whose later rows may be planned otherwise than when a state was saved: a mixture's."""
-
-    def past(self, rows: int) -> dict[str, Any]:
-        """What fixed the order of the rows before this one, safe for JSON."""
-        ...
-
-    def check_past(self, past: Any, rows: int) -> None:
-        """StateError unless these rows would come in the same order again."""
-        ...
 
 
 class FeedRows(NamedTuple):
@@ -94,6 +84,8 @@ class Feed(Cursor):
     >>> feed.load_state_dict(feed.state_dict())
     """
 
+    kind = "feed"
+    counts = "rows"
     _reader: RowsOfTokens
     _steps: GlobalSteps
 
@@ -107,6 +99,7 @@ class Feed(Cursor):
         self._follower = follower
         self._batches.tail_reader = tail
         self._before = self._counted()
+        admit_rows(reader, steps.share)
 
     @property
     def tokens(self) -> Any:
@@ -172,29 +165,11 @@ class Feed(Cursor):
         """Go to a step; the next batch is that step's. Costs nothing, however far."""
         self.position = self._steps.checked_row(step)
 
-    # States
+    def _settings(self, position: int) -> dict[str, Any]:  # noqa: ARG002
+        return {**self._reader.settings(), **self._stream.settings()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """A few integers and a fingerprint, safe for JSON: where this feed is, and of which data and order."""
-        rows = self.position
-        settings = {**self._reader.settings(), **self._stream.settings()}
-        state = {"lowtide": VERSION, "rows": rows, **settings, "data": self.fingerprint()}
-        if isinstance(self._stream, Scheduled):
-            state["mixture"] = self._stream.past(rows)
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where the state was; ``StateError``, naming what differs, if it is of other data or another order."""
-        steps, mine = self._steps, self.state_dict()
-        end = None if steps.rows is None else steps.rows + steps.tail
-        if not isinstance(self._stream, Scheduled):
-            self.position = check_state(state, mine, position="rows", maker="feed", most=end)
-            return
-        # Of a mixture only the past must agree: its future may have been planned anew.
-        same = {**state, "mixture": mine["mixture"]} if isinstance(state, dict) else state
-        rows = check_state(same, mine, position="rows", maker="feed", most=end)
-        self._stream.check_past(state.get("mixture"), rows)
-        self.position = rows
+    def _end(self) -> int | None:
+        return None if self._steps.rows is None else self._steps.rows + self._steps.tail
 
     # What it costs
 
@@ -224,3 +199,11 @@ class Feed(Cursor):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._before = self._counted()
+
+
+def admit_rows(reader: RowsOfTokens, rows: int) -> None:
+    """Refuse batches of which two, and what they are widened from, do not fit the budget."""
+    if reader.docs is not None:
+        reader.docs.check_size(rows)
+    where = f"{reader.where}: batches of {rows} x {reader.length} per rank"
+    admit(reader, rows, where, "use a batch of {} per rank".format)

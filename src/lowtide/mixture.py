@@ -9,9 +9,8 @@ of one kind together, so that a batch is one read however many there are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,16 @@ from lowtide.arguments import at_least, one_of
 from lowtide.feed import Feed, FeedRows
 from lowtide.order.mixing import MOST_PARTS, Mixing, Weights, plan_mixing, shares
 from lowtide.order.steps import Skips
+from lowtide.reading.habits import answers_habits
 from lowtide.reading.mixtures.mixed import JoinedWindows, MixedFollower, MixturePart, MixtureReader, MixtureStream
-from lowtide.reading.stretches import MOST_RANKS, StretchFollower, follow_windows
+from lowtide.reading.mixtures.mixture_state import check_past
+from lowtide.reading.opened import Opened
+from lowtide.reading.stretches import StretchFollower, follow
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import WindowReader
-from lowtide.storage import Budget, Store
+from lowtide.storage import SCATTERED, Budget, Store
 from lowtide.tokens import Tokens
-from lowtide.windows import Windows, admit_rows, checked_ranks, window_stream
+from lowtide.windows import Windows, checked_ranks, window_stream
 
 EXHAUSTED = ("repeat", "stop", "share")
 
@@ -56,7 +58,22 @@ def mix(
     return Mixture(known, changes, one_of("exhausted", exhausted, EXHAUSTED), budget)
 
 
-class Mixture:
+class MixtureFeed(Feed):
+    """A feed whose state also holds the plan so far. Only the past must agree: the future may be planned anew."""
+
+    _stream: MixtureStream
+
+    def _settings(self, position: int) -> dict[str, Any]:
+        return {**super()._settings(position), "mixture": self._stream.past(position)}
+
+    def _checked(self, state: Any) -> int:
+        mine = self.state_dict()["mixture"]
+        rows = super()._checked({**state, "mixture": mine} if isinstance(state, dict) else state)
+        check_past(state.get("mixture"), self._stream.past(rows), rows)
+        return rows
+
+
+class Mixture(Opened):
     """Named corpora, or windows of one length and cut, and the weights each has from which row on.
 
     >>> train, val = tokens.split(val=0.3)
@@ -102,6 +119,7 @@ class Mixture:
             found.append((row, {name: Fraction(share, sum(given)) for name, share in named if share}))
         return found
 
+    @answers_habits
     def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
         self,
         batch: int,
@@ -121,44 +139,36 @@ class Mixture:
         A corpus's rows come in the order its own feed of this seed has. ``locality`` is per corpus. ``length`` is
         required for corpora and refused for windows, which have theirs; likewise ``dtype`` (int64 unless stated).
         """
-        self._check_stated(length, dtype)
+        if not self._windows:
+            length = at_least("length", length, 1, example="length=1024")
+        for name, stated in (("length", length), ("dtype", dtype)) if self._windows else ():
+            if stated is not None:
+                raise ValueError(
+                    f"{name}: expected none for a mixture of windows, which have theirs, got {stated!r}. "
+                    f"Leave {name}= out."
+                )
         batch = at_least("batch", batch, 1)
         ranks = checked_ranks(batch, rank, world)
-        for store in self._stores():
+        for store in self.stores:
             store.keep_for_ranks(ranks.world)
+        ordered = order, seed, locality
         if self._windows:
-            rows = self._laid(order, seed, locality, ranks.world)
+            rows = self._laid(ordered, ranks.world)
         else:
-            rows = self._cut(at_least("length", length, 1), dtype or "int64", (order, seed, locality), ranks.world)
-        feed = Feed(rows, batch, ranks, skip)
-        admit_rows(feed)
-        return feed
+            rows = self._cut(length or 0, dtype or "int64", ordered, ranks.world)
+        return MixtureFeed(rows, batch, ranks, skip)
 
     def epochs(self, row: int, *, length: int | None = None, order: str = "shuffled") -> dict[str, float]:
         """Epochs each corpus has been through before ``row`` (a feed's ``cursor``): 1.25 is one and a
         quarter. ``length`` is that of the feed; windows have theirs."""
         if self._windows:
             epochs: list[int | None] = [len(windows) for windows in self._windows.values()]
-        elif length is None:
-            raise TypeError("length: expected the number of tokens per row of the feed, got none. Use length=1024.")
         else:
-            length = at_least("length", length, 1)
+            length = at_least("length", length, 1, example="length=1024")
             epochs = [window_stream(tokens, length, order, 0, None).epoch for tokens in self.corpora.values()]
         counts = self._mixing(epochs).counts(at_least("row", row, 0))
         each = zip(self.corpora, counts, epochs, strict=True)
         return {name: count / rows if rows else 0.0 for name, count, rows in each}
-
-    def _check_stated(self, length: int | None, dtype: DTypeLike | None) -> None:
-        if not self._windows:
-            if length is None:
-                raise TypeError("length: expected a number of tokens per row, got none. Use length=1024.")
-            return
-        for name, stated in (("length", length), ("dtype", dtype)):
-            if stated is not None:
-                raise ValueError(
-                    f"{name}: expected none for a mixture of windows, which have theirs, got {stated!r}. "
-                    f"Leave {name}= out."
-                )
 
     def _mixing(self, epochs: list[int | None]) -> Mixing:
         if self.exhausted != "repeat" and None in epochs:
@@ -170,8 +180,6 @@ class Mixture:
 
     def _cut(self, length: int, dtype: DTypeLike, ordered: tuple[Any, Any, Any], world: int) -> FeedRows:
         """Rows of corpora: all of a group end to end, read by one reader."""
-        streams = {name: window_stream(tokens, length, *ordered) for name, tokens in self.corpora.items()}
-        mixing = self._mixing([stream.epoch for stream in streams.values()])
         readers: list[WindowReader] = []
         parts: dict[str, MixturePart] = {}
         followers: dict[str, StretchFollower | None] = {}
@@ -179,54 +187,47 @@ class Mixture:
             plain = JoinedWindows({name: self.corpora[name] for name in names}, store, length, dtype)
             reader: WindowReader = plain
             for name, base in zip(names, plain.bases.tolist(), strict=True):
-                tokens, stream = self.corpora[name], streams[name]
-                parts[name] = MixturePart(name, stream, number, base + tokens.first, tokens.fingerprint)
-                reader, followers[name] = follow_windows(reader, stream, base + tokens.first, tokens.dtype.itemsize)
+                tokens = self.corpora[name]
+                stream = window_stream(tokens, length, *ordered)
+                item, begin = tokens.dtype.itemsize, base + tokens.first
+                parts[name] = MixturePart(name, stream, number, begin, tokens.fingerprint)
+                reader, followers[name] = follow(reader, stream, world, length * item, begin * item, item)
             readers.append(reader)
-        together = self._follower(mixing, [followers[name] for name in self.corpora], world)
-        if together is None:
-            readers = [reader.scattered() for reader in readers]
-        stream = MixtureStream([parts[name] for name in self.corpora], mixing, len(readers))
-        if len(readers) == 1:
-            return FeedRows(readers[0], stream, together)
-        return FeedRows(MixtureReader(readers, [None] * len(readers), tuple(self.corpora)), stream, together)
+        each = [parts[name] for name in self.corpora]
+        mixing = self._mixing([part.stream.epoch for part in each])
+        return self._joined(readers, [None] * len(readers), each, mixing, [followers[name] for name in self.corpora])
 
-    def _laid(self, order: str, seed: int, locality: int | str | None, world: int) -> FeedRows:
+    def _laid(self, ordered: tuple[Any, Any, Any], world: int) -> FeedRows:
         """Rows of windows: each read by its own reader."""
-        each = [windows.rows_in(order, seed, locality, world) for windows in self._windows.values()]
-        mixing = self._mixing([len(windows) for windows in self._windows.values()])
-        together = self._follower(mixing, [follower for _, _, follower, _ in each], world)
-        readers = [reader if together is not None else reader.scattered() for reader, *_ in each]
+        each = [windows.rows_in(*ordered, world) for windows in self._windows.values()]
         parts = [
             MixturePart(name, stream, number, 0, reader.fingerprint)
             for number, (name, (reader, stream, *_)) in enumerate(zip(self._windows, each, strict=True))
         ]
-        most_runs = max(windows.most_runs for windows in self._windows.values())
-        reader = MixtureReader(readers, tuple(self._windows), tuple(self._windows), most_runs)
-        return FeedRows(reader, MixtureStream(parts, mixing, len(parts)), together)
+        mixing = self._mixing([len(windows) for windows in self._windows.values()])
+        return self._joined([one[0] for one in each], list(self._windows), parts, mixing, [one[2] for one in each])
 
-    def _follower(self, mixing: Mixing, followers: list[StretchFollower | None], world: int) -> MixedFollower | None:
-        """All corpora of a local shuffle are followed, or none is."""
+    def _joined(
+        self,
+        readers: list[WindowReader],
+        names: Sequence[str | None],
+        parts: list[MixturePart],
+        mixing: Mixing,
+        followers: Sequence[StretchFollower | None],
+    ) -> FeedRows:
+        """One reader and one stream of all; all corpora of a local shuffle are followed, or none is."""
         found = [follower for follower in followers if follower is not None]
-        return MixedFollower(mixing, found) if len(found) == len(followers) and world <= MOST_RANKS else None
+        together = MixedFollower(mixing, found) if len(found) == len(followers) else None
+        if together is None:
+            readers = [reader.read_as(SCATTERED) for reader in readers]
+        stream = MixtureStream(parts, mixing, len(readers))
+        if isinstance(readers[0], JoinedWindows) and len(readers) == 1:
+            return FeedRows(readers[0], stream, together)
+        return FeedRows(MixtureReader(readers, names, tuple(self.corpora)), stream, together)
 
-    # Life
-
-    def _stores(self) -> list[Store]:
+    @property
+    def stores(self) -> list[Store]:
         return [store for _, store in self._groups] + [windows.tokens.store for windows in self._windows.values()]
-
-    def close(self) -> None:
-        """Close what the mixture opened, for all its feeds. The corpora stay open."""
-        for store in self._stores():
-            store.close()
-
-    def __enter__(self) -> Mixture:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         phases = []

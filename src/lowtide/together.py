@@ -11,22 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.array import Array, open
-from lowtide.reading.html_table import html_table
+from lowtide.reading.habits import OnDisk
+from lowtide.reading.opened import html_table
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.rows.indexing import select
+from lowtide.reading.rows.indexing import refuse_name, select
 from lowtide.reading.rows.iteration import RowIteration, counted_batch
 from lowtide.reading.rows.member_rows import Member, MemberRows
-from lowtide.reading.rows.parts import Parent, Part, subset_of
+from lowtide.reading.rows.parts import Part, subset_of
 from lowtide.reading.rows.reader import RowReader
 from lowtide.reading.rows.resident import GivenArray, ResidentRows, RowMemory
-from lowtide.reading.rows.stratified import split_parts
 from lowtide.storage import Budget
 from lowtide.units import format_size
 
@@ -58,7 +57,7 @@ def together(*arrays: Readable, budget: int | str = "auto", **named: Readable) -
     return Together(_with_small_ones_kept(members, shared), tuple(named) or None, shared)
 
 
-class Together(RowIteration):
+class Together(RowIteration, OnDisk):
     """Members of equal length. ``both[...]``, ``chunks``, ``shuffled``, ``gather`` and ``sample`` give all of them.
 
     Costs one read per member and batch. Raises what ``Array`` raises.
@@ -82,6 +81,8 @@ class Together(RowIteration):
                 "together: expected a row number, a slice, row numbers or a mask, got an index of several axes. "
                 "Take the rows first, then index each array."
             )
+        if isinstance(key, str):
+            refuse_name(key, self.names or (), "both[10:20]")
         rows = self._members
         return rows.packed([one.select(select(key, (one.count, *one.shape))) for one in rows.members])
 
@@ -94,15 +95,10 @@ class Together(RowIteration):
 
     def subset(self, which: Any) -> Together:
         """Some of the rows of every member: row numbers in any order, a mask, or a slice. One index serves all."""
-        return self._of(subset_of(Parent(len(self), None, self.budget, self.where), which))
+        return self._of(subset_of(which, None, len(self), self.budget, self.where))
 
-    def split(self, val: float | int = 0.1, *, seed: int | None = None) -> tuple[Together, Together]:
-        """Training and validation rows of every member, as ``Array.split`` makes them."""
-        train, held_out = (self._of(part) for part in split_parts(len(self), val, seed))
-        return train, held_out
-
-    def _of(self, part: Part) -> Together:
-        return Together(tuple(one.part_of(part) for one in self._members.members), self.names, self.budget)
+    def _of(self, part: Part) -> Self:
+        return type(self)(tuple(one.part_of(part) for one in self._members.members), self.names, self.budget)
 
     def plan(self, batch: int | None = None) -> Plan:
         """Projected bytes by kind, all members together, and how each is read."""
@@ -143,19 +139,6 @@ class Together(RowIteration):
 
     def _described(self) -> list[str]:
         return [f"{one.where} {one.dtype}{list(one.shape) if one.shape else ''}" for one in self._members.members]
-
-    def close(self) -> None:
-        """Close the members' files; the arrays it was made of stay open."""
-        for store in self._members.stores:
-            store.close()
-
-    def __enter__(self) -> Together:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._members.members, self.names, self.budget, self.budget.limit)

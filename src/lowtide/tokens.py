@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from os import PathLike
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,11 @@ from lowtide.formats import Source, column_layout, document_ends, token_layout
 from lowtide.order.steps import Skips
 from lowtide.reading.documents.boundaries import ends_by_id, marks_of
 from lowtide.reading.documents.boundary_index import Progress
+from lowtide.reading.habits import TOKEN_NAMES, OnDisk, answers_habits
+from lowtide.reading.opened import Opened
 from lowtide.reading.plan import Plan, project
-from lowtide.reading.rows.indexing import select, whole
+from lowtide.reading.rows.indexing import refuse_name, select, whole
+from lowtide.reading.rows.stratified import val_count
 from lowtide.reading.token_range import TokenRange
 from lowtide.storage import Store
 from lowtide.units import format_size
@@ -30,6 +32,7 @@ from lowtide.windows import Windows
 ITERATED = 65_536  # tokens read at a time when somebody loops over them one by one
 
 
+@answers_habits
 def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     source: Source,
     *,
@@ -75,7 +78,7 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     )
 
 
-class Tokens(TokenRange):
+class Tokens(TokenRange, Opened, OnDisk):
     """Token ids on disk. Slices are arrays you own; ``split`` makes two parts, ``batches`` a feed.
 
     Holds no data, only what its feeds lend, at most the budget, which splits and feeds share. May be used by several
@@ -83,6 +86,17 @@ class Tokens(TokenRange):
 
     >>> len(tokens), tokens[1_000:2_000]
     """
+
+    not_here = TOKEN_NAMES
+
+    @property
+    def where(self) -> str:
+        """The file it reads, or the first of several."""
+        return self.store.where
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return (self.store,)
 
     def __repr__(self) -> str:
         return f"<lowtide.Tokens {self.store.where} {len(self):,} x {self.dtype} {format_size(self.nbytes)}>"
@@ -92,6 +106,8 @@ class Tokens(TokenRange):
 
         >>> tokens[:100], tokens[-1]
         """
+        if isinstance(key, str):
+            refuse_name(key, (), "tokens[10:20]")
         selection = select(key, (len(self),))
         tokens = self.own(selection.rows)
         return tokens if selection.rest is None else tokens[selection.rest]
@@ -109,18 +125,10 @@ class Tokens(TokenRange):
 
         >>> train, val = tokens.split(val=0.005)
         """
-        if isinstance(val, bool) or not isinstance(val, (int, float, np.integer, np.floating)):
-            raise TypeError(f"split: expected a number for val, got {type(val).__name__}. Use a share such as val=0.1.")
-        whole = isinstance(val, (int, np.integer))
-        count = int(val) if whole else round(len(self) * float(val)) if 0 < val < 1 else 0
-        if not 0 < count < len(self):
-            raise ValueError(
-                f"split: expected 1 to {len(self) - 1} tokens for val, got {count} (val={val} of {len(self)} tokens). "
-                f"Use a share such as val=0.1, or a number of tokens."
-            )
-        border = self.last - count
+        border = self.last - val_count(val, len(self), "tokens")
         return self._range(self.first, border), self._range(border, self.last)
 
+    @answers_habits
     def batches(  # noqa: PLR0913 - each by name: what there is to say about a feed
         self,
         batch: int,
@@ -183,21 +191,6 @@ class Tokens(TokenRange):
     def plan(self) -> Plan:
         """Projected bytes by kind and how reading happens, at most; a feed's own ``plan()`` knows its batches."""
         return project(self.store, self.store.budget.limit, announced=self.store.budget.limit)
-
-    def close(self) -> None:
-        """Close the files, for every split and feed of this corpus.
-
-        >>> tokens.close()
-        """
-        self.store.close()
-
-    def __enter__(self) -> Tokens:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _range(self, first: int, last: int) -> Tokens:
         return Tokens(self.layout, self.store, first, last, self.vocab, self.eot, self.bos)

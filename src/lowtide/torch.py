@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
-from functools import partial
-from operator import length_hint
+from operator import length_hint, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,7 @@ from lowtide.arguments import at_least
 from lowtide.array import Array
 from lowtide.engine import Numbers
 from lowtide.errors import FormatError
-from lowtide.feed import Feed
-from lowtide.reading.admission import admit
+from lowtide.feed import Feed, admit_rows
 from lowtide.reading.rows.iteration import BatchIterator
 from lowtide.reading.window_reader import WindowReader
 from lowtide.storage import Pool
@@ -105,8 +102,7 @@ class TensorFeed:
         self._received = self.feed.position
 
     def state_dict(self) -> dict[str, Any]:
-        name = "rows" if isinstance(self.feed, Feed) else "position"
-        return {**self.feed.state_dict(), name: self._received}
+        return self.feed.state_at(self._received)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.feed.load_state_dict(state)
@@ -157,29 +153,18 @@ class _Shipping:
             return batch
         if isinstance(dtype, torch.dtype):
             return _each(lambda tensor: tensor.to(dtype), batch)
-        if isinstance(dtype, dict):
-            named: dict[str, Any] = batch if isinstance(batch, dict) else {}
-            _same_members(dtype, named)
-            return {name: _each(partial(_to, dtype[name]), one) for name, one in named.items()}
-        given = batch if isinstance(batch, tuple) else (batch,)
-        if len(dtype) != len(given):
+        given = batch if isinstance(batch, dict) else dict(enumerate(batch if isinstance(batch, tuple) else (batch,)))
+        wanted: dict[Any, Any] = dtype if isinstance(dtype, dict) else dict(enumerate(dtype))
+        if set(wanted) != set(given):
+            named = isinstance(batch, dict)
             raise ValueError(
-                f"dtype: expected one for each of {len(given)} arrays of a batch, got {len(dtype)}. "
-                "Use None where it stays as it is."
+                f"dtype: expected one for each of {sorted(given) if named else f'{len(given)} arrays of a batch'}, got "
+                f"{sorted(wanted) if named else len(wanted)}. Use None where it stays as it is."
             )
-        found = [_each(partial(_to, wanted), one) for wanted, one in zip(dtype, given, strict=True)]
-        return tuple(found) if isinstance(batch, tuple) else found[0]
-
-
-def _same_members(dtype: dict[str, Any], batch: dict[str, Any]) -> None:
-    if set(dtype) != set(batch):
-        raise ValueError(
-            f"dtype: expected one for each of {sorted(batch)}, got {sorted(dtype)}. Use None where it stays as it is."
-        )
-
-
-def _to(dtype: torch.dtype | None, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if dtype is None else tensor.to(dtype)
+        for name, one in wanted.items():
+            if one is not None:
+                given[name] = _each(methodcaller("to", one), given[name])
+        return given if isinstance(batch, dict) else tuple(given.values()) if isinstance(batch, tuple) else given[0]
 
 
 def _tensor(rows: NDArray[Any]) -> torch.Tensor:
@@ -192,7 +177,7 @@ def _tensor(rows: NDArray[Any]) -> torch.Tensor:
 
 
 def _each(change: Callable[[Any], Any], batch: Any) -> Any:
-    """``batch`` with every array or tensor in it changed: alone, in tuples, dicts and values with fields."""
+    """``batch`` with every array or tensor in it changed: alone, in tuples and dicts."""
     if isinstance(batch, (np.ndarray, torch.Tensor)):
         return change(batch)
     if isinstance(batch, dict):
@@ -200,8 +185,6 @@ def _each(change: Callable[[Any], Any], batch: Any) -> Any:
     if isinstance(batch, tuple):
         parts = [_each(change, one) for one in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
-    if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{one.name: _each(change, getattr(batch, one.name)) for one in fields(batch)})
     return batch
 
 
@@ -252,14 +235,9 @@ class WindowDataset(Dataset[Pair]):
                 f"dataset: expected windows from 0 to {self._count - 1}, got {outside}. Use range(len(dataset))."
             )
         windows = self._windows
-        _admit(windows, len(numbers))
+        admit_rows(windows, len(numbers))
         x, y = (torch.from_numpy(half) for half in windows.start(numbers % self._count * windows.length).finish())
         return list(zip(x, y, strict=True))
-
-
-def _admit(windows: WindowReader, rows: int) -> None:
-    where = f"{windows.where}: batches of {rows} x {windows.length} per rank"
-    admit(windows, rows, where, lambda fits: f"use a batch of {fits} per rank")
 
 
 class RowDataset(Dataset[Any]):
@@ -342,7 +320,7 @@ def nanogpt(
                     f"Use block_size={max(1, len(tokens) - 1)} or less."
                 )
             windows = WindowReader(tokens, block_size)
-            _admit(windows, batch_size)
+            admit_rows(windows, batch_size)
             ready[split] = len(tokens) - block_size, windows, _Shipping(target, None, windows.pools)
         count, windows, shipping = ready[split]
         starts = torch.randint(count, (batch_size,))

@@ -16,16 +16,14 @@ from lowtide.errors import FormatError
 from lowtide.feed import Feed, FeedRows, Ranks
 from lowtide.order.steps import Skips
 from lowtide.order.streams import Drawn, InOrder, Shuffled, Stream, neighbours_of
-from lowtide.reading.admission import admit
-from lowtide.reading.documents.accounts import Account, count_pieces, one_per_row
 from lowtide.reading.documents.boundaries import marks_of, required_marks
 from lowtide.reading.documents.boundary_index import BoundaryIndex, Progress, boundary_index
-from lowtide.reading.documents.docs import checked_size
-from lowtide.reading.documents.document_counts import kept_most_runs
+from lowtide.reading.documents.document_counts import Account, kept_most_runs, lengths_of
 from lowtide.reading.documents.packed import PackedReader
 from lowtide.reading.documents.packing import PackedRows, packed_rows
 from lowtide.reading.documents.stride import DocumentedWindows
-from lowtide.reading.stretches import MOST_RANKS, StretchFollower, follow_windows
+from lowtide.reading.habits import answers_habits
+from lowtide.reading.stretches import StretchFollower, follow
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import WindowReader
 
@@ -67,6 +65,7 @@ class Windows:
         """Windows of an epoch."""
         return (len(self.tokens) - self.length) // self.length if self._packed is None else len(self._packed)
 
+    @answers_habits
     def batches(
         self,
         batch: int,
@@ -82,9 +81,7 @@ class Windows:
         batch = at_least("batch", batch, 1)
         ranks = checked_ranks(batch, rank, world)
         self.tokens.store.keep_for_ranks(ranks.world)
-        feed = Feed(FeedRows(*self.rows_in(order, seed, locality, ranks.world)), batch, ranks, skip)
-        admit_rows(feed)
-        return feed
+        return Feed(FeedRows(*self.rows_in(order, seed, locality, ranks.world)), batch, ranks, skip)
 
     def rows_in(
         self, order: str, seed: int, locality: int | str | None, world: int = 1
@@ -95,9 +92,8 @@ class Windows:
             stream = window_stream(tokens, length, order, seed, locality)
             reader = self._window_reader()
             tail = 0 if stream.rows is None else max(0, len(tokens) - 1 - stream.rows * length)
-            follower = None
-            if world <= MOST_RANKS:
-                reader, follower = follow_windows(reader, stream, tokens.first, tokens.dtype.itemsize)
+            item = tokens.dtype.itemsize
+            reader, follower = follow(reader, stream, world, length * item, tokens.first * item, item)
             return reader, stream, follower, reader.shorter(tail) if tail else None
         one_of("order", order, ORDERS)
         near = neighbours_of(locality, length * tokens.dtype.itemsize, order=order, what="window")
@@ -107,16 +103,6 @@ class Windows:
         else:
             stream = Drawn(count, seed, "packed") if order == "random" else InOrder(count)
         return PackedReader(tokens, self._packed, self.dtype, documents=self.documents), stream, None, None
-
-    @property
-    def most_runs(self) -> int:
-        """Most runs (documents, and padding) in any window; 0 where documents were not asked for."""
-        if not self.documents:
-            return 0
-        if self._packed is not None:
-            return self._packed.most_runs
-        assert self._index is not None
-        return kept_most_runs(self._index, self.tokens, self.length)
 
     def account(self) -> Account:
         """Tokens of an epoch that are used, cut and padded, measured on the data; and what one document per row would
@@ -129,7 +115,8 @@ class Windows:
         index = self._index or boundary_index(self.tokens, marks, self._progress)
         if self._packed is None:
             padded, most = 0, kept_most_runs(index, self.tokens, self.length)
-            pieces = count_pieces(index, self.tokens.first, self.tokens.last, self.length)
+            each = lengths_of(index, self.tokens.first, self.tokens.last)
+            pieces = sum(int((-(-lengths // self.length)).sum()) for lengths in each)
         else:
             padded, most, pieces = self._packed.padded, self._packed.most_documents, self._packed.pieces
         return Account(
@@ -140,7 +127,7 @@ class Windows:
             cut=total - used,
             padded=padded,
             most_documents=most,
-            one_per_row_padded=one_per_row(total, pieces, self.length),
+            one_per_row_padded=1 - total / (pieces * self.length) if pieces else 0.0,
         )
 
     def __repr__(self) -> str:
@@ -184,15 +171,6 @@ def window_stream(tokens: TokenRange, length: int, order: str, seed: int, locali
     # As many windows for every phase, so that rows divide into epochs evenly.
     windows = (count - length) // length
     return Shuffled(windows, seed, purpose="windows", stride=length, phased=True, neighbours=neighbours, locality=size)
-
-
-def admit_rows(feed: Feed) -> None:
-    """Refuse batches of which two, and what they are widened from, do not fit the budget."""
-    reader, share = feed._reader, feed.batch // feed.world
-    if isinstance(reader, (PackedReader, DocumentedWindows)):
-        checked_size(share, feed.length)
-    where = f"{reader.where}: batches of {share} x {feed.length} per rank"
-    admit(reader, share, where, "use a batch of {} per rank".format)
 
 
 def checked_ranks(batch: int, rank: int | None, world: int | None) -> Ranks:

@@ -186,3 +186,25 @@ def test_an_unknown_cut_is_refused(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="cut: expected one of stride, packed, got 'best'"),
     ):
         tokens.windows(8, cut="best")
+
+
+def test_the_two_lines_of_the_docs_join_ids_with_cu_seqlens(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "documents.md"
+    (lines,) = [block for block in page.read_text().split("```") if "docs.cu_seqlens < x.size" in block]
+    padded = False
+    lengths = np.random.default_rng(6).integers(5, 20, 200).tolist()
+    path = TokenFiles(tmp_path).raw("x.bin", np.concatenate([[7] * length + [0] for length in lengths]))
+    with lowtide.open_tokens(path, dtype="uint16", eot=0) as tokens:
+        for cut in ("packed", "stride"):
+            feed = tokens.windows(24, cut=cut, documents=True).batches(6, seed=3)
+            for _ in range(20):
+                x, _, docs = next(feed)
+                known: dict[str, Any] = {"np": np, "x": x, "docs": docs}
+                exec(lines.removeprefix("python"), known)
+                runs = known["runs"]
+                padded |= bool((docs.ids == -1).any())
+                assert len(runs) == docs.ids.max() + 1
+                for k, run in enumerate(runs.tolist()):
+                    first, last = docs.cu_seqlens[run : run + 2].tolist()
+                    assert np.flatnonzero(docs.ids.reshape(-1) == k).tolist() == list(range(first, last))
+    assert padded, "padding between runs is what makes the two differ"

@@ -24,9 +24,5 @@ def admit(reader: Reader, rows: int, where: str, smaller: Callable[[int], str]) 
     budget = reader.budget
     fits = bisect_right(range(1, rows), budget.limit - budget.aside, key=needed)
     budget.admit(
-        reader.nbytes(rows),
-        copies=2,
-        extra=reader.scratch(rows),
-        where=where,
-        smaller=smaller(fits) if fits else "",
+        reader.nbytes(rows), copies=2, extra=reader.scratch(rows), where=where, smaller=smaller(fits) if fits else ""
     )

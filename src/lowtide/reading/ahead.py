@@ -10,6 +10,8 @@ request computes just what was asked for, so that any single step comes at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,12 +29,13 @@ AHEAD = 2  # batches under way beside the one in the caller's hands
 _NOTHING: tuple[int, Numbers] = 0, np.empty(0, np.int64)
 
 
-class Batch(Protocol):
-    """A batch under way. Dropped, it gives its buffer back."""
+class Batch:
+    """A batch under way; ``finish()`` gives the lent arrays. Dropped, it gives its buffer back."""
 
-    def finish(self) -> Any:
-        """What the user gets: lent arrays."""
-        ...
+    __slots__ = ("finish",)
+
+    def __init__(self, finish: Callable[..., Any], *begun: Any) -> None:
+        self.finish = partial(finish, *begun)
 
 
 class Reader(Protocol):
@@ -62,20 +65,21 @@ class Follower(Protocol):
     def leave(self) -> None: ...
 
 
-class Later:
+class Later(Batch):
     """A batch for which there was no room yet: the kernel may have been told of it (``announced``), no more."""
 
-    __slots__ = ("_announced", "_numbers", "_reader")
+    __slots__ = ()
 
     def __init__(self, reader: Reader, numbers: Any, announced: bool = False) -> None:
-        self._reader, self._numbers, self._announced = reader, numbers, announced
+        super().__init__(_read_now, reader, numbers, announced)
 
-    def finish(self) -> Any:
-        found = self._reader.start(self._numbers).finish()
-        if self._announced:  # what was announced is there by now: that does not make the disk warm
-            for temperature in self._reader.temperatures:
-                temperature.cold = True
-        return found
+
+def _read_now(reader: Reader, numbers: Any, announced: bool) -> Any:
+    found = reader.start(numbers).finish()
+    if announced:  # what was announced is there by now: that does not make the disk warm
+        for temperature in reader.temperatures:
+            temperature.cold = True
+    return found
 
 
 class LazyNumbers:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from lowtide.order.steps import Steps
 from lowtide.order.streams import Stream
 from lowtide.reading.ahead import Ahead, Batch, Batches, Follower, Reader
+from lowtide.reading.state import VERSION, check_state
 from lowtide.storage import Pool, Store
 from lowtide.storage.forks import Turn
 
@@ -31,6 +32,9 @@ def _forget(trace: TracebackType | None) -> None:
 
 class Cursor:
     """Batches of a stream, one after the other. ``position`` counts what was delivered."""
+
+    kind = "iterator"
+    counts = "position"  # what a state calls the position
 
     def __init__(self, reader: Reader, stream: Stream, steps: Steps, follower: Follower | None = None) -> None:
         self.position = 0
@@ -79,6 +83,36 @@ class Cursor:
         if found is None:
             self._fingerprint = found = self._reader.fingerprint()
         return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this is, and of which data and order: a few integers and a fingerprint, safe for JSON.
+
+        >>> state = a.shuffled(4096, seed=0).state_dict()
+        """
+        return self.state_at(self.position)
+
+    def state_at(self, at: int) -> dict[str, Any]:
+        """The state it would have at a position."""
+        return {"lowtide": VERSION, self.counts: at, **self._settings(at), "data": self.fingerprint()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where the state was; ``StateError``, naming what differs, if it is of other data or another order.
+
+        >>> it = a.shuffled(4096, seed=0)
+        >>> it.load_state_dict(a.shuffled(4096, seed=0, start=8192).state_dict())
+        """
+        self.position = self._checked(state)
+
+    def _checked(self, state: Any) -> int:
+        return check_state(state, self.state_dict(), self.counts, self.kind, self._end())
+
+    def _settings(self, position: int) -> dict[str, Any]:
+        """What fixes the order of the rows before ``position``, safe for JSON."""
+        raise NotImplementedError
+
+    def _end(self) -> int | None:
+        """The last position there is; None: endless."""
+        raise NotImplementedError
 
     @property
     def stores(self) -> tuple[Store, ...]:

@@ -1,7 +1,7 @@
 """Is a saved state of this data and this order? If not, what differs?
 
-One idea: only what fixes the order is compared - data, length, order, seed - so another batch size, world size or
-machine resumes a feed exactly, and everything else is refused with both values.
+Only what fixes the order is compared - data, length, order, seed - so another batch size, world size or machine resumes
+a feed exactly, and everything else is refused with both values.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from lowtide.errors import StateError
+from lowtide.order.steps import MOST_ROWS
 from lowtide.reading.fingerprint import hash_of_sizes
 
 VERSION = 1
-MOST_ROWS = 2**62  # a position beyond this is no place anyone reached, and near where int64 ends
 
 NAMES = {
     "blocks": "the data itself (sampled blocks)",
@@ -27,7 +27,7 @@ NAMES = {
 DAMAGED = "The state is damaged: use an older one"
 
 
-def check_state(state: Any, mine: dict[str, Any], *, position: str, maker: str, most: int | None) -> int:
+def check_state(state: Any, mine: dict[str, Any], position: str, maker: str, most: int | None) -> int:
     """The position that ``state`` holds under the name ``position``, if it is of the same data and order as ``mine``.
 
     StateError names the first thing that differs. ``maker``: what makes such states; ``most``: the last position there

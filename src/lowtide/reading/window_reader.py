@@ -9,6 +9,7 @@ on disk. Costs a dozen Python calls per batch.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from lowtide.engine import SOURCES, Numbers
 from lowtide.errors import FormatError
 from lowtide.machine import PAGE
 from lowtide.reading.ahead import Batch, Later, prepared_ahead
+from lowtide.reading.documents.docs import DocsFiller
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.token_range import TokenRange
@@ -29,24 +31,25 @@ from lowtide.units import format_size
 
 Starts = Numbers | range  # first tokens, counted from the range's beginning; a range: of windows that follow another
 XY = tuple[NDArray[Any], NDArray[Any]]
+Noted = NDArray[np.int64] | None  # where the id that marks documents stands, if reading noted it
 
 
 class WindowReader:
-    """Reads batches of windows of one length from one range of tokens."""
+    """Reads batches of windows of one length from one range of tokens; ``how``: as the store has it."""
 
-    def __init__(self, tokens: TokenRange, length: int, dtype: DTypeLike = "int64") -> None:
+    docs: DocsFiller | None = None  # of readers that say which document a token is of
+    mapped = 0  # bytes of tables of ours that such a reader has mapped
+
+    def __init__(self, tokens: TokenRange, length: int, dtype: DTypeLike = "int64", *, how: int = SCATTERED) -> None:
         self.tokens = tokens
         self.length = length
         self.dtype = np.dtype(dtype)
         if self.dtype.kind not in "iu" or not self.dtype.isnative:
             raise ValueError(f"dtype: expected a native integer type for tokens, got {dtype}. Use dtype='int64'.")
         self.store = store = tokens.store
-        self.stores = (store,)
-        self.pools = (store.pool,)
-        self.temperatures = (store.temperature,)
-        self.where = store.where
-        self.budget = store.budget
-        self.how = SCATTERED
+        self.stores, self.pools, self.temperatures = (store,), (store.pool,), (store.temperature,)
+        self.where, self.budget = store.where, store.budget
+        self.how = how
         self.first = tokens.first
         self.item = tokens.dtype.itemsize
         self.window = (length + 1) * self.item  # bytes on disk
@@ -54,21 +57,15 @@ class WindowReader:
         self.widens = tokens.dtype.isnative and self.source in SOURCES and self.dtype.name in ("int32", "int64")
         # Ids that might not fit are looked at, batch by batch, instead of being wrapped.
         self.narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
-        self._known = -1, 0  # rows of the last batch, and the bytes of its x
+        self._known = -1, 0, 0  # rows of the last batch, the bytes of its x, and of all of it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _window_reader, (type(self), self.tokens, self.length, self.dtype, self.how)
+        return partial(type(self), how=self.how), (self.tokens, self.length, self.dtype)
 
-    def resident(self) -> WindowReader:
-        """The same windows, for tokens that somebody else announces and drops: a local shuffle."""
+    def read_as(self, how: int) -> WindowReader:
+        """The same windows: ``RESIDENT`` for tokens that a local shuffle announces and drops, else ``SCATTERED``."""
         found = copy.copy(self)
-        found.how = RESIDENT
-        return found
-
-    def scattered(self) -> WindowReader:
-        """The same windows, which nobody else announces."""
-        found = copy.copy(self)
-        found.how = SCATTERED
+        found.how = how
         return found
 
     def shorter(self, tokens: int) -> WindowReader:
@@ -79,25 +76,27 @@ class WindowReader:
 
     def start(self, numbers: Starts, early: bool = False) -> Batch:
         rows, store = len(numbers), self.store
-        if type(numbers) is range or not self.widens:
-            return self._start_narrow(numbers, early)
-        known, half = self._known
+        known, half, size = self._known
         if known != rows:
-            half = whole_pages(rows * self.length * self.dtype.itemsize)
-            self._known = rows, half
-        if early:
-            root = store.pool.try_take(2 * half) if store.prepares else None
-            if root is None:
-                return self.announced(numbers)
-        else:
-            root = store.pool.take(2 * half)
-        shape = rows, self.length
-        x: NDArray[Any] = np.ndarray(shape, self.dtype, root)
-        y: NDArray[Any] = np.ndarray(shape, self.dtype, root, half)
-        if self.first:
-            numbers = numbers + self.first
-        pair = x, y, self.length, self.source, self.tokens.vocab, None, 0
-        return WindowBatch(self, store.start(numbers, self.item, self.window, pair, self.how, early), x, y)
+            half, size = self.sizes(rows)
+        root = self.room(size) if early else store.pool.take(size)
+        if root is None:
+            return self.announced(numbers)
+        x: NDArray[Any] = np.ndarray((rows, self.length), self.dtype, root)
+        y: NDArray[Any] = np.ndarray((rows, self.length), self.dtype, root, half)
+        if type(numbers) is range or not self.widens or not rows:
+            return self._start_narrow(numbers, early, (x, y), root)
+        noted, mark = (None, 0) if self.docs is None else self.notes(root, 2 * half, size)
+        starts = numbers + self.first if self.first else numbers
+        target = x, y, self.length, self.source, self.tokens.vocab, noted, mark
+        reads = store.start(starts, self.item, self.window, target, self.how, early)
+        return Batch(self._widened, numbers, reads, (x, y), noted, root)
+
+    def _widened(self, numbers: Starts, reads: StartedReads, pair: XY, noted: Noted, root: Bytes) -> Any:
+        problem = reads.finish()
+        if problem is not None:
+            raise self.refused(problem)
+        return pair if self.docs is None else self.documented(numbers, pair, noted, root)
 
     def announced(self, numbers: Starts) -> Batch:
         """Only tell the kernel. What comes next in order it finds out by itself, and a local shuffle's it was told."""
@@ -106,26 +105,16 @@ class WindowReader:
         self.store.announce(numbers + self.first, self.item, self.window)
         return Later(self, numbers, announced=True)
 
-    def room(self, size: int, early: bool) -> Bytes | None:
-        """A buffer from the pool; None where an early batch must not be refused but only announced."""
-        pool = self.store.pool
-        if early:
-            return pool.try_take(size) if self.store.prepares else None
-        return pool.take(size)
+    def room(self, size: int) -> Bytes | None:
+        """A buffer for an early batch; None where it must not be read yet but only announced."""
+        return self.store.pool.try_take(size) if self.store.prepares else None
 
-    def _start_narrow(self, numbers: Starts, early: bool) -> Batch:
-        root = self.room(self.nbytes(len(numbers)), early)
-        batch = None if root is None else self.narrow_in(root, numbers, early)
-        return self.announced(numbers) if batch is None else batch
-
-    def narrow_in(self, root: Bytes, numbers: Starts, early: bool) -> NarrowBatch | None:
-        """x and y at the beginning of ``root``, widened by NumPy from the tokens as they lie on disk; None: no room."""
+    def _start_narrow(self, numbers: Starts, early: bool, pair: XY, root: Bytes) -> Batch:
+        """x and y, widened by NumPy from the tokens as they lie on disk."""
         rows, item = len(numbers), self.item
-        scratch = self.room(rows * self.window, early)
+        scratch = self.room(rows * self.window) if early else self.store.pool.take(rows * self.window)
         if scratch is None:
-            return None
-        x: NDArray[Any] = np.ndarray((rows, self.length), self.dtype, root)
-        y: NDArray[Any] = np.ndarray((rows, self.length), self.dtype, root, WindowReader.nbytes(self, rows) // 2)
+            return self.announced(numbers)
         narrow: NDArray[Any] = np.ndarray((rows, self.length + 1), self.tokens.dtype, scratch)
         reads: StartedReads | None = None
         if rows and isinstance(numbers, range):
@@ -136,7 +125,27 @@ class WindowReader:
         elif isinstance(numbers, np.ndarray) and rows:
             target = scratch[: rows * self.window]
             reads = self.store.start(numbers + self.first, item, self.window, target, self.how, early)
-        return NarrowBatch(self, numbers, (reads, narrow), x, y)
+        return Batch(self._widened_here, numbers, reads, narrow, pair, root)
+
+    def _widened_here(
+        self, numbers: Starts, reads: StartedReads | None, narrow: NDArray[Any], pair: XY, root: Bytes
+    ) -> Any:
+        if reads is not None:
+            reads.finish()
+            self.check(narrow, numbers)
+            np.copyto(pair[0], narrow[:, :-1], casting="unsafe")
+            np.copyto(pair[1], narrow[:, 1:], casting="unsafe")
+        return pair if self.docs is None else self.documented(numbers, pair, None, root)
+
+    # Documents, of readers that have them
+
+    def notes(self, root: Bytes, first: int, last: int) -> tuple[Noted, int]:  # noqa: ARG002
+        """Where in the buffer the ends of documents are noted while tokens are widened, and by which id."""
+        return None, 0
+
+    def documented(self, numbers: Starts, pair: XY, noted: Noted, root: Bytes) -> Any:  # noqa: ARG002
+        """The batch with its documents, behind x and y in the buffer."""
+        return pair
 
     # What it refuses
 
@@ -150,8 +159,6 @@ class WindowReader:
 
     def check(self, narrow: NDArray[Any], numbers: Starts) -> None:
         """The same for tokens as they lie on disk, of windows at these numbers."""
-        if not self.narrows and self.tokens.vocab is None:
-            return
 
         def position(index: int) -> int:
             row, column = divmod(index, self.length + 1)
@@ -169,9 +176,15 @@ class WindowReader:
 
     # What it is and costs
 
+    def sizes(self, rows: int) -> tuple[int, int]:
+        """Bytes of x (y has as many), and of x, y and docs."""
+        half = whole_pages(rows * self.length * self.dtype.itemsize)
+        size = 2 * half + (0 if self.docs is None else self.docs.nbytes(rows))
+        self._known = rows, half, size
+        return half, size
+
     def nbytes(self, rows: int) -> int:
-        """Of x and y."""
-        return 2 * whole_pages(rows * self.length * self.dtype.itemsize)
+        return self.sizes(rows)[1]
 
     def scratch(self, rows: int) -> int:
         """Of the narrow tokens they are widened from."""
@@ -194,53 +207,4 @@ class WindowReader:
         if prepared:
             why += f"; {prepared} more are prepared in advance while data is cold, where the budget has room"
         held = (2 + prepared) * size + whole_pages(scratch) + staging
-        return project(self.store, held, announced=2 * rows * (self.window + 2 * PAGE), why=(why,))
-
-
-def _window_reader(
-    kind: type[WindowReader], tokens: TokenRange, length: int, dtype: np.dtype[Any], how: int
-) -> WindowReader:
-    found = kind(tokens, length, dtype)
-    found.how = how
-    return found
-
-
-class WindowBatch:
-    """Windows under way, widened by the engine."""
-
-    __slots__ = ("_reader", "_reads", "_x", "_y")
-
-    def __init__(self, reader: WindowReader, reads: StartedReads, x: NDArray[Any], y: NDArray[Any]) -> None:
-        self._reader, self._reads, self._x, self._y = reader, reads, x, y
-
-    def finish(self) -> XY:
-        problem = self._reads.finish()
-        if problem is not None:
-            raise self._reader.refused(problem)
-        return self._x, self._y
-
-
-class NarrowBatch:
-    """Windows under way into scratch, widened by NumPy."""
-
-    __slots__ = ("_narrow", "_numbers", "_reader", "_reads", "_x", "_y")
-
-    def __init__(
-        self,
-        reader: WindowReader,
-        numbers: Starts,
-        narrow: tuple[StartedReads | None, NDArray[Any]],
-        x: NDArray[Any],
-        y: NDArray[Any],
-    ) -> None:
-        self._reader, self._numbers, self._x, self._y = reader, numbers, x, y
-        self._reads, self._narrow = narrow
-
-    def finish(self) -> XY:
-        narrow = self._narrow
-        if self._reads is not None:
-            self._reads.finish()
-            self._reader.check(narrow, self._numbers)
-            np.copyto(self._x, narrow[:, :-1], casting="unsafe")
-            np.copyto(self._y, narrow[:, 1:], casting="unsafe")
-        return self._x, self._y
+        return project(self.store, held, announced=2 * rows * (self.window + 2 * PAGE), why=(why,), mapped=self.mapped)

@@ -77,9 +77,12 @@ class Budget:
             batches = whole_pages(batch) * max(copies, AUTO_BATCHES)
             self.limit = max(self.limit, batches + whole_pages(extra) + aside)
         elif needed > self.limit:
+            more = f" + {format_size(whole_pages(extra))} to read into" if extra else ""
+            more += f" + {format_size(aside)} set aside" if aside else ""
             raise BudgetError(
-                f"{where}: expected a budget of {format_size(needed)} or more ({copies} x {format_size(batch)}: "
-                f"what you hold and what is being filled), got {format_size(self.limit)}. "
+                f"{where}: expected a budget of {format_size(needed)} or more ({copies} x "
+                f"{format_size(whole_pages(batch))}: what you hold and what is being filled{more}), "
+                f"got {format_size(self.limit)}. "
                 f"Open with budget={needed}{' or ' + smaller if smaller else ''}."
             )
 

@@ -126,10 +126,9 @@ class Pool:
             return found
         wanted, held = whole_pages(size), self.budget.held
         raise BudgetError(
-            f"{self.where}: expected at most {format_size(self.budget.limit)} held at once, got "
-            f"{format_size(held)} held in {self.lent} arrays and {format_size(wanted)} more "
-            f"wanted. Drop arrays before asking for the next, keep copies (np.array(rows)), or open with "
-            f"budget={held + 2 * wanted}."
+            f"{self.where}: expected at most {format_size(self.budget.limit)} held at once, got {held} bytes held "
+            f"({self.lent} arrays still in use) and {wanted} more wanted. Drop arrays before asking for the next, keep "
+            f"copies (np.array(rows)), or open with budget={held + wanted}."
         )
 
     def may_shrink(self, other: Shrinkable) -> None:

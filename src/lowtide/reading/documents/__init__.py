@@ -2,5 +2,5 @@
 
 ``boundaries.py`` finds where documents end and ``boundary_index.py`` keeps it (``kept_arrays.py``); ``docs.py`` writes
 what a batch says of them. Two readers: ``stride.py`` (windows with their documents) and ``packed.py`` (rows of whole
-documents, as ``packing.py`` packed them). ``document_counts.py`` and ``accounts.py`` count.
+documents, as ``packing.py`` packed them). ``document_counts.py`` counts.
 """

@@ -60,12 +60,7 @@ def padding_id(tokens: TokenRange) -> int:
     return 0 if tokens.bos is None else tokens.bos
 
 
-@dataclass(frozen=True)
-class Scanned:
-    """Some ends, ascending; with those before them these are all up to and including token ``reached``."""
-
-    reached: int
-    ends: Numbers
+Scanned = tuple[int, Numbers]  # a token, and more ends, ascending: with those before them all up to that token
 
 
 def scan(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[Scanned]:
@@ -77,10 +72,10 @@ def ends_by_id(tokens: TokenRange, marks: Marks) -> Iterator[Numbers]:
     """Where documents of the range end, counted from its first token; like the format's own, it ends with the corpus,
     but not with a split that cuts a document."""
     reached = tokens.first
-    for some in _by_id(tokens, marks, tokens.first, tokens.last):
-        if len(some.ends):
-            reached = int(some.ends[-1])
-            yield some.ends - tokens.first
+    for _, ends in _by_id(tokens, marks, tokens.first, tokens.last):
+        if len(ends):
+            reached = int(ends[-1])
+            yield ends - tokens.first
     if reached < tokens.last == tokens.layout.shape[0]:
         yield np.array([tokens.last - tokens.first], np.int64)
 
@@ -91,15 +86,15 @@ def _by_offsets(tokens: TokenRange, first: int, last: int) -> Iterator[Scanned]:
         inside = block[(block > reached) & (block <= last)]
         if len(inside):
             ends = inside[np.concatenate(([True], inside[1:] > inside[:-1]))]  # an empty document has no tokens
-            yield Scanned(int(ends[-1]), ends)
+            yield int(ends[-1]), ends
             reached = int(ends[-1])
     if reached < last:
-        yield Scanned(last, np.empty(0, np.int64))
+        yield last, np.empty(0, np.int64)
 
 
 def _by_id(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[Scanned]:
     if marks.id is None or marks.id > np.iinfo(tokens.dtype).max:  # no token can be that id
-        yield Scanned(last, np.empty(0, np.int64))
+        yield last, np.empty(0, np.int64)
         return
     store, item = tokens.store, tokens.dtype.itemsize
     step = max(1, min(CHUNK, store.budget.limit // 4) // item)
@@ -113,4 +108,4 @@ def _by_id(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[
         found = into[: store.engine.find_ids(narrow, marks.id, into)[0]] + (start + after)
         # Whether a document ends behind the chunk's last token is not known before the next one, where bos tells.
         reached = start + count - 1 + after if start + count < last else last
-        yield Scanned(reached, found[found > first] if start == first else found)
+        yield reached, found[found > first] if start == first else found

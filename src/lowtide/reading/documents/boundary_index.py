@@ -142,15 +142,15 @@ class _Building:
         done = min(len(counts) * BLOCK_TOKENS, total)
         pending: list[NDArray[np.int64]] = []
         waiting, shown = 0, done
-        for piece in scan(self.corpus, self.marks, done, total) if done < total else ():
-            pending.append(piece.ends)
-            waiting += len(piece.ends)
-            whole = piece.reached // BLOCK_TOKENS * BLOCK_TOKENS
+        for reached, ends in scan(self.corpus, self.marks, done, total) if done < total else ():
+            pending.append(ends)
+            waiting += len(ends)
+            whole = reached // BLOCK_TOKENS * BLOCK_TOKENS
             if whole > done and (whole - done >= WRITTEN * BLOCK_TOKENS or waiting >= MOST_ENDS):
                 done, pending = self._write(growing, pending, done, whole)
                 waiting = len(pending[0])
-            if self.progress is not None and piece.reached - shown >= SHOWN * BLOCK_TOKENS:
-                shown = piece.reached
+            if self.progress is not None and reached - shown >= SHOWN * BLOCK_TOKENS:
+                shown = reached
                 self.progress(shown, total)
         if done < total:
             self._write(growing, pending, done, total)

@@ -44,6 +44,14 @@ class DocsFiller:
         """Bytes of the buffer that holds a batch's docs."""
         return self._places(rows)[3]
 
+    def check_size(self, rows: int) -> None:
+        """Positions are 32-bit, as kernels want them."""
+        if rows * self.length > MOST_TOKENS:
+            raise ValueError(
+                f"batch: expected at most {MOST_TOKENS} tokens per rank with documents=True, got {rows} x "
+                f"{self.length}. Use a batch of {MOST_TOKENS // self.length} per rank."
+            )
+
     def fill(self, write: Callable[[Planes], int], rows: int, root: Bytes, base: int) -> Docs:
         """The docs of ``rows`` rows, in ``nbytes(rows)`` of a buffer from byte ``base`` on.
 
@@ -71,12 +79,3 @@ class DocsFiller:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DocsFiller, (self.length, self.most_runs)
-
-
-def checked_size(rows: int, length: int) -> None:
-    """Positions are 32-bit, as kernels want them."""
-    if rows * length > MOST_TOKENS:
-        raise ValueError(
-            f"batch: expected at most {MOST_TOKENS} tokens per rank with documents=True, got {rows} x {length}. "
-            f"Use a batch of {MOST_TOKENS // length} per rank."
-        )

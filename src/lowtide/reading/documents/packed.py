@@ -11,6 +11,8 @@ Costs one read per piece, and a few microseconds and 33 bytes per piece for the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,18 +20,16 @@ from numpy.typing import DTypeLike, NDArray
 
 from lowtide.engine import Numbers, RowPieces, packed_plan, spread
 from lowtide.errors import FormatError
-from lowtide.machine import PAGE
-from lowtide.reading.ahead import Batch, Later, prepared_ahead
+from lowtide.reading.ahead import Batch, Later
 from lowtide.reading.documents.boundaries import padding_id, required_marks
-from lowtide.reading.documents.docs import Docs, DocsFiller
+from lowtide.reading.documents.docs import DocsFiller
 from lowtide.reading.documents.kept_arrays import damaged
 from lowtide.reading.documents.packing import PackedRows
 from lowtide.reading.places import DocumentPlace, Place
-from lowtide.reading.plan import Plan, project
+from lowtide.reading.plan import Plan
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Starts, WindowReader
 from lowtide.storage import Bytes
-from lowtide.storage.budget import whole_pages
 from lowtide.storage.store import StartedReads
 from lowtide.units import format_size
 
@@ -53,6 +53,7 @@ class PackedReader(WindowReader):
     ) -> None:
         super().__init__(tokens, rows.length, dtype)
         self.rows = rows
+        self.mapped = rows.kept.nbytes
         self.tables = rows.tables(self.item, int(tokens.layout.shape[0]))
         self.docs = DocsFiller(rows.length, rows.most_runs) if documents else None
         self._padding = padding_id(tokens)
@@ -65,7 +66,7 @@ class PackedReader(WindowReader):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _packed_reader, (self.tokens, self.rows, self.dtype, self.docs is not None)
+        return partial(PackedReader, documents=self.docs is not None), (self.tokens, self.rows, self.dtype)
 
     # Batches, lent
 
@@ -73,21 +74,46 @@ class PackedReader(WindowReader):
         """These rows of the packing."""
         if isinstance(numbers, range):
             numbers = np.arange(numbers.start, numbers.stop, dtype=np.int64)
-        found = self.reads_of(numbers)
-        rows, size = len(numbers), WindowReader.nbytes(self, len(numbers))
-        root = self.room(self.nbytes(rows), early)
-        scratch = None if root is None or self.widens else self.room(self.scratch(rows), early)
+        found, rows = self.reads_of(numbers), len(numbers)
+        half, size = self.sizes(rows)
+        take = self.room if early else self.store.pool.take
+        root = take(size)
+        scratch = None if root is None or self.widens else take(self.scratch(rows))
         if root is None or (scratch is None and not self.widens):
             self.store.announce(found.offsets, 1, found.lengths)
             return Later(self, numbers, announced=True)
         x: NDArray[Any] = np.ndarray((rows, self.length), self.dtype, root)
-        y: NDArray[Any] = np.ndarray((rows, self.length), self.dtype, root, size // 2)
-        if scratch is None:
-            target: Any = (x, y, self.length, self.source, self.tokens.vocab, None, 0)
-        else:
+        y: NDArray[Any] = np.ndarray((rows, self.length), self.dtype, root, half)
+        target: Any = x, y, self.length, self.source, self.tokens.vocab, None, 0
+        if scratch is not None:
             target = scratch[: rows * self.window]
         reads = self.store.start(found.offsets, 1, found.lengths, target, self.how, early) if rows else None
-        return PackedBatch(self, numbers, (found, reads, scratch), (x, y), root)
+        return Batch(self._filled, numbers, found, reads, scratch, (x, y), root)
+
+    def _filled(
+        self,
+        numbers: Numbers,
+        found: PackedReads,
+        reads: StartedReads | None,
+        scratch: Bytes | None,
+        pair: XY,
+        root: Bytes,
+    ) -> Any:
+        """Padding and docs, once the tokens are there."""
+        if reads is not None and reads.finish() is not None:
+            # An id was refused, perhaps one that only fills a row up: look closer.
+            scratch = self.store.pool.take(self.scratch(len(numbers)))
+            target = scratch[: len(numbers) * self.window]
+            self.store.start(found.offsets, 1, found.lengths, target, self.how).finish()
+        if scratch is not None:
+            self._widen_checked(pair, scratch, numbers)
+        engine, runs = self.store.engine, found[2:]
+        if engine.packed_close(*pair, runs, self._padding, self._eot) >= 0:
+            self._same_data(pair[0], self.rows.pieces_of(numbers), found.closing)
+        if self.docs is None:
+            return pair
+        base = 2 * self.sizes(len(numbers))[0]
+        return *pair, self.docs.fill(lambda planes: engine.documents_given(planes, *runs), len(numbers), root, base)
 
     def reads_of(self, rows: Numbers) -> PackedReads:
         """What these rows are read from."""
@@ -113,31 +139,13 @@ class PackedReader(WindowReader):
             offsets[:reads], lengths[:reads], begins[:runs], closing[:closed], padding[:runs] if padded else None
         )
 
-    def widen_checked(self, pair: XY, scratch: Bytes, numbers: Numbers) -> None:
+    def _widen_checked(self, pair: XY, scratch: Bytes, numbers: Numbers) -> None:
         """Rows as they lie on disk into x and y; ids that only fill rows up may be any."""
         narrow: NDArray[Any] = np.ndarray((len(numbers), self.length + 1), self.tokens.dtype, scratch)
         if self.tokens.vocab is not None or self.narrows:
             self._check_ids(narrow, self.rows.pieces_of(numbers))
         np.copyto(pair[0], narrow[:, :-1], casting="unsafe")
         np.copyto(pair[1], narrow[:, 1:], casting="unsafe")
-
-    def read_again(self, pair: XY, found: PackedReads, numbers: Numbers) -> None:
-        """An id was refused, perhaps one that only fills a row up: look closer."""
-        scratch = self.store.pool.take(self.scratch(len(numbers)))
-        target = scratch[: len(numbers) * self.window]
-        self.store.start(found.offsets, 1, found.lengths, target, self.how).finish()
-        self.widen_checked(pair, scratch, numbers)
-
-    def close(self, pair: XY, found: PackedReads, numbers: Numbers, root: Bytes) -> Docs | None:
-        """Padding and docs, once the tokens are there."""
-        x, y = pair
-        engine, runs = self.store.engine, found[2:]
-        if engine.packed_close(x, y, runs, self._padding, self._eot) >= 0:
-            self._same_data(x, self.rows.pieces_of(numbers), found.closing)
-        if self.docs is None:
-            return None
-        base = WindowReader.nbytes(self, len(numbers))
-        return self.docs.fill(lambda planes: engine.documents_given(planes, *runs), len(numbers), root, base)
 
     def _check_ids(self, narrow: NDArray[Any], pieces: RowPieces) -> None:
         rows = np.repeat(np.arange(len(pieces.counts)), pieces.counts)
@@ -166,10 +174,6 @@ class PackedReader(WindowReader):
 
     # What it is and costs
 
-    def nbytes(self, rows: int) -> int:
-        """Of x, y and docs."""
-        return super().nbytes(rows) + (0 if self.docs is None else self.docs.nbytes(rows))
-
     def places(self, numbers: Numbers) -> list[Place]:
         pieces = self.rows.pieces_of(numbers)
         documents = [
@@ -184,42 +188,6 @@ class PackedReader(WindowReader):
         return {"length": self.length, "cut": "packed", "documents_by": str(self._marks)}
 
     def plan(self, rows: int) -> Plan:
-        size, scratch, tables = self.nbytes(rows), self.scratch(rows), self.rows.kept.nbytes
-        prepared, staging = prepared_ahead(self.store)
-        why = (
-            f"batches of {format_size(size)}, one held and one being filled, widened from {format_size(scratch)}",
-            f"the packing's tables, {format_size(tables)}, are mapped and shared by all processes",
-        )
-        held = (2 + prepared) * size + whole_pages(scratch) + staging
-        return project(self.store, held, announced=2 * rows * (self.window + 2 * PAGE), why=why, mapped=tables)
-
-
-def _packed_reader(tokens: TokenRange, rows: PackedRows, dtype: np.dtype[Any], documents: bool) -> PackedReader:
-    return PackedReader(tokens, rows, dtype, documents=documents)
-
-
-class PackedBatch:
-    """Packed rows under way; padding and docs are written once their tokens are there."""
-
-    __slots__ = ("_found", "_numbers", "_pair", "_reader", "_reads", "_root", "_scratch")
-
-    def __init__(
-        self,
-        reader: PackedReader,
-        numbers: Numbers,
-        begun: tuple[PackedReads, StartedReads | None, Bytes | None],
-        pair: XY,
-        root: Bytes,
-    ) -> None:
-        self._reader, self._numbers, self._pair, self._root = reader, numbers, pair, root
-        self._found, self._reads, self._scratch = begun
-
-    def finish(self) -> Any:
-        reader, pair, found = self._reader, self._pair, self._found
-        problem = None if self._reads is None else self._reads.finish()
-        if problem is not None:
-            reader.read_again(pair, found, self._numbers)
-        elif self._scratch is not None:
-            reader.widen_checked(pair, self._scratch, self._numbers)
-        docs = reader.close(pair, found, self._numbers, self._root)
-        return pair if docs is None else (*pair, docs)
+        found = super().plan(rows)
+        tables = f"the packing's tables, {format_size(self.mapped)}, are mapped and shared by all processes"
+        return replace(found, why=(*found.why, tables))

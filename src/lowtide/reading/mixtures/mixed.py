@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,13 @@ from lowtide.order.mixing import Mixing
 from lowtide.order.streams import Stream
 from lowtide.reading.ahead import Batch, Later
 from lowtide.reading.documents.docs import Docs, DocsFiller
-from lowtide.reading.mixtures.mixture_state import check_past, past_of
+from lowtide.reading.mixtures.mixture_state import past_of
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
 from lowtide.reading.stretches import StretchFollower
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Starts, WindowReader
-from lowtide.storage import Bytes, Store
+from lowtide.storage import SCATTERED, Bytes, Store
 from lowtide.storage.budget import whole_pages
 
 UNROUNDED = 8 * PAGE  # a reader's arrays and scratch begin on pages: what that may cost each of several readers
@@ -84,10 +85,6 @@ class MixtureStream:
         """What fixed the order of the rows before this one, safe for JSON."""
         return past_of(self.mixing, [(part.name, part.fingerprint) for part in self.parts], rows)
 
-    def check_past(self, past: Any, rows: int) -> None:
-        """StateError unless these rows would come in the same order again."""
-        check_past(past, self.past(rows), rows)
-
 
 class JoinedWindows(WindowReader):
     """Windows of corpora that lie end to end in one store; numbers count tokens from the first one's first file.
@@ -95,13 +92,21 @@ class JoinedWindows(WindowReader):
     Where vocabularies differ, ids are checked row by row against that of the corpus they are from.
     """
 
-    def __init__(self, corpora: dict[str, TokenRange], store: Store, length: int, dtype: DTypeLike = "int64") -> None:
+    def __init__(
+        self,
+        corpora: dict[str, TokenRange],
+        store: Store,
+        length: int,
+        dtype: DTypeLike = "int64",
+        *,
+        how: int = SCATTERED,
+    ) -> None:
         each = tuple(corpora.values())
         sizes = [tokens.layout.shape[0] for tokens in each]
         vocabs = [tokens.vocab for tokens in each]
         equal = len(set(vocabs)) == 1
         joined = TokenRange(join([tokens.layout for tokens in each]), store, vocab=vocabs[0] if equal else None)
-        super().__init__(joined, length, dtype)
+        super().__init__(joined, length, dtype, how=how)
         self.corpora = corpora
         self.where = f"a mixture of {', '.join(corpora)}"
         self.bases = np.cumsum([0, *sizes[:-1]], dtype=np.int64)
@@ -110,19 +115,19 @@ class JoinedWindows(WindowReader):
         self._vocabs = None if equal else np.array([-1 if vocab is None else vocab for vocab in vocabs], np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _joined_windows, (self.corpora, self.store, self.length, self.dtype, self.how)
+        return partial(JoinedWindows, how=self.how), (self.corpora, self.store, self.length, self.dtype)
 
     def start(self, numbers: Starts, early: bool = False) -> Batch:
         batch = super().start(numbers, early)
         if self._vocabs is None or isinstance(batch, Later):
             return batch
-        return CheckedBatch(self, np.asarray(numbers, np.int64), batch)
+        return Batch(self._checked, np.asarray(numbers, np.int64), batch)
 
-    def check_rows(self, numbers: Numbers, pair: XY) -> None:
+    def _checked(self, numbers: Numbers, batch: Batch) -> XY:
         """Refuse ids outside the vocabulary of their row's corpus."""
-        x, y = pair
+        x, y = batch.finish()
         if self._vocabs is None or x.size == 0:
-            return
+            return x, y
         owners = np.searchsorted(self.bases, numbers, side="right") - 1
         vocabs = self._vocabs[owners]
         wrong = (x.max(axis=1) >= vocabs) | (y[:, -1] >= vocabs)
@@ -134,6 +139,7 @@ class JoinedWindows(WindowReader):
             tokens = self._each[owners[row]]
             first = int(numbers[row] - self.bases[owners[row]])
             tokens.check(np.append(x[row], y[row, -1]), lambda index: first + index)
+        return x, y
 
     def fingerprint(self) -> dict[str, Any]:
         """Nothing for all: a state has one of each corpus that took part."""
@@ -153,56 +159,23 @@ class JoinedWindows(WindowReader):
         return replace(found, why=(*found.why, f"{len(self._each)} corpora read through 1 store"))
 
 
-def _joined_windows(
-    corpora: dict[str, TokenRange], store: Store, length: int, dtype: np.dtype[Any], how: int
-) -> JoinedWindows:
-    found = JoinedWindows(corpora, store, length, dtype)
-    found.how = how
-    return found
-
-
-class CheckedBatch:
-    """Windows under way whose ids are checked row by row."""
-
-    __slots__ = ("_batch", "_numbers", "_reader")
-
-    def __init__(self, reader: JoinedWindows, numbers: Numbers, batch: Batch) -> None:
-        self._reader, self._numbers, self._batch = reader, numbers, batch
-
-    def finish(self) -> XY:
-        pair: XY = self._batch.finish()
-        self._reader.check_rows(self._numbers, pair)
-        return pair
-
-
 class MixtureReader:
     """Rows of several readers of one length and dtype. ``names``: of the corpus each reads, where it reads just one;
-    ``corpora``: of all of them.
+    ``corpora``: of all of them."""
 
-    ``most_runs``: of documents in any window of any of them; 0 where documents were not asked for.
-    """
-
-    def __init__(
-        self,
-        readers: Sequence[WindowReader],
-        names: Sequence[str | None],
-        corpora: Sequence[str],
-        most_runs: int = 0,
-    ) -> None:
-        self.readers = tuple(readers)
-        self.names = tuple(names)
-        self.corpora = tuple(corpora)
+    def __init__(self, readers: Sequence[WindowReader], names: Sequence[str | None], corpora: Sequence[str]) -> None:
+        self.readers, self.names, self.corpora = tuple(readers), tuple(names), tuple(corpora)
         self.where = f"a mixture of {', '.join(corpora)}"
         first = readers[0]
         self.length, self.dtype, self.budget = first.length, first.dtype, first.budget
         self.stores = tuple(reader.store for reader in readers)
         self.pools = tuple(reader.store.pool for reader in readers)
         self.temperatures = tuple(reader.store.temperature for reader in readers)
-        self.most_runs = most_runs
-        self.docs = DocsFiller(self.length, most_runs) if most_runs else None
+        most = max(0 if reader.docs is None else reader.docs.most_runs for reader in readers)
+        self.docs = DocsFiller(self.length, most) if most else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MixtureReader, (self.readers, self.names, self.corpora, self.most_runs)
+        return MixtureReader, (self.readers, self.names, self.corpora)
 
     def start(self, numbers: Numbers, early: bool = False) -> Batch:
         rows = len(numbers)
@@ -213,9 +186,27 @@ class MixtureReader:
             mine = np.flatnonzero(which == index)
             if len(mine):
                 begun.append((mine, reader.start(items[mine], early)))
-        return MixtureBatch(self, rows, begun, root)
+        return Batch(self._put_together, rows, begun, root)
 
-    def documents(self, ids: NDArray[np.int32], mask: NDArray[np.bool_], root: Bytes, base: int) -> Docs:
+    def _put_together(self, rows: int, begun: list[tuple[NDArray[np.intp], Batch]], root: Bytes | None) -> Any:
+        """Each reader's rows in their places. An early batch takes the buffer for that only now."""
+        shape, half = (rows, self.length), self.half(rows)
+        if root is None:
+            root = self.pools[0].take(self.nbytes(rows))
+        x: NDArray[Any] = np.ndarray(shape, self.dtype, root)
+        y: NDArray[Any] = np.ndarray(shape, self.dtype, root, half)
+        if self.docs is not None:
+            ids, mask = np.empty(shape, np.int32), np.empty(shape, np.bool_)
+        while begun:  # each gives its buffers back before the next is finished
+            mine, batch = begun.pop()
+            found = batch.finish()
+            x[mine], y[mine] = found[0], found[1]
+            if self.docs is not None:
+                ids[mine], mask[mine] = found[2].ids, found[2].loss_mask
+            del found, batch
+        return (x, y) if self.docs is None else (x, y, self._documents(ids, mask, root, 2 * half))
+
+    def _documents(self, ids: NDArray[np.int32], mask: NDArray[np.bool_], root: Bytes, base: int) -> Docs:
         """The readers' runs, numbered through the whole batch."""
         assert self.docs is not None
         begins = np.ones(ids.shape, np.bool_)
@@ -263,34 +254,6 @@ class MixtureReader:
         anon = min(plans[0].budget, sum(plan.anon for plan in plans) + 2 * self.nbytes(rows))
         joined = f"{len(self.corpora)} corpora read through {len(self.stores)} stores"
         return replace(plans[0], anon=anon, mapped=mapped, cache=cache, why=(*plans[0].why, joined))
-
-
-class MixtureBatch:
-    """Rows of several readers under way. An early one takes the buffer it is put together in at the end."""
-
-    __slots__ = ("_begun", "_reader", "_root", "_rows")
-
-    def __init__(
-        self, reader: MixtureReader, rows: int, begun: list[tuple[NDArray[np.intp], Batch]], root: Bytes | None
-    ) -> None:
-        self._reader, self._rows, self._begun, self._root = reader, rows, begun, root
-
-    def finish(self) -> Any:
-        reader, shape, begun = self._reader, (self._rows, self._reader.length), self._begun
-        root = reader.pools[0].take(reader.nbytes(self._rows)) if self._root is None else self._root
-        half = reader.half(self._rows)
-        x: NDArray[Any] = np.ndarray(shape, reader.dtype, root)
-        y: NDArray[Any] = np.ndarray(shape, reader.dtype, root, half)
-        if reader.docs is not None:
-            ids, mask = np.empty(shape, np.int32), np.empty(shape, np.bool_)
-        while begun:  # each gives its buffers back before the next is finished
-            mine, batch = begun.pop()
-            found = batch.finish()
-            x[mine], y[mine] = found[0], found[1]
-            if reader.docs is not None:
-                ids[mine], mask[mine] = found[2].ids, found[2].loss_mask
-            del found, batch
-        return (x, y) if reader.docs is None else (x, y, reader.documents(ids, mask, root, 2 * half))
 
 
 class MixedFollower:

@@ -7,6 +7,7 @@ NumPy to just those rows, gives exactly what NumPy would give on the whole array
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -171,6 +172,29 @@ def inside(numbers: np.ndarray[Any, Any], count: int) -> Numbers:
         row_inside(int(numbers[wrong].reshape(-1)[0]), count)
     whole = numbers.astype(np.int64)
     return np.where(whole < 0, whole + count, whole)
+
+
+def refuse_axes(call: str, wanted: NDArray[Any], count: int) -> None:
+    """Rows are named along one axis."""
+    if wanted.ndim == 1:
+        return
+    if wanted.ndim == 0:
+        way = f"Use {call}([{wanted}])" if wanted.dtype.kind in "iu" else "Use a list of row numbers"
+    elif wanted.dtype == bool:
+        axes = 1 if wanted.ndim == 2 else tuple(range(1, wanted.ndim))
+        way = f"Say when a row counts: mask.any(axis={axes}), or mask.all(axis={axes})"
+    else:
+        way = "Use rows.reshape(-1)"
+    what = f"a mask with one value for each of {count} rows" if wanted.dtype == bool else "one axis of row numbers"
+    raise ValueError(f"{call}: expected {what}, got shape {wanted.shape}. {way}.")
+
+
+def refuse_name(name: str, names: Sequence[str], rows: str) -> None:
+    """A name where rows are asked for: perhaps that of a field, or of an array read together with others."""
+    way = "Use numbers; rows have no names" if not names else f"Use one of {', '.join(names)}, of rows that were read"
+    if name in names:
+        way = f"Read rows first: {rows}[{name!r}]"
+    raise IndexError(f"index: expected a row number, a slice, row numbers or a mask, got the name {name!r}. {way}.")
 
 
 def whole(held: Any, dtype: DTypeLike | None, copy: bool | None) -> NDArray[Any]:

@@ -6,27 +6,29 @@ together - is the reader's business. ``Array`` and ``Together`` have these calls
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lowtide.arguments import at_least, whole_number
 from lowtide.order import rank_slice
 from lowtide.order.steps import EpochSteps
-from lowtide.order.streams import Drawn, Given, InOrder, Shuffled, Stream
+from lowtide.order.streams import Drawn, Given, InOrder, Shuffled, Stream, neighbours_of
 from lowtide.reading.admission import admit
 from lowtide.reading.ahead import Follower, Reader
 from lowtide.reading.cursor import Cursor
-from lowtide.reading.html_table import html_table
-from lowtide.reading.rows.indexing import inside, select
-from lowtide.reading.rows.reader import ROWS_AT_ONCE
-from lowtide.reading.state import VERSION, check_state
-from lowtide.reading.stretches import follow_rows
-from lowtide.storage import Budget
-from lowtide.units import MIB, parse_size
+from lowtide.reading.habits import answers_habits
+from lowtide.reading.opened import Opened, html_table
+from lowtide.reading.rows.indexing import inside, refuse_axes, select
+from lowtide.reading.rows.parts import Part
+from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader
+from lowtide.reading.rows.stratified import split_parts
+from lowtide.reading.stretches import follow
+from lowtide.storage import Budget, Store
+from lowtide.units import MIB
 
 LARGEST_CHUNK = 8 * MIB  # enough to keep a disk busy; more only costs memory
+CHECKED = 1 << 20  # indices looked at at a time: stays small also for a memmap of them
 SPARSE_FROM = 64  # an array this many times longer than a batch holds few neighbours of it
 
 
@@ -54,90 +56,55 @@ class BatchIterator(Cursor):
     >>> it.position, len(it)
     """
 
+    _steps: EpochSteps
+
     def __init__(
-        self,
-        reader: Reader,
-        stream: Stream,
-        steps: EpochSteps,
-        follower: Follower | None = None,
-        *,
-        rank: int = 0,
-        world: int = 1,
+        self, reader: Reader, stream: Stream, steps: EpochSteps, follower: Follower | None, rank: int, world: int
     ) -> None:
         super().__init__(reader, stream, steps, follower)
-        self._epochs = steps
         self._rank = rank
         self.world = world  # how many ranks share the rows
         self.order = stream.order  # "chunks", "shuffled", "gather" or "sample"
 
     def __len__(self) -> int:
         """Batches left."""
-        left = self._epochs.left(self.position)
+        left = self._steps.left(self.position)
         if left is None:
-            raise TypeError(
-                "len: expected an iterator with an end, got an endless one. Count batches yourself, or state epochs=1."
-            )
+            way = "Count batches yourself" if self.order == "sample" else "Count batches yourself, or state epochs=1"
+            raise TypeError(f"len: expected an iterator with an end, got {self.order}(), which has none here. {way}.")
         return left
 
     def __length_hint__(self) -> int:
-        return 0 if self._epochs.stop is None else len(self)
+        return 0 if self._steps.stop is None else len(self)
 
     @property
     def epoch(self) -> int:
         """Epochs finished."""
-        return self.position // self._epochs.rows if self._epochs.rows else 0
+        return self.position // self._steps.rows if self._steps.rows else 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where this iterator is, and of which data and order: a few integers and a fingerprint, safe for JSON.
+    def _settings(self, position: int) -> dict[str, Any]:  # noqa: ARG002
+        return {"rank": self._rank, "world": self.world, **self._stream.settings()}
 
-        >>> state = a.shuffled(4096, seed=0).state_dict()
-        """
-        return {
-            "lowtide": VERSION,
-            "position": self.position,
-            "rank": self._rank,
-            "world": self.world,
-            **self._stream.settings(),
-            "data": self.fingerprint(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where the state was. ``StateError``, naming what differs, if it is of other data, another order or
-        rank.
-
-        >>> it = a.shuffled(4096, seed=0)
-        >>> it.load_state_dict(a.shuffled(4096, seed=0, start=8192).state_dict())
-        """
-        mine = self.state_dict()
-        self.position = check_state(state, mine, position="position", maker="iterator", most=self._epochs.stop)
-
-    def begin(self, start: int) -> None:
-        """At ``start``, if there is such a position."""
-        number, stop = whole_number("start", start), self._epochs.stop
-        if number < 0 or (stop is not None and number > stop):
-            rows = "0 or more" if stop is None else f"0 to {stop}"
-            raise ValueError(
-                f"start: expected {rows} (rows already received), got {start}. Use start=0 for the beginning."
-            )
-        self.position = number
+    def _end(self) -> int | None:
+        return self._steps.stop
 
     def __repr__(self) -> str:
-        return f"<lowtide iterator {self.order} batch={self._epochs.batch} rows={self._progress()}>"
+        return f"<lowtide iterator {self.order} batch={self._steps.batch} rows={self._progress()}>"
 
     def _repr_html_(self) -> str:
-        facts = {"order": self.order, "batch": f"{self._epochs.batch:,} rows", "received": f"{self._progress()} rows"}
-        if self._epochs.stop is not None:
+        facts = {"order": self.order, "batch": f"{self._steps.batch:,} rows", "received": f"{self._progress()} rows"}
+        if self._steps.stop is not None:
             facts["batches left"] = f"{len(self):,}"
         if self.world > 1:
             facts["rank"] = f"{self._rank} of {self.world}"
         return html_table("lowtide iterator", facts)
 
     def _progress(self) -> str:
-        stop = self._epochs.stop
+        stop = self._steps.stop
         return f"{self.position:,}" + (" (endless)" if stop is None else f" of {stop:,}")
 
 
-class RowIteration:
+class RowIteration(Opened):
     """``chunks``, ``shuffled``, ``gather`` and ``sample`` over the rows of a reader."""
 
     def __init__(self, rows: RowsReader) -> None:
@@ -145,6 +112,10 @@ class RowIteration:
 
     def __len__(self) -> int:
         return self._all_rows.count
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return self._all_rows.stores
 
     @property
     def where(self) -> str:
@@ -156,6 +127,7 @@ class RowIteration:
         """The budget that it shares with its parts and iterators."""
         return self._all_rows.budget
 
+    @answers_habits
     def chunks(
         self, rows: int | None = None, *, start: int = 0, epochs: int | None = 1, rank: int = 0, world: int = 1
     ) -> BatchIterator:
@@ -166,12 +138,10 @@ class RowIteration:
 
         >>> for chunk in a.chunks(4096): ...
         """
-        first, last = rank_slice(len(self), rank, world)
-        size = self._admit("chunks", self._comfortable() if rows is None else rows, last - first)
-        self._keep_for_ranks(world)
-        steps = _steps(last - first, size, epochs, first, len(self))
-        return self._iterate(InOrder(len(self), finite=False), steps, start, rank, world)
+        stream = InOrder(len(self), finite=False)
+        return self._iterate(stream, self._comfortable() if rows is None else rows, start, epochs, rank, world)
 
+    @answers_habits
     def shuffled(
         self,
         batch: int,
@@ -195,13 +165,12 @@ class RowIteration:
 
         >>> for rows in a.shuffled(4096, seed=0, epochs=2): ...
         """
-        first, last = rank_slice(len(self), rank, world)
-        size = self._admit("shuffled", batch, last - first)
-        self._keep_for_ranks(world)
+        near = neighbours_of(locality, self._all_rows.row_bytes)
         numbers = whole_number("seed", seed), whole_number("epoch", epoch)
-        stream = Shuffled(len(self), *numbers, neighbours=self._neighbours(locality))
-        return self._iterate(stream, _steps(last - first, size, epochs, first, len(self)), start, rank, world)
+        stream = Shuffled(len(self), *numbers, neighbours=None if near is None else near[1])
+        return self._iterate(stream, batch, start, epochs, rank, world)
 
+    @answers_habits
     def gather(self, indices: Any, batch: int, *, start: int = 0, epochs: int | None = 1) -> BatchIterator:
         """Your rows in your order, ``batch`` at a time. ``indices``: integers (negative from the end) or a mask.
 
@@ -210,29 +179,38 @@ class RowIteration:
         >>> for rows in a.gather([7, 3, 9], 2): ...
         """
         wanted = np.asarray(indices)
-        if wanted.ndim != 1:
-            raise ValueError(
-                f"gather: expected one axis of indices, got shape {wanted.shape}. Use indices.reshape(-1)."
-            )
+        refuse_axes("gather", wanted, len(self))
         if wanted.dtype == bool or wanted.size == 0:
             wanted = np.asarray(select(wanted, (len(self),)).rows, np.int64)
-        size = self._admit("gather", batch, len(wanted))
-        _check_all(wanted, len(self))
-        return self._iterate(Given(wanted, len(self)), _steps(len(wanted), size, epochs), start)
+        for first in range(0, len(wanted), CHECKED):
+            inside(np.asarray(wanted[first : first + CHECKED]), len(self))
+        return self._iterate(Given(wanted, len(self)), batch, start, epochs)
 
+    @answers_habits
     def sample(self, batch: int, *, seed: int = 0, start: int = 0) -> BatchIterator:
         """Rows drawn with replacement, without end; ``start``: rows already received. Raises ``ValueError`` for an
         empty array.
 
         >>> rows = next(a.sample(4096, seed=0))
         """
-        size = self._admit("sample", batch, None)
         if len(self) == 0:
             raise ValueError(
                 f"{self._all_rows.where}: expected rows to sample from, got an empty array. Use another file."
             )
-        stream = Drawn(len(self), whole_number("seed", seed))
-        return self._iterate(stream, EpochSteps(None, size, None), start)
+        return self._iterate(Drawn(len(self), whole_number("seed", seed)), batch, start)
+
+    def split(self, val: float | int = 0.1, *, seed: int | None = None) -> tuple[Self, Self]:
+        """Two parts, training and validation: ``val`` is the share (below 1) or the number of rows of the second.
+
+        Without a seed the second part is the tail. With one, every run of 1,024 rows gives its share of rows that the
+        seed picks; both parts stay in file order, and no index is kept.
+        """
+        train, held_out = (self._of(part) for part in split_parts(len(self), val, seed))
+        return train, held_out
+
+    def _of(self, part: Part) -> Self:
+        """The rows of ``part`` of these rows."""
+        raise NotImplementedError
 
     def fingerprint(self) -> dict[str, Any]:
         """What identifies this data wherever it is copied: dtype, shape, sizes and sampled blocks; never path, time or
@@ -242,53 +220,46 @@ class RowIteration:
         """
         return self._all_rows.fingerprint()
 
-    def _iterate(self, stream: Stream, steps: EpochSteps, start: int, rank: int = 0, world: int = 1) -> BatchIterator:
-        reader = self._all_rows
-        # Of rows drawn from all over a much longer array hardly two are neighbours.
-        if stream.scattered and min(steps.batch, ROWS_AT_ONCE) * SPARSE_FROM < reader.count:
-            reader = reader.scattered()
-        found, follower = follow_rows(reader, stream, steps, world)
-        iterator = BatchIterator(found, stream, steps, follower, rank=rank, world=world)
-        iterator.begin(start)
-        return iterator
-
-    def _keep_for_ranks(self, world: int) -> None:
-        for store in self._all_rows.stores:
+    def _iterate(
+        self, stream: Stream, batch: int, start: int, epochs: int | None = 1, rank: int = 0, world: int = 1
+    ) -> BatchIterator:
+        """Batches of this rank's slice of every epoch, if the budget can hold them, from position ``start`` on."""
+        reader, call, total = self._all_rows, stream.order, stream.epoch
+        batch = counted_batch(call, batch)
+        rows = stop = None
+        first = 0
+        if total is not None:
+            first, last = rank_slice(total, rank, world)
+            rows = last - first
+            batch = min(batch, max(1, rows))
+            epochs = None if epochs is None else at_least("epochs", epochs, 1, example="epochs=1, or None for no end")
+            stop = 0 if rows == 0 else None if epochs is None else rows * epochs  # 0: also endless epochs of nothing
+        admit(reader, batch, f"{reader.where}: {call}({batch})", lambda rows: f"use {call}({rows})")
+        for store in self.stores:
             store.keep_for_ranks(world)
-
-    def _neighbours(self, locality: int | str | None) -> int | None:
-        if locality is None:
-            return None
-        return max(1, parse_size(locality, what="locality") // max(1, self._all_rows.row_bytes))
+        position = whole_number("start", start)
+        if position < 0 or (stop is not None and position > stop):
+            there = "0 or more" if stop is None else f"0 to {stop}"
+            raise ValueError(
+                f"start: expected {there} (rows already received), got {start}. Use start=0 for the beginning."
+            )
+        steps = EpochSteps(rows, batch, stop, first, total)
+        # Of rows drawn from all over a much longer array hardly two are neighbours.
+        if stream.scattered and min(batch, ROWS_AT_ONCE) * SPARSE_FROM < reader.count:
+            reader = reader.scattered()
+        follower: Follower | None = None
+        if isinstance(reader, RowReader) and reader.follows:
+            reader, follower = follow(reader, stream, world, reader.row_bytes, steps=steps)
+        found = BatchIterator(reader, stream, steps, follower, rank, world)
+        found.position = position
+        return found
 
     def _comfortable(self) -> int:
         """Rows whose bytes are an eighth of the budget, or 8 MiB where that is less."""
         size = min(LARGEST_CHUNK, self._all_rows.budget.limit // 8)
         return max(1, size // max(1, self._all_rows.row_bytes))
 
-    def _admit(self, call: str, batch: int, rows_left: int | None) -> int:
-        """The batch size to use - no more than there are rows - if the budget can hold such batches."""
-        batch = counted_batch(call, batch)
-        batch = batch if rows_left is None else min(batch, max(1, rows_left))
-        reader = self._all_rows
-        admit(reader, batch, f"{reader.where}: {call}({batch})", lambda rows: f"use {call}({rows})")
-        return batch
-
 
 def counted_batch(call: str, batch: int) -> int:
     """``batch`` as a number of rows, 1 or more."""
     return at_least(call, batch, 1, example=f"{call}(4096)")
-
-
-def _steps(rows: int, batch: int, epochs: int | None, first: int = 0, total: int | None = None) -> EpochSteps:
-    """So many epochs of ``rows`` each, which begin at position ``first`` of an epoch of ``total``."""
-    if epochs is not None:
-        epochs = at_least("epochs", epochs, 1, example="epochs=1, or None for no end")
-    stop = 0 if rows == 0 else None if epochs is None else rows * epochs  # 0: also of endless epochs of nothing
-    return EpochSteps(rows, batch, stop, first, total)
-
-
-def _check_all(numbers: NDArray[Any], count: int) -> None:
-    """Refuse indices outside before a byte is read, in steps that stay small also for a memmap of indices."""
-    for first in range(0, len(numbers), 1 << 20):
-        inside(np.asarray(numbers[first : first + (1 << 20)]), count)

@@ -47,7 +47,13 @@ class MemberRows:
         batches = []
         for one in self.members:
             batches.append(one.start(numbers, early))  # noqa: PERF401 - a comprehension would be one call more
-        return _MemberBatch(batches, self.names)
+        return Batch(self._finished, batches)
+
+    def _finished(self, batches: list[Batch]) -> Any:
+        found = []
+        for batch in batches:
+            found.append(batch.finish())  # noqa: PERF401 - a comprehension would be one call more
+        return self.packed(found)
 
     def scattered(self) -> MemberRows:
         return MemberRows(tuple(one.scattered() for one in self.members), self.names, self.budget)
@@ -80,16 +86,3 @@ class MemberRows:
         for name, one in zip(self.called, self.members, strict=True):
             found |= {f"{name}.{what}": value for what, value in one.fingerprint().items()}
         return found
-
-
-class _MemberBatch:
-    __slots__ = ("_batches", "_names")
-
-    def __init__(self, batches: list[Batch], names: tuple[str, ...] | None) -> None:
-        self._batches, self._names = batches, names
-
-    def finish(self) -> Any:
-        found = []
-        for batch in self._batches:
-            found.append(batch.finish())  # noqa: PERF401 - a comprehension would be one call more
-        return tuple(found) if self._names is None else dict(zip(self._names, found, strict=True))

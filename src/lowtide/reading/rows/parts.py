@@ -19,7 +19,7 @@ import numpy as np
 from lowtide.engine import Numbers
 from lowtide.errors import BudgetError
 from lowtide.reading.fingerprint import digest
-from lowtide.reading.rows.indexing import inside
+from lowtide.reading.rows.indexing import inside, refuse_axes
 from lowtide.storage.budget import Budget, Holding
 from lowtide.units import format_size
 
@@ -136,57 +136,38 @@ def reserved(budget: Budget, where: str, size: int, count: int) -> Holding:
     return holding
 
 
-@dataclass(frozen=True)
-class Parent:
-    """What a subset is taken from: a file of ``rows``, a part of it, and who counts the index."""
-
-    rows: int
-    part: Part | None
-    budget: Budget
-    where: str
-
-    @property
-    def count(self) -> int:
-        return self.rows if self.part is None else self.part.count
-
-
-def subset_of(parent: Parent, which: Any) -> Part:
-    """The rows ``which`` names - integers, a mask, a slice or a range - as a part of the file."""
+def subset_of(which: Any, part: Part | None, rows: int, budget: Budget, where: str) -> Part:
+    """The rows ``which`` names - integers, a mask, a slice or a range - of ``part`` of a file of ``rows``."""
+    count = rows if part is None else part.count
     if isinstance(which, slice):
-        which = range(*which.indices(parent.count))
-    if isinstance(which, range) and which.step == 1 and 0 <= which.start <= which.stop <= parent.count:
-        return chained(Consecutive(which.start, len(which)), parent.part)
+        which = range(*which.indices(count))
+    if isinstance(which, range) and which.step == 1 and 0 <= which.start <= which.stop <= count:
+        return chained(Consecutive(which.start, len(which)), part)
     wanted = np.asarray(which)
-    if wanted.ndim != 1:
-        raise ValueError(
-            f"subset: expected one axis of rows, got shape {wanted.shape}. Use a.subset(rows.reshape(-1))."
-        )
+    refuse_axes("subset", wanted, count)
     if wanted.dtype == bool:
-        if len(wanted) != parent.count:
+        if len(wanted) != count:
             raise IndexError(
-                f"subset: expected a mask of {parent.count} rows, got {len(wanted)}. Make it as long as the array."
+                f"subset: expected a mask of {count} rows, got {len(wanted)}. Make it as long as the array."
             )
-        return _listed(_named_by(wanted), int(np.count_nonzero(wanted)), parent)
-    if wanted.size == 0:
-        wanted = wanted.astype(np.int64)  # an empty list has no dtype of its own
-    blocks = (inside(wanted[first : first + STEP], parent.count) for first in range(0, len(wanted), STEP))
-    return _listed(blocks, len(wanted), parent)
+        size, blocks = int(np.count_nonzero(wanted)), _named_by(wanted)
+    else:
+        if wanted.size == 0:
+            wanted = wanted.astype(np.int64)  # an empty list has no dtype of its own
+        size, blocks = len(wanted), (inside(wanted[k : k + STEP], count) for k in range(0, len(wanted), STEP))
+    dtype = np.dtype(np.uint32 if rows <= 2**32 else np.int64)
+    holding = reserved(budget, where, size * dtype.itemsize, size)
+    index = np.empty(size, dtype)
+    done = 0
+    for block in blocks:
+        index[done : done + len(block)] = block if part is None else part.rows(block)
+        done += len(block)
+    index.flags.writeable = False
+    found = Listed(index)
+    found.held(budget, holding)
+    return found
 
 
 def _named_by(mask: np.ndarray[Any, Any]) -> Iterator[Numbers]:
     for first in range(0, len(mask), STEP):
         yield first + np.flatnonzero(mask[first : first + STEP])
-
-
-def _listed(blocks: Iterator[Numbers], count: int, parent: Parent) -> Listed:
-    dtype = np.dtype(np.uint32 if parent.rows <= 2**32 else np.int64)
-    holding = reserved(parent.budget, parent.where, count * dtype.itemsize, count)
-    index = np.empty(count, dtype)
-    done = 0
-    for block in blocks:
-        index[done : done + len(block)] = block if parent.part is None else parent.part.rows(block)
-        done += len(block)
-    index.flags.writeable = False
-    found = Listed(index)
-    found.held(parent.budget, holding)
-    return found

@@ -86,9 +86,9 @@ class RowReader:
         """The same rows, for numbers with few neighbours."""
         return self._otherwise(sparse=True, how=self.how)
 
-    def resident(self) -> RowReader:
-        """The same rows, where somebody else brings them into the page cache and drops them."""
-        return self._otherwise(sparse=self.sparse, how=RESIDENT)
+    def read_as(self, how: int) -> RowReader:
+        """The same rows; ``RESIDENT``: somebody else brings them into the page cache and drops them."""
+        return self._otherwise(sparse=self.sparse, how=how)
 
     def _otherwise(self, *, sparse: bool, how: int) -> RowReader:
         found = RowReader(self.layout, self.store, self.part, sparse=sparse, how=how)
@@ -130,10 +130,18 @@ class RowReader:
                 root = store.pool.take(count * size)
             rows = numbers if self.part is None else self.part.rows(numbers)
             reads = store.start(rows, size, size, root, self.how, early)
-            return RowBatch(reads, root, (count, *self.shape), self.dtype)
+            return Batch(self._read, reads, count, root)
         if early:
             return self._announced(numbers)
-        return _RowsToRead(self, numbers, store.pool.take(count * size))
+        return Batch(self._filled, numbers, store.pool.take(count * size))
+
+    def _read(self, reads: StartedReads, count: int, root: Bytes) -> NDArray[Any]:
+        reads.finish()
+        return np.ndarray((count, *self.shape), self.dtype, root)
+
+    def _filled(self, numbers: Wanted, root: Bytes) -> NDArray[Any]:
+        self.fill(numbers, root)
+        return np.ndarray((len(numbers), *self.shape), self.dtype, root)
 
     def _announced(self, numbers: Wanted) -> Batch:
         """Only tell the kernel. Consecutive rows it finds out by itself, and those of a local shuffle it was told."""
@@ -159,7 +167,7 @@ class RowReader:
         elif self.fortran:  # every turn would pass over all columns: all at once
             self._turned(self._rows(numbers, 0, count), target)
         elif isinstance(numbers, np.ndarray) and (part is None or count <= ROWS_AT_ONCE):
-            self._read(self._rows(numbers, 0, count), target)
+            self._gather(self._rows(numbers, 0, count), target)
         else:
             self._fill_in_turns(numbers, count, target)
 
@@ -171,11 +179,11 @@ class RowReader:
             following = self._rows(numbers, done + step, min(done + 2 * step, count)) if done + step < count else None
             if following is not None and self.how != RESIDENT and self.store.temperature.cold:
                 self.store.announce(following, size, size)
-            self._read(rows, target[done * size :])
+            self._gather(rows, target[done * size :])
             if following is not None:
                 rows = following
 
-    def _read(self, rows: Numbers, target: Bytes) -> None:
+    def _gather(self, rows: Numbers, target: Bytes) -> None:
         size = self.row_bytes
         if self.sparse:
             self.store.start(rows, size, size, target, self.how).finish()
@@ -293,33 +301,6 @@ class RowReader:
         # Axes come back reversed: the first axis varies fastest on disk.
         turned: NDArray[Any] = np.ndarray((*reversed(self.shape), count), self.dtype, scratch)
         return turned.transpose()
-
-
-class RowBatch:
-    """Rows whose bytes are the result: under way, or read by one call at ``finish``."""
-
-    __slots__ = ("_dtype", "_reads", "_root", "_shape")
-
-    def __init__(self, reads: StartedReads, root: Bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._reads, self._root, self._shape, self._dtype = reads, root, shape, dtype
-
-    def finish(self) -> NDArray[Any]:
-        self._reads.finish()
-        return np.ndarray(self._shape, self._dtype, self._root)
-
-
-class _RowsToRead:
-    """Rows whose buffer is there and which ``finish`` reads, by as many calls as that takes."""
-
-    __slots__ = ("_numbers", "_reader", "_root")
-
-    def __init__(self, reader: RowReader, numbers: Wanted, root: Bytes) -> None:
-        self._reader, self._numbers, self._root = reader, numbers, root
-
-    def finish(self) -> NDArray[Any]:
-        reader, root = self._reader, self._root
-        reader.fill(self._numbers, root)
-        return np.ndarray((len(self._numbers), *reader.shape), reader.dtype, root)
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

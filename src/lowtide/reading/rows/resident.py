@@ -9,7 +9,7 @@ Costs the rows' bytes, reserved from the budget before the first batch; nothing 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,25 +55,45 @@ class RowMemory:
         return RowMemory, (self.source,)
 
 
-class ResidentRows:
-    """Rows of a small array on disk, or of a part of it, taken from memory."""
+class RowsInMemory:
+    """Batches copied from rows in memory, or from a part of them."""
 
+    count: int
+    row_bytes: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    where: str
+    budget: Budget
+    part: Part | None
+    pools: tuple[Pool, ...]
+    stores: tuple[Store, ...] = ()
     temperatures: tuple[Temperature, ...] = ()
 
-    def __init__(self, memory: RowMemory, part: Part | None = None) -> None:
-        self.memory = memory
-        self.part = part
-        self.source = source = memory.source if part is None else memory.source.part_of(part)
-        self.count, self.row_bytes, self.shape, self.dtype = source.count, source.row_bytes, source.shape, source.dtype
-        self.where, self.budget = source.where, source.budget
-        self.stores, self.pools = source.stores, source.pools
-        self.fingerprint, self.select = source.fingerprint, source.select
+    def all_rows(self) -> NDArray[Any]:
+        raise NotImplementedError
+
+    def fingerprint(self) -> dict[str, Any]:
+        raise NotImplementedError
 
     def start(self, numbers: Wanted, early: bool = False) -> Batch:
         if early:
             return Later(self, numbers)
-        root = self.pools[0].take(len(numbers) * self.row_bytes)
-        return _RowsToCopy(self.memory.rows(), self.part, numbers, root)
+        return Batch(self._copied, numbers, self.pools[0].take(len(numbers) * self.row_bytes))
+
+    def _copied(self, wanted: Wanted, root: Bytes) -> NDArray[Any]:
+        rows, part, count = self.all_rows(), self.part, len(wanted)
+        batch: NDArray[Any] = np.ndarray((count, *self.shape), self.dtype, root)
+        if isinstance(wanted, range) and (part is None or isinstance(part, Consecutive)):
+            first = wanted.start if part is None else wanted.start + part.first
+            batch[...] = rows[first : first + count]
+            return batch
+        for done in range(0, count, ROWS_AT_ONCE):
+            some = wanted[done : done + ROWS_AT_ONCE]
+            numbers = np.arange(some.start, some.stop) if isinstance(some, range) else some
+            numbers = numbers if part is None else part.rows(numbers)
+            # All numbers are inside: "clip" only spares NumPy a copy of the result.
+            rows.take(numbers, axis=0, out=batch[done : done + len(numbers)], mode="clip")
+        return batch
 
     def nbytes(self, rows: int) -> int:
         return rows * self.row_bytes
@@ -81,8 +101,26 @@ class ResidentRows:
     def scratch(self, rows: int) -> int:  # noqa: ARG002
         return 0
 
-    def scattered(self) -> ResidentRows:
+    def scattered(self) -> Self:
         return self
+
+
+class ResidentRows(RowsInMemory):
+    """Rows of a small array on disk, or of a part of it, taken from memory."""
+
+    def __init__(self, memory: RowMemory, part: Part | None = None) -> None:
+        self.memory = memory
+        self.part = part
+        self.source = source = memory.source if part is None else memory.source.part_of(part)
+        self.count, self.row_bytes, self.shape, self.dtype = source.count, source.row_bytes, source.shape, source.dtype
+        self.where, self.budget, self.stores, self.pools = source.where, source.budget, source.stores, source.pools
+        self.select = source.select
+
+    def all_rows(self) -> NDArray[Any]:
+        return self.memory.rows()
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.source.fingerprint()
 
     def part_of(self, part: Part) -> ResidentRows:
         return ResidentRows(self.memory, chained(part, self.part))
@@ -91,35 +129,18 @@ class ResidentRows:
         return ResidentRows, (self.memory, self.part)
 
 
-class GivenArray:
+class GivenArray(RowsInMemory):
     """An ordinary array of the caller's, or a part of it. Its memory is the caller's own; batches are copies."""
 
-    stores: tuple[Store, ...] = ()
-    temperatures: tuple[Temperature, ...] = ()
-
     def __init__(self, rows: NDArray[Any], budget: Budget, where: str, part: Part | None = None) -> None:
-        self.rows = rows
-        self.part = part
-        self.where = where
-        self.budget = budget
+        self.rows, self.part, self.where, self.budget = rows, part, where, budget
         self.count = len(rows) if part is None else part.count
         self.shape, self.dtype = rows.shape[1:], rows.dtype
         self.row_bytes = math.prod(self.shape) * rows.dtype.itemsize
-        self.pools: tuple[Pool, ...] = (Pool(budget, where=where),)
+        self.pools = (Pool(budget, where=where),)
 
-    def start(self, numbers: Wanted, early: bool = False) -> Batch:
-        if early:
-            return Later(self, numbers)
-        return _RowsToCopy(self.rows, self.part, numbers, self.pools[0].take(len(numbers) * self.row_bytes))
-
-    def nbytes(self, rows: int) -> int:
-        return rows * self.row_bytes
-
-    def scratch(self, rows: int) -> int:  # noqa: ARG002
-        return 0
-
-    def scattered(self) -> GivenArray:
-        return self
+    def all_rows(self) -> NDArray[Any]:
+        return self.rows
 
     def fingerprint(self) -> dict[str, Any]:
         """As for files: dtype, shape and blocks sampled at fixed places."""
@@ -142,28 +163,3 @@ class GivenArray:
 
     def __reduce__(self) -> tuple[object, ...]:
         return GivenArray, (self.rows, self.budget, self.where, self.part)
-
-
-class _RowsToCopy:
-    """A batch that ``finish`` copies from rows in memory."""
-
-    __slots__ = ("_numbers", "_part", "_root", "_rows")
-
-    def __init__(self, rows: NDArray[Any], part: Part | None, numbers: Wanted, root: Bytes) -> None:
-        self._rows, self._part, self._numbers, self._root = rows, part, numbers, root
-
-    def finish(self) -> NDArray[Any]:
-        rows, part, wanted = self._rows, self._part, self._numbers
-        count = len(wanted)
-        batch: NDArray[Any] = np.ndarray((count, *rows.shape[1:]), rows.dtype, self._root)
-        if isinstance(wanted, range) and (part is None or isinstance(part, Consecutive)):
-            first = wanted.start if part is None else wanted.start + part.first
-            batch[...] = rows[first : first + count]
-            return batch
-        for done in range(0, count, ROWS_AT_ONCE):
-            some = wanted[done : done + ROWS_AT_ONCE]
-            numbers = np.arange(some.start, some.stop) if isinstance(some, range) else some
-            numbers = numbers if part is None else part.rows(numbers)
-            # All numbers are inside: "clip" only spares NumPy a copy of the result.
-            rows.take(numbers, axis=0, out=batch[done : done + len(numbers)], mode="clip")
-        return batch

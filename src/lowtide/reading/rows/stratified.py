@@ -122,23 +122,25 @@ class Stratified:
         return np.sort(order.block(0, quota) if self.picked else order.block(quota, rows - quota))
 
 
-def _counted(val: Any, total: int) -> int:
-    """Rows that ``val`` (a share below 1, or a number of rows) means, leaving at least one on either side."""
+def val_count(val: Any, total: int, what: str = "rows") -> int:
+    """Rows (or tokens) that ``val``, a share below 1 or a number, means, leaving at least one on either side."""
     if isinstance(val, (bool, np.bool_)) or not isinstance(val, (int, float, np.integer, np.floating)):
         raise TypeError(f"split: expected a number for val, got {type(val).__name__}. Use a share such as val=0.1.")
+    if total < 2:
+        raise ValueError(f"split: expected 2 {what} or more to split, got {total}. Use it whole, or open more data.")
     whole = isinstance(val, (int, np.integer))
     count = int(val) if whole else round(total * float(val)) if 0 < val < 1 else 0
     if not 0 < count < total:
         raise ValueError(
-            f"split: expected 1 to {total - 1} rows for val, got {count} (val={val} of {total} rows). "
-            f"Use a share such as val=0.1, or a number of rows."
+            f"split: expected 1 to {total - 1} {what} for val, got {count} (val={val} of {total} {what}). "
+            f"Use a share such as val=0.1, or a number of {what}."
         )
     return count
 
 
 def split_parts(count: int, val: float | int, seed: int | None) -> tuple[Part, Part]:
     """The two parts of ``count`` rows: equal counts, shares and seeds give equal parts, whatever the rows are."""
-    rows = _counted(val, count)
+    rows = val_count(val, count)
     if seed is None:
         return Consecutive(0, count - rows), Consecutive(count - rows, rows)
     number = whole_number("seed", seed)
