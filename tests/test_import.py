@@ -1,4 +1,4 @@
-"""What ``import lowtide`` does to a process: which modules it loads, and nothing else.
+"""What ``import lowtide``, its first use and the pytest plugin do to a process: which modules they load.
 
 Its time is a benchmark's business (``python -m benchmarks.arrays``): a slow machine is no defect. A module that nobody
 meant to load is one on every machine, and it is named here.
@@ -6,17 +6,20 @@ meant to load is one on every machine, and it is named here.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import lowtide
 
 SOURCE = Path(lowtide.__file__).parent
 
-# The modules of ours that opening and reading need. What measures, reports, trains or prints is loaded when it is used.
+# The modules of ours that opening and reading need, on first use. What measures, reports, trains or prints comes later.
 ROOMS = {
     "lowtide": "arguments array create errors feed together tokens units windows",
     "lowtide.formats": "arrays guess header layout recognise refusals sources",
@@ -61,8 +64,14 @@ def loaded_by(statement: str) -> set[str]:
     return set(json.loads(fresh(script)))
 
 
-def test_importing_lowtide_loads_these_modules_and_no_others() -> None:
-    more = loaded_by("import lowtide") - OURS - {"lowtide.engine._core"}  # where it was built
+def test_importing_lowtide_loads_no_other_module_of_ours_and_no_numpy() -> None:
+    script = "import sys, lowtide\nprint([name for name in sys.modules if name.split('.')[0] in ('lowtide', 'numpy')])"
+    assert fresh(script).strip() == "['lowtide']"
+
+
+def test_opening_loads_these_modules_and_no_others() -> None:
+    first = "import lowtide; lowtide.open, lowtide.open_tokens, lowtide.create, lowtide.together"
+    more = loaded_by(first) - OURS - {"lowtide.engine._core"}  # where it was built
     assert not more, (
         f"not in the lists of this file: {sorted(more)}. Import them where they are used, or add them here."
     )
@@ -83,12 +92,43 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_importing_lowtide_starts_no_thread_and_opens_no_file() -> None:
+@pytest.mark.parametrize("first", ["create", "together"])
+def test_a_function_is_not_lost_behind_the_module_of_its_name(first: str) -> None:
+    """Python binds a module to its package when it is imported, whoever imports it."""
+    script = f"import lowtide.array, lowtide.{first}, lowtide\nprint(type(lowtide.create), type(lowtide.together))"
+    assert fresh(script).strip() == "<class 'function'> <class 'function'>"
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    assert set(lowtide.__all__) <= set(dir(lowtide))
+    assert all(getattr(lowtide, name) for name in lowtide.__all__)
+    with pytest.raises(AttributeError, match="module 'lowtide' has no attribute 'opne'"):
+        lowtide.opne  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_pytest_run_that_uses_no_budget_loads_at_most_four_modules_of_ours(tmp_path: Path) -> None:
+    test = (
+        "import sys\ndef test_one():\n    print('loaded', [n for n in sys.modules if n.split('.')[0] == 'lowtide'])\n"
+    )
+    mark = "import pytest\n@pytest.mark.memory_budget(anon='1 GiB')\n"
+    for name, text in (("without", test), ("with", test.replace("def test", f"{mark}def test"))):
+        (tmp_path / f"test_{name}.py").write_text(text)
+    found = {}
+    for name in ("without", "with"):
+        words = [sys.executable, "-m", "pytest", "-s", "-q", "-p", "lowtide.pytest_plugin", f"test_{name}.py"]
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        found[name] = ast.literal_eval(done.stdout.split("loaded ")[1].splitlines()[0].rstrip("."))
+    assert found["without"] == ["lowtide", "lowtide.pytest_plugin"]
+    assert "lowtide.pytest_plugin.meter" in found["with"]  # the control
+
+
+def test_opening_starts_no_thread_and_opens_no_file() -> None:
     script = (
         "import os, numpy, threading\n"
         "count = lambda what: len(os.listdir(f'/proc/self/{what}'))\n"
         "before = count('task'), count('fd'), threading.active_count()\n"
-        "import lowtide\n"
+        "import lowtide; lowtide.open\n"
         "print(before == (count('task'), count('fd'), threading.active_count()))"
     )
     assert fresh(script).strip() == "True"
@@ -109,6 +149,7 @@ def look(self, key):
     return real(self, key)
 os._Environ.__getitem__ = look
 import lowtide
+lowtide.open, lowtide.open_tokens, lowtide.create, lowtide.together
 print(own)
 """
     assert fresh(script).strip() == "[]"

@@ -1,19 +1,20 @@
 """Lowtide reads arrays and token corpora far bigger than RAM inside a memory budget you set."""
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from lowtide.array import Array, open
-from lowtide.create import create
-from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError, WriteError
-from lowtide.feed import Feed
-from lowtide.storage.release import release
-from lowtide.together import Together, together
-from lowtide.tokens import Tokens, open_tokens
-
 if TYPE_CHECKING:
+    from lowtide.array import Array, open
+    from lowtide.create import create
+    from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError, WriteError
+    from lowtide.feed import Feed
     from lowtide.memory import watch
     from lowtide.mixture import Mixture, mix
+    from lowtide.storage.release import release
+    from lowtide.together import Together, together
+    from lowtide.tokens import Tokens, open_tokens
 
 __all__ = [
     "Array",
@@ -38,19 +39,27 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+# Each name is imported on first use, from here: importing lowtide alone costs nothing.
+_HOMES = {
+    "array": "Array open",
+    "create": "create",
+    "errors": "BudgetError FormatError LowtideError ReadError StateError WriteError",
+    "feed": "Feed",
+    "memory.watch": "watch",
+    "mixture": "Mixture mix",
+    "storage.release": "release",
+    "together": "Together together",
+    "tokens": "Tokens open_tokens",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 _ADAPTERS = ("torch", "dask", "ray")  # modules that import a framework, each with an extra of the same name
 
 
 def __getattr__(name: str) -> Any:
-    """``lowtide.watch``, ``lowtide.mix`` and the adapters on first use: readers need not pay for them at import."""
-    if name == "watch":
-        from lowtide.memory import watch
-
-        return watch
-    if name in ("mix", "Mixture"):
-        from lowtide import mixture
-
-        return getattr(mixture, name)
+    if name in _HOME_OF:
+        value = getattr(importlib.import_module(f"lowtide.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value
     if name in _ADAPTERS:
         try:
             return importlib.import_module(f"lowtide.{name}")
@@ -59,3 +68,19 @@ def __getattr__(name: str) -> Any:
                 f"lowtide.{name}: expected {name} to be installed, got {problem}. Run: pip install 'lowtide[{name}]'."
             ) from problem
     raise AttributeError(f"module 'lowtide' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_ADAPTERS, *(name for name in globals() if name.startswith("__"))})
+
+
+class _Package(ModuleType):
+    """Python binds a module to its package when it is imported: ``lowtide.create`` and ``lowtide.together`` stay the
+    functions that the modules of these names hold."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_module = isinstance(value, ModuleType) and _HOME_OF.get(name) == name
+        super().__setattr__(name, getattr(value, name) if is_module else value)
+
+
+sys.modules[__name__].__class__ = _Package

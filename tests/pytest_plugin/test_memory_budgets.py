@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from lowtide.pytest_plugin import can_measure
 from lowtide.pytest_plugin.budgets import Measured, broken, read_budget, verdict
-from lowtide.pytest_plugin.meter import can_measure
 from lowtide.units import MIB
 
 SOURCE = Path(__file__).parents[2] / "src"

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lowtide.pytest_plugin.meter import can_measure
+from lowtide.pytest_plugin import can_measure
 
 pytest_plugins = ["pytester"]
 

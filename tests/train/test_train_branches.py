@@ -112,7 +112,7 @@ def test_following_the_advice_about_a_damaged_checkpoint_loses_nothing(
     bad = out / "step-00000012.pt"
     bad.write_bytes(bad.read_bytes()[:-50])
     assert main(["train", "--resume", "--out-dir", str(out)]) == 1
-    advice = capsys.readouterr().err.rstrip().removesuffix(".").split("--resume ")[1]
+    advice = capsys.readouterr().err.rstrip().removesuffix(".").split("before it: ")[1]
     assert main(["train", "--resume", advice]) == 0
     assert names(out) == ["step-00000009.pt", "step-00000012.pt", "step-00000012-2.pt"]
     assert latest(out) == "step-00000012-2.pt"

@@ -79,7 +79,7 @@ def test_cuda_that_is_not_there_is_refused_in_one_line(capsys: pytest.CaptureFix
             1,
             "lowtide train: /no-such-file.bin: expected a file, got nothing of that name",
         ),
-        (["--resume", "--out-dir", "nowhere"], 1, "lowtide train: nowhere: expected a checkpoint to resume from"),
+        (["--resume", "--out-dir", "nowhere"], 1, "lowtide train: nowhere: expected the out directory of a run"),
         (["--config", "no-such.toml"], 1, "lowtide train: no-such.toml: no such file"),
     ],
 )
@@ -106,6 +106,24 @@ def test_an_unknown_flag_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--batch-sise" in capsys.readouterr().err
 
 
+def test_what_a_run_writes_is_never_named_by_the_content_of_a_checkpoint(
+    tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny(max_iters=6))
+    path, victim = tmp_path / "out" / "step-00000006.pt", tmp_path / "victim"
+    victim.write_text("mine\n")
+    contents = dict(checkpoints.load_whole(path))
+    contents["settings"] = {**checkpoints.load_whole(path)["settings"], "ledger": str(victim), "out_dir": str(tmp_path)}
+    torch.save(contents, path)
+    assert main(["train", "--resume", str(path), "--max-iters", "9"]) == 0
+    assert victim.read_text() == "mine\n"
+    assert not list(tmp_path.glob("step-*"))
+    assert (tmp_path / "out" / "step-00000009.pt").is_file()
+    assert "the run before kept a ledger and this one keeps none: state --ledger" in capsys.readouterr().err
+    assert main(["train", "--resume", str(path), "--max-iters", "9", "--ledger", str(tmp_path / "lines")]) == 0
+    assert (tmp_path / "lines").is_file()  # the control: what the command line names is written
+
+
 def test_a_damaged_checkpoint_is_one_line_with_the_one_to_use(
     tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,7 +133,7 @@ def test_a_damaged_checkpoint_is_one_line_with_the_one_to_use(
     assert main(["train", "--resume", "--out-dir", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert said.rstrip().endswith(f"--resume {tmp_path / 'out' / 'step-00000003.pt'}.")
+    assert said.rstrip().endswith(f"Use the one saved before it: {tmp_path / 'out' / 'step-00000003.pt'}.")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

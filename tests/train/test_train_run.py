@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,8 +17,9 @@ import torch
 from tests.train.running import losses, train, write_tokens
 
 from lowtide.errors import FormatError, StateError
-from lowtide.train import Settings, checkpoints, ledger
+from lowtide.train import Settings, checkpoints, ledger, run
 from lowtide.train.checkpoints import Branch
+from lowtide.train.telling import JsonLines
 
 Make = Callable[..., Settings]
 
@@ -196,3 +200,26 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_the_run_goes_on(tiny: Ma
     assert found == {"latest.pt", "best.pt", "step-00000003.pt"}
     finished = train(replace(settings, out_dir=str(small_disk.parent / "roomy")), small_disk / "step-00000003.pt")
     assert finished[-1]["steps"] == 12
+
+
+class StopsAtStep(io.StringIO):
+    """Sends this process a SIGTERM when it is told of a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._sign = f'"step": {step},'
+
+    def write(self, text: str) -> int:
+        if self._sign in text:
+            signal.raise_signal(signal.SIGTERM)
+        return super().write(text)
+
+
+def test_a_run_asked_to_stop_on_a_full_disk_stops_as_asked(tiny: Make, small_disk: Path) -> None:
+    said = StopsAtStep(8)
+    outcome = run(tiny(out_dir=str(small_disk), keep=1), JsonLines(said))
+    assert (outcome.stopped_by, outcome.steps) == (signal.SIGTERM, 8)
+    note = [json.loads(line) for line in said.getvalue().splitlines()][-2]["text"]
+    assert note.startswith("not saved, stopped after step 8: ")
+    assert "the last good one is " in note
+    assert note.endswith("start again with --resume.")

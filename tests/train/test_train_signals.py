@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,6 +112,24 @@ def test_a_ctrl_c_that_an_import_swallows_is_raised_behind_it() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with no_interrupt_lost():
         pass  # the control: nothing came, nothing is raised
+
+
+@pytest.mark.parametrize("module", ["lowtide.cli", "lowtide.errors", "lowtide.train.run"])
+def test_ctrl_c_while_a_module_of_ours_is_imported_is_one_line(module: str) -> None:
+    """As a rank gets it that torchrun has just started."""
+    program = f"""
+import runpy, sys
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["lowtide", "train"]
+runpy.run_module("lowtide", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 128 + signal.SIGINT
+    assert re.fullmatch(r"lowtide( train)?: stopped by Ctrl-C\.\n", done.stderr), done.stderr
 
 
 def test_ctrl_c_while_torch_is_imported_is_one_line(tiny: Make) -> None:

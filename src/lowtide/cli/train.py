@@ -24,7 +24,7 @@ try:
     from lowtide.train import checkpoints
     from lowtide.train.model import choose_compute
     from lowtide.train.run import run as run_training
-    from lowtide.train.settings import Settings, from_toml, layered
+    from lowtide.train.settings import Settings, from_toml, layered, remembered
     from lowtide.train.signals import StoppedEarly
     from lowtide.train.telling import JsonLines, Lines, Live, RunProgress
 except ModuleNotFoundError as problem:
@@ -94,6 +94,9 @@ def _asked_for(arguments: argparse.Namespace) -> tuple[Settings, Path | None]:
         return settings, None
     if arguments.resume == NEWEST:
         path = checkpoints.newest(Path(settings.out_dir))
-        return layered(checkpoints.glance(path)["settings"], {"out_dir": settings.out_dir}, config, flags), path
-    path = Path(arguments.resume)  # goes on where it lies, unless told otherwise
-    return layered(checkpoints.glance(path)["settings"], {"out_dir": str(path.parent)}, config, flags), path
+        out_dir = settings.out_dir
+    else:
+        path = Path(arguments.resume)
+        out_dir = str(path.parent)  # goes on where it lies, unless told otherwise
+    before = remembered(checkpoints.glance(path)["settings"])
+    return layered(before, {"out_dir": out_dir}, config, flags), path

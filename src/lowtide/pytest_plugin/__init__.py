@@ -4,24 +4,38 @@ Kinds are anon, mapped, shmem and tables (growth of this process, sampled every 
 (the kernel's own high-water mark, which no peak escapes) and cache (page cache of ``files=``, read at the end). Growth
 counts from after the fixtures to the end of the test. ``fresh=True`` runs the test in a process of its own. Without
 /proc the test runs and a warning says that its budget was not checked.
+
+This file is loaded into every pytest run of the machine, so what measures is imported when a test asks for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lowtide.pytest_plugin.budgets import BUDGET_KINDS, StatedBudget, broken, read_budget, summary, verdict
-from lowtide.pytest_plugin.fresh import note, run_fresh
-from lowtide.pytest_plugin.meter import Meter, can_measure
+if TYPE_CHECKING:
+    from lowtide.pytest_plugin.budgets import StatedBudget
+    from lowtide.pytest_plugin.meter import Meter
 
 __all__ = ["MemoryBudgetWarning", "Meter"]
 
-_BUDGET = pytest.StashKey[StatedBudget]()
-_METER = pytest.StashKey[Meter]()
+_KINDS = ("anon", "mapped", "shmem", "tables", "rss", "cache")
+_BUDGET: pytest.StashKey[StatedBudget] = pytest.StashKey()
+_METER: pytest.StashKey[Meter] = pytest.StashKey()
 _MARK = "memory_budget"
+
+
+def __getattr__(name: str) -> Any:
+    """``Meter``, for those who annotate the fixture."""
+    if name == "Meter":
+        from lowtide.pytest_plugin.meter import Meter
+
+        return Meter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class MemoryBudgetWarning(pytest.PytestWarning):
@@ -34,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    kinds = ", ".join(f"{kind}=SIZE" for kind in BUDGET_KINDS)
+    kinds = ", ".join(f"{kind}=SIZE" for kind in _KINDS)
     config.addinivalue_line(
         "markers",
         f"{_MARK}({kinds}, files=PATHS, fresh=False): fail when memory of a kind grows by more during the test "
@@ -52,6 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = [(mark.args, mark.kwargs) for mark in item.iter_markers(_MARK)]
         if not marks:
             continue
+        from lowtide.pytest_plugin.budgets import read_budget
+        from lowtide.pytest_plugin.fresh import run_fresh
+
         try:
             budget = read_budget(marks)
         except ValueError as problem:
@@ -84,6 +101,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     if not can_measure():
         item.warn(MemoryBudgetWarning(f"{_MARK}: not checked, this system has no /proc to measure with"))
         return (yield)
+    from lowtide.pytest_plugin.budgets import broken, summary, verdict
+
     meter = _meter(item)
     meter.start()
     try:
@@ -107,11 +126,19 @@ class _TestNotes:
         self._path = path
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        from lowtide.pytest_plugin.fresh import note
+
         note(report, self._path)
+
+
+def can_measure() -> bool:
+    return Path("/proc/self/status").exists()
 
 
 def _meter(item: pytest.Item) -> Meter:
     if _METER not in item.stash:
+        from lowtide.pytest_plugin.meter import Meter
+
         budget = item.stash.get(_BUDGET, None)
         item.stash[_METER] = Meter(budget.files if budget is not None else ())
     return item.stash[_METER]

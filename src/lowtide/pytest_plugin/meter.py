@@ -23,10 +23,6 @@ _SAMPLE_EVERY = 0.01  # seconds; at half of it a busy machine paid 3 % of a core
 _SAMPLED = ("anon", "mapped", "shmem", "tables")
 
 
-def can_measure() -> bool:
-    return Path("/proc/self/status").exists()
-
-
 class Meter:
     """Measures from ``start`` to ``stop``. In a test it is the fixture ``memory_growth``.
 

@@ -15,6 +15,7 @@ import fcntl
 import io
 import os
 import pickle
+import pickletools
 import re
 import shlex
 import socket
@@ -28,12 +29,16 @@ import torch
 from torch import Tensor
 
 from lowtide.errors import LowtideError, StateError
+from lowtide.machine import available_memory
 from lowtide.storage.own_files import atomic_write, open_own
+from lowtide.train.settings import MODEL_FIELDS
 
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?\.pt")
 LATEST, BEST = "latest.pt", "best.pt"
 CHECKPOINT_FORMAT = 1
 _LOCK = ".lock"
+_MOST_PICKLE = 64 * 1024**2  # bytes of everything but tensors; a run of years has under 1 MiB
+_NAMES_USED = re.compile(r"collections OrderedDict|torch._utils _rebuild_tensor_v2|torch \w+Storage")
 _locked: set[Path] = set()  # a record lock does not keep its own process out
 
 
@@ -99,10 +104,12 @@ def write_checkpoint(path: Path, contents: Contents, beside: Sequence[Path] = ()
             except RuntimeError as problem:
                 raise writer.problem or problem from problem
     except OSError as problem:
-        last = f"the last good one is {beside[-1]}" if beside else "no earlier one exists"
+        last, how = "no earlier one exists", ""
+        if beside:
+            last, how = f"the last good one is {beside[-1]}", " with --resume"
         raise SaveError(
             f"{path}: expected to save the checkpoint, got {reason(problem)}; {last}. "
-            "Free some space, or use another --out-dir, and start again with --resume.",
+            f"Free some space, or use another --out-dir, and start again{how}.",
             problem.errno,
         ) from problem
 
@@ -125,36 +132,81 @@ def _read_checkpoint(path: Path, *, whole: bool) -> Contents:
     if not path.is_file():
         what = "a directory" if path.is_dir() else "a link to nothing" if path.is_symlink() else "no such file"
         raise FileNotFoundError(f"{path}: expected a checkpoint, got {what}")
+    size = path.stat().st_size
     try:
-        _check_records(path, every_byte=whole)
+        _check_records(path, size, whole=whole)
         contents = torch.load(path, map_location="cpu", weights_only=True, mmap=not whole)
     except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as problem:
         fault = (str(problem).splitlines() or [""])[0].rstrip(".") or type(problem).__name__
-        size = path.stat().st_size
         raise StateError(f"{path}: expected a whole checkpoint, got {size:,} bytes with {fault!r}") from problem
-    ours = isinstance(contents, dict) and set(contents) == Contents.__annotations__.keys()
-    if not ours or contents["format"] != CHECKPOINT_FORMAT:
+    if not _is_ours(contents):
         raise StateError(f"{path}: expected a checkpoint of `lowtide train`, got other contents")
+    _check_model(path, size, contents)
     return cast(Contents, contents)
 
 
-def _check_records(path: Path, *, every_byte: bool) -> None:
-    """A torch file is a zip: its directory comes last, so a file cut short has none, and each record has a CRC."""
+def _check_records(path: Path, size: int, *, whole: bool) -> None:
+    """What a file declares is held against its size and this machine's memory before anything is unpacked. A torch file
+    is a zip of records that are not compressed, each with a CRC; its directory comes last, so a file cut short has
+    none."""
     with zipfile.ZipFile(path) as records:
-        damaged = records.testzip() if every_byte else None
+        declared = sum(record.file_size for record in records.infolist())
+        if declared > size or any(record.compress_type != zipfile.ZIP_STORED for record in records.infolist()):
+            raise zipfile.BadZipFile(f"records of {declared:,} bytes packed into it, which torch does not do")
+        if whole and declared > available_memory():
+            raise zipfile.BadZipFile(f"{declared:,} bytes to load and {available_memory():,} bytes of memory available")
+        for record in records.infolist():
+            if record.filename.endswith("/data.pkl"):
+                _check_names(records, record)
+        damaged = records.testzip() if whole else None
     if damaged is not None:
         raise zipfile.BadZipFile(f"a wrong checksum in {damaged}")
 
 
+def _check_names(records: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
+    """Refuse what a pickle may call in torch's eyes and not in ours: ``bytearray(10**11)`` needs 20 bytes of file."""
+    if record.file_size > _MOST_PICKLE:
+        raise zipfile.BadZipFile(f"{record.file_size:,} bytes of text and numbers, at most {_MOST_PICKLE:,} expected")
+    for operation, argument, _ in pickletools.genops(records.read(record)):
+        if operation.name == "STACK_GLOBAL" or (operation.name == "GLOBAL" and not _NAMES_USED.fullmatch(argument)):
+            raise zipfile.BadZipFile(f"{argument or 'a name'} where numbers, text and tensors were expected")
+
+
+def _is_ours(contents: Any) -> bool:
+    if not isinstance(contents, dict) or set(contents) != Contents.__annotations__.keys():
+        return False
+    tables = all(isinstance(contents[name], dict) for name in ("settings", "shape", "model", "run"))
+    numbers = all(type(contents[name]) is int and contents[name] >= 0 for name in ("format", "step", "rows"))
+    return tables and numbers and contents["format"] == CHECKPOINT_FORMAT
+
+
+def _check_model(path: Path, size: int, contents: Mapping[str, Any]) -> None:
+    """The sizes that a model will be built with are those of the weights in the file."""
+    shape, settings = contents["shape"], contents["settings"]
+    sizes = [shape.get(name) for name in MODEL_FIELDS]
+    if not all(type(one) is int and one > 0 for one in sizes):
+        raise StateError(f"{path}: expected the sizes of a model, got {sizes}")
+    differing = [name for name in MODEL_FIELDS[1:] if settings.get(name) != shape[name]]
+    if differing:
+        raise StateError(f"{path}: expected settings of the model it holds, got another {differing[0]}")
+    vocab, block, layers, heads, width = sizes
+    weights = 4 * (vocab * width + 12 * layers * width**2)
+    positions = 4 * block * width // heads
+    if weights > size or positions > available_memory():
+        raise StateError(
+            f"{path}: expected weights of {weights:,} bytes as its sizes say, got a file of {size:,} bytes"
+        )
+
+
 def _instead(path: Path) -> str:
-    """The last written of the other checkpoints that can be read to its end, or the advice to start again."""
-    beside = saved(path) or saved(path.parent)
+    """Names another checkpoint, or says that there is none. The last one written before this one: those who follow the
+    advice from one damaged file to the next come to the first. It is not read: it may be as bad."""
+    beside = sorted(saved(path) or saved(path.parent), key=_written, reverse=True)
     others = [other for other in beside if other.is_file() and not (path.exists() and other.samefile(path))]
-    for other in sorted(others, key=_written, reverse=True):
-        with contextlib.suppress(LowtideError, OSError):
-            _read_checkpoint(other, whole=True)
-            return f"Go on from a whole one: --resume {shlex.quote(str(other))}."
-    return "No whole one is beside it: start again without --resume."
+    older = [other for other in others if path.is_file() and _written(other) < _written(path)]
+    if older:
+        return f"Use the one saved before it: {shlex.quote(str(older[0]))}."
+    return f"Use another one: {shlex.quote(str(others[0]))}." if others else "No other one is beside it: train again."
 
 
 def check_same(path: Path, what: str, then: Mapping[str, int], now: Mapping[str, int]) -> None:
@@ -219,7 +271,11 @@ def newest(directory: Path) -> Path:
     elif link.is_file():  # a copy made by a tool that follows links
         return link
     if not found:
-        raise FileNotFoundError(f"{directory}: expected a checkpoint to resume from, got none. Start without --resume.")
+        what = "none in it" if directory.is_dir() else "no such directory"
+        raise FileNotFoundError(
+            f"{directory}: expected the out directory of a run, with a checkpoint, got {what}. Make one with: "
+            f"lowtide train --out-dir {shlex.quote(str(directory))}."
+        )
     return max(found, key=_written)
 
 
@@ -242,7 +298,7 @@ class Branch:
     directory: Path
     number: int = 1
     lineage: tuple[str, ...] = ()  # the checkpoints at which this branch and its forebears left another one
-    origins: frozenset[str] = frozenset()  # what this run and every other branch came from
+    origins: frozenset[str] = frozenset()  # what this run and its forebears came from
 
     def save(self, contents: Contents, keep: int, *, is_best: bool = False) -> Path:
         """Write one checkpoint, name it the latest (and the best), then let the oldest of this branch go."""
@@ -252,11 +308,13 @@ class Branch:
         write_checkpoint(path, {**contents, "run": past}, beside=saved(self.directory))
         for link in (LATEST, BEST) if is_best else (LATEST,):
             _point(self.directory / link, path.name)
+        if self.number > 1 and CHECKPOINT_NAME.fullmatch(self.lineage[-1]):
+            _point(self.directory / f"branch-{self.number}.pt", self.lineage[-1])
         self._prune(keep)
         return path
 
     def _prune(self, keep: int) -> None:
-        named = {link.readlink().name for name in (LATEST, BEST) if (link := self.directory / name).is_symlink()}
+        named = {link.readlink().name for link in _links(self.directory)}
         mine = [path for path in saved(self.directory) if branch_of(path) == self.number]
         for old in mine[:-keep]:
             if old.name not in named | self.origins:
@@ -274,24 +332,24 @@ def continued(directory: Path, resumed: Path, past: Past) -> Branch:
     if not (here and [path.name for path in found if branch_of(path) == number][-1:] == [came_from]):
         number = 1 + max(map(branch_of, found), default=0)
         lineage += (came_from,) if here else (str(resumed.resolve()),)
-    return Branch(directory, number, lineage, frozenset({came_from, *lineage, *_origins(found)}))
+    return Branch(directory, number, lineage, frozenset({came_from, *lineage}))
 
 
-def _origins(found: list[Path]) -> set[str]:
-    """What the branches of a directory came from, as their newest whole checkpoints say."""
-    origins: set[str] = set()
-    known: set[int] = set()
-    for path in reversed(found):
-        if branch_of(path) not in known:
-            with contextlib.suppress(LowtideError, OSError):
-                origins.update(_read_checkpoint(path, whole=False)["run"].get("lineage", ()))
-                known.add(branch_of(path))
-    return origins
+def _links(directory: Path) -> list[Path]:
+    """``latest.pt``, ``best.pt``, and ``branch-2.pt``, which names what branch 2 came from."""
+    return [link for name in (LATEST, BEST, "branch-*.pt") for link in directory.glob(name) if link.is_symlink()]
 
 
 def tidy(directory: Path) -> None:
     """Remove what a killed writer left behind."""
-    for pattern in (".step-*.tmp", f".{LATEST}.*", f".{BEST}.*", ".weights.safetensors.*.tmp", ".train.png.*.tmp"):
+    for pattern in (
+        ".step-*.tmp",
+        f".{LATEST}.*",
+        f".{BEST}.*",
+        ".branch-*.pt.*",
+        ".weights.safetensors.*.tmp",
+        ".train.png.*.tmp",
+    ):
         for temporary in directory.glob(pattern):
             temporary.unlink(missing_ok=True)
 
@@ -305,13 +363,9 @@ def set_aside(directory: Path, also: tuple[str, ...] = ()) -> Path | None:
     while (aside := directory / f"earlier-{number}").exists():
         number += 1
     aside.mkdir()
-    others = [path for name in also if (path := directory / name).exists()]
-    for path in (*found, *others):
+    copies = [path for name in (LATEST, BEST, *also) if (path := directory / name).is_file() and not path.is_symlink()]
+    for path in (*found, *_links(directory), *copies):
         path.rename(aside / path.name)
-    for name in (LATEST, BEST):
-        link = directory / name
-        if link.is_symlink() or link.exists():
-            link.rename(aside / name)
     return aside
 
 

@@ -16,7 +16,7 @@ from lowtide.feed import Feed
 from lowtide.survey.step_rows import Read
 from lowtide.train import checkpoints
 from lowtide.train.data import open_data, train_feed
-from lowtide.train.settings import Settings, first_corpus, layered, mix_plan
+from lowtide.train.settings import Settings, first_corpus, layered, mix_plan, remembered
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def run_step(place: Path, step: int) -> RunStep:
     """Step ``step`` of the run in ``place``, all ranks' rows, from its newest checkpoint (or the one ``place`` is)."""
     path = checkpoints.newest(place) if place.is_dir() else place
     known = checkpoints.glance(path)
-    settings = layered(known["settings"])
+    settings = layered(remembered(known["settings"]))
     if not 1 <= step <= settings.max_iters:
         raise ValueError(
             f"--step: expected 1 to {settings.max_iters}, as metrics.jsonl counts the steps of this run, got {step}. "

@@ -82,6 +82,7 @@ class _Run:
         self.best = math.inf  # the lowest val loss of a saved checkpoint
         self.points: list[CurvePoint] = []
         self.first_step = 0
+        self.kept_ledger = False  # by the run that this one resumes
         self.stopping = 0
 
     def _with_corpus(self, settings: Settings) -> Settings:
@@ -99,15 +100,15 @@ class _Run:
         self.progress.tell(self._facts())
         for note in self.data.notes:
             self.progress.note(note)
+        if self.kept_ledger and not self.settings.ledger:
+            self.progress.note("the run before kept a ledger and this one keeps none: state --ledger to go on with it")
         if self.trainer.step >= self.settings.max_iters:
             self.progress.note(f"no steps left of {self.settings.max_iters:,}: go on with a higher --max-iters")
         self.stop.stepping()
         with self._ledger():
             self._loop()
         self._evaluate()
-        self._save(must=True)
-        if self.stopping:
-            self.progress.note(f"stopped after step {self.trainer.step} and saved; go on with: {self._how_to_go_on()}")
+        self._save(last=True)
 
     def _take_up(self, resume: Path) -> None:
         contents = checkpoints.load_whole(resume)
@@ -118,6 +119,7 @@ class _Run:
         self.seconds_before = past["seconds"]
         self.points = [CurvePoint(*numbers) for numbers in past["points"]]
         self.first_step = self.trainer.step
+        self.kept_ledger = bool(contents["settings"].get("ledger"))
         if self.world.is_first:
             checkpoints.tidy(self.directory)
             self.branch = checkpoints.continued(self.directory, resume, past)
@@ -199,8 +201,9 @@ class _Run:
         held = (reading.anon, reading.mapped, reading.cache)
         self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, *held)])
 
-    def _save(self, *, must: bool = False) -> None:
-        """Save on rank 0. A run goes on when a checkpoint on the way cannot be written; the last one must be."""
+    def _save(self, *, last: bool = False) -> None:
+        """Save on rank 0. A run goes on when a checkpoint on the way cannot be written; that of a finished run must be,
+        and one that was asked to stop stops all the same."""
         partial_loss = self.trainer.partial_loss()
         if not self.world.is_first:
             return
@@ -216,11 +219,14 @@ class _Run:
         try:
             self.branch.save(self.trainer.contents(past), self.settings.keep, is_best=is_best)
         except SaveError as problem:
-            if must:
+            if last and not self.stopping:
                 raise
-            self.progress.note(f"not saved, training goes on: {problem}")
+            goes_on = f"stopped after step {self.trainer.step}" if last else "training goes on"
+            self.progress.note(f"not saved, {goes_on}: {problem}")
             return
         self.best = past["best"]
+        if last and self.stopping:
+            self.progress.note(f"stopped after step {self.trainer.step} and saved; go on with: {self._how_to_go_on()}")
 
     def verdict(self) -> BudgetVerdict:
         """That of the rank that grew most."""

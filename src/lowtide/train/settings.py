@@ -33,6 +33,9 @@ def _setting(default: Value, text: str, least: int | None = None) -> Value:
     return field(default=default, metadata={"help": text, "least": least})
 
 
+NOT_TAKEN = ("out_dir", "ledger")  # from a checkpoint: what is written is said by whoever starts the run
+
+
 @dataclass(frozen=True)
 class Settings:
     """One run. The defaults are the two-minute run on two CPU cores."""
@@ -158,6 +161,11 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
     for layer in layers:
         merged.update(layer)
     return replace(Settings(), **{name: checked_setting(name, value, _flag(name)) for name, value in merged.items()})
+
+
+def remembered(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint remembers of its run's settings. Where a run writes is not taken from a file's content."""
+    return {name: value for name, value in settings.items() if name not in NOT_TAKEN}
 
 
 def from_toml(path: str | Path) -> dict[str, Any]:
