@@ -230,6 +230,7 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os, sys
 import lowtide
+lowtide.create  # modules come on first use, and may lie where that user cannot read
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
     lowtide.create(sys.argv[1] + "/z.npy", dtype="float32")

@@ -206,16 +206,19 @@ def test_a_file_is_unchanged_until_it_grows_is_written_or_loses_its_name(tmp_pat
     with path.open("rb") as file:
         fd, found = file.fileno(), os.fstat(file.fileno())
         for engine in (native(), PYTHON):
-            assert engine.unchanged(fd, 10, found.st_mtime_ns)
-            assert not engine.unchanged(fd, 11, found.st_mtime_ns)
-            assert not engine.unchanged(fd, 10, found.st_mtime_ns - 1)
-            assert not engine.unchanged(-1, 10, found.st_mtime_ns)
+            assert engine.unchanged(fd, 10, found.st_ctime_ns)
+            assert not engine.unchanged(fd, 11, found.st_ctime_ns)
+            assert not engine.unchanged(fd, 10, found.st_ctime_ns - 1)
+            assert not engine.unchanged(-1, 10, found.st_ctime_ns)
             with pytest.raises(TypeError):
                 engine.unchanged("fd", 10, 0)  # type: ignore[arg-type]
-        os.utime(path, ns=(0, 12345))
-        assert all(engine.unchanged(fd, 10, 12345) for engine in (native(), PYTHON))
+        path.write_bytes(b"9876543210")
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))  # size and time of writing are those of before
+        assert not any(engine.unchanged(fd, 10, found.st_ctime_ns) for engine in (native(), PYTHON))
+        now = os.fstat(fd).st_ctime_ns
+        assert all(engine.unchanged(fd, 10, now) for engine in (native(), PYTHON))
         path.unlink()
-        assert not any(engine.unchanged(fd, 10, 12345) for engine in (native(), PYTHON))
+        assert not any(engine.unchanged(fd, 10, os.fstat(fd).st_ctime_ns) for engine in (native(), PYTHON))
 
 
 def test_targets_put_runs_anywhere(content: bytes, fds: tuple[int, int]) -> None:
@@ -331,7 +334,7 @@ def test_both_engines_locate_the_same_runs(content: bytes, fds: tuple[int, int],
     shift = np.array(data.draw(st.lists(st.integers(0, 900), min_size=len(sizes), max_size=len(sizes))))
     found = os.fstat(fds[0])
     good = data.draw(st.booleans())
-    times = np.array([found.st_mtime_ns, found.st_mtime_ns, found.st_mtime_ns - (not good)])
+    times = np.array([found.st_ctime_ns, found.st_ctime_ns, found.st_ctime_ns - (not good)])
     files = WatchedFiles(ends, shift, which, np.full(3, SIZE), times, np.array([fds[0], fds[0], fds[0]], np.int32))
     numbers = np.array(data.draw(st.lists(st.integers(-2, 700), min_size=0, max_size=10)), np.int64)
     length = data.draw(st.integers(0, 30))
@@ -354,7 +357,7 @@ def test_a_file_with_a_million_extents_is_asked_about_once(fds: tuple[int, int])
         np.zeros(many, np.int64),
         np.zeros(many, np.int32),
         int64(SIZE),
-        int64(found.st_mtime_ns),
+        int64(found.st_ctime_ns),
         np.array([fds[0]], np.int32),
     )
     for engine in (native(), PYTHON):
