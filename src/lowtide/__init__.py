@@ -40,6 +40,10 @@ __version__ = "0.1.0"
 _ADAPTERS = ("torch", "dask", "ray")  # modules that import a framework, each with an extra of the same name
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ADAPTERS})
+
+
 def __getattr__(name: str) -> Any:
     """``lowtide.watch``, ``lowtide.mix`` and the adapters on first use: readers need not pay for them at import."""
     if name == "watch":

@@ -63,6 +63,11 @@ class Budget:
         self._others: set[weakref.ref[Shrinkable]] = set()
         renew_in_children(self)
 
+    def __repr__(self) -> str:
+        stated = "stated" if self.stated else "auto, grows with the batch"
+        held, peak = format_size(self.held), format_size(self.peak)
+        return f"<lowtide budget {format_size(self.limit)} ({stated}): {held} held, {peak} at most so far>"
+
     def __reduce__(self) -> tuple[type[Budget], tuple[int | str]]:
         return Budget, (self.limit if self.stated else "auto",)
 
