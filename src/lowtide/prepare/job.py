@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lowtide.atomic import atomic_write
 from lowtide.corpus.conversion import write_foreign
 from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import Journal, refuse_other_files
@@ -34,6 +33,7 @@ from lowtide.prepare.resources import Resources
 from lowtide.prepare.tokenizers.bpe import SAMPLE, trained
 from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
+from lowtide.storage.own_files import atomic_write
 
 _OUTSIDE = ("tokenizer", "format")  # settings the manifest records elsewhere, or not at all
 

@@ -17,7 +17,6 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from lowtide.atomic import atomic_write
 from lowtide.memory import Trace, Verdict, to_dict
 from lowtide.memory.judge.findings import signed
 from lowtide.report.chart import plot, spark
@@ -36,6 +35,7 @@ from lowtide.report.content import (
     visible,
 )
 from lowtide.report.series import STACK, Series, series
+from lowtide.storage.own_files import atomic_write
 from lowtide.units import format_duration, format_size
 
 _WORD_COLUMNS = ("name", "", "file", "filesystem")  # columns of words; the others are numbers
