@@ -32,23 +32,30 @@ _OTHER_FORMATS = (".npz", ".h5", ".hdf5", ".safetensors", ".parquet", ".arrow", 
 def create(
     path: str | os.PathLike[str],
     *,
-    dtype: DTypeLike,
-    shape: int | tuple[int, ...] = (-1,),
+    dtype: DTypeLike | None = None,
+    shape: int | tuple[int, ...] | None = None,
+    like: Any = None,
     budget: int | str = "auto",
     cache: str = "auto",
     overwrite: bool = False,
 ) -> ArrayWriter:
     """A new ``.npy`` file (any other name: bare numbers), to be written with ``append`` or ``out[i:j] = rows``.
 
-    ``shape``: a first axis of -1 is as long as what is appended. ``budget``: the most bytes held at once, also of pages
+    ``shape``: a first axis of -1 is as long as what is appended; (-1,) unless stated. ``like``: an array whose dtype,
+    and rows of whose shape, are taken where they are not stated. ``budget``: the most bytes held at once, also of pages
     that are not yet on disk. ``cache="drop"`` leaves nothing in the page cache, ``"auto"`` only what fits. Raises
     ``FileExistsError`` where the name is taken (unless ``overwrite``) or another writer is at work on it.
 
-    >>> with lowtide.create("z.npy", dtype="float32", shape=(-1, 162)) as out:
+    >>> with lowtide.create("z.npy", like=a) as out:
     ...     for chunk in a.chunks(): out.append(chunk / 255)
     """
     where = _checked_name(path)
-    one, axes = _checked_type(dtype, shape)
+    if like is not None:
+        if not hasattr(like, "dtype") or not hasattr(like, "shape"):
+            raise TypeError(f"like: expected an array, got {type(like).__name__}. Use like=lowtide.open(path).")
+        dtype = like.dtype if dtype is None else dtype
+        shape = (-1, *like.shape[1:]) if shape is None else shape
+    one, axes = _checked_type(dtype, (-1,) if shape is None else shape)
     one_of("cache", cache, ("auto", "keep", "drop"))
     if not isinstance(overwrite, (bool, np.bool_)):
         raise TypeError(f"overwrite: expected True or False, got {type(overwrite).__name__}. Use overwrite=True.")
@@ -258,10 +265,12 @@ def _checked_name(path: str | os.PathLike[str]) -> str:
     return where
 
 
-def _checked_type(dtype: DTypeLike, shape: int | tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _checked_type(dtype: DTypeLike | None, shape: int | tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """One item, and the axes, of which only the first may be -1."""
     if dtype is None:
-        raise TypeError("dtype: expected the dtype of the rows, got None. Use dtype='float32'.")
+        raise TypeError(
+            "dtype: expected the dtype of the rows, got None. Use dtype='float32', or like=a for that of an array."
+        )
     try:
         one = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as problem:

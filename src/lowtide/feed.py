@@ -115,7 +115,7 @@ class Feed(Cursor):
 
     @cursor.setter
     def cursor(self, rows: int) -> None:
-        self.position = rows
+        self.go_to(rows)
 
     def whole_batches(self) -> Feed:
         """This feed, without the batches at the end of a sequential order that are not full."""
@@ -163,7 +163,7 @@ class Feed(Cursor):
 
     def seek(self, step: int) -> None:
         """Go to a step; the next batch is that step's. Costs nothing, however far."""
-        self.position = self._steps.checked_row(step)
+        self.go_to(self._steps.checked_row(step))
 
     def _settings(self, position: int) -> dict[str, Any]:  # noqa: ARG002
         return {**self._reader.settings(), **self._stream.settings()}

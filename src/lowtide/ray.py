@@ -23,6 +23,8 @@ from ray.data.block import BlockAccessor, BlockMetadata
 
 from lowtide.arguments import at_least
 from lowtide.array import Array
+from lowtide.reading.rows.member_rows import Column
+from lowtide.together import Together
 from lowtide.tokens import Tokens
 from lowtide.units import MIB
 
@@ -31,14 +33,16 @@ __all__ = ["RowSource", "dataset"]
 BLOCK_BYTES_READ = 16 * MIB  # read at a time: enough to keep a disk busy, little beside Ray's own blocks of 128 MiB
 
 Columns = dict[str, NDArray[Any]]
+Rows = Array | Tokens | Together | Mapping[str, Array]
 
 
-def dataset(source: Array | Tokens | Mapping[str, Array], *, length: int | None = None, **options: Any) -> Any:
+def dataset(source: Rows, *, length: int | None = None, **options: Any) -> Any:
     """``source`` as a ``ray.data.Dataset`` whose read tasks read their own ranges of rows.
 
-    An array becomes the column ``data`` (one column per field where its dtype has fields), a dict of arrays of equal
-    length a column each. Tokens need ``length`` and become the column ``tokens``: windows of ``length + 1`` tokens at
-    stride ``length``. ``options`` go to ``ray.data.read_datasource``: ``override_num_blocks``, ``concurrency`` ...
+    An array becomes the column ``data`` (one column per field where its dtype has fields); a dict of arrays of equal
+    length, or ``together``, a column each. Tokens need ``length`` and become the column ``tokens``: windows of
+    ``length + 1`` tokens at stride ``length``. ``options`` go to ``ray.data.read_datasource``:
+    ``override_num_blocks``, ``concurrency`` ...
 
     >>> ds = lowtide.ray.dataset({"x": lowtide.open("x.npy"), "y": lowtide.open("y.npy")})
     """
@@ -48,7 +52,7 @@ def dataset(source: Array | Tokens | Mapping[str, Array], *, length: int | None 
 class RowSource(Datasource):
     """The Ray Data source behind ``dataset``, for those who call ``ray.data.read_datasource`` themselves."""
 
-    def __init__(self, source: Array | Tokens | Mapping[str, Array], *, length: int | None = None) -> None:
+    def __init__(self, source: Rows, *, length: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._reader = _reader_of(source, length)
 
@@ -76,13 +80,11 @@ class RowSource(Datasource):
 class _ColumnReader:
     """Arrays of equal length, one per column."""
 
-    def __init__(self, arrays: dict[str, Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Array | Column], budget: int) -> None:
         self._arrays = arrays
         self.count = len(next(iter(arrays.values())))
         self.width = sum(array.nbytes // max(1, len(array)) for array in arrays.values())
-        self._rows = max(
-            1, min(BLOCK_BYTES_READ, *(array.plan().budget for array in arrays.values())) // max(1, self.width)
-        )
+        self._rows = max(1, min(BLOCK_BYTES_READ, budget) // max(1, self.width))
 
     def blocks(self, first: int, last: int) -> Iterator[Any]:
         """The range as Ray's blocks; runs in a worker."""
@@ -120,17 +122,19 @@ def _reader_of(source: Any, length: int | None) -> _ColumnReader | _WindowReader
         return _WindowReader(source, at_least("length", length, 1, example="length=1024"))
     if length is not None:
         raise TypeError(f"length: expected no length for an array (it is for tokens), got {length!r}. Leave it out.")
+    if isinstance(source, Together):
+        return _ColumnReader(source.columns(), source.budget.limit)
     arrays = dict(source) if isinstance(source, Mapping) else {"data": source}
     if not arrays or not all(isinstance(array, Array) for array in arrays.values()):
         kinds = sorted({type(array).__name__ for array in arrays.values()}) or ["an empty dict"]
         raise TypeError(
-            f"lowtide.ray.dataset: expected what lowtide.open or open_tokens gives, got {', '.join(kinds)}. "
+            f"lowtide.ray.dataset: expected what lowtide.open, together or open_tokens gives, got {', '.join(kinds)}. "
             "Use lowtide.open(path)."
         )
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"lowtide.ray.dataset: expected arrays of equal length, got {lengths}. Cut the longer ones.")
-    return _ColumnReader(arrays)
+    return _ColumnReader(arrays, min(array.plan().budget for array in arrays.values()))
 
 
 def _native_columns(name: str, rows: NDArray[Any]) -> Columns:

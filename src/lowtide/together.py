@@ -22,7 +22,7 @@ from lowtide.reading.opened import html_table
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import refuse_name, select
 from lowtide.reading.rows.iteration import RowIteration, counted_batch
-from lowtide.reading.rows.member_rows import Member, MemberRows
+from lowtide.reading.rows.member_rows import Column, Member, MemberRows
 from lowtide.reading.rows.parts import Part, subset_of
 from lowtide.reading.rows.reader import RowReader
 from lowtide.reading.rows.resident import GivenArray, ResidentRows, RowMemory
@@ -85,6 +85,10 @@ class Together(RowIteration, OnDisk):
             refuse_name(key, self.names or (), "both[10:20]")
         rows = self._members
         return rows.packed([one.select(select(key, (one.count, *one.shape))) for one in rows.members])
+
+    def columns(self) -> dict[str, Column]:
+        """Every member by its name, or its number, each to be indexed alone: what Dask and Ray read."""
+        return dict(zip(self._members.called, map(Column, self._members.members), strict=True))
 
     def __iter__(self) -> Any:
         """Row by row, read in chunks."""

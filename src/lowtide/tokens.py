@@ -20,7 +20,7 @@ from lowtide.order.steps import Skips
 from lowtide.reading.documents.boundaries import ends_by_id, marks_of
 from lowtide.reading.documents.boundary_index import Progress
 from lowtide.reading.habits import TOKEN_NAMES, OnDisk, answers_habits
-from lowtide.reading.opened import Opened
+from lowtide.reading.opened import Opened, html_table
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import refuse_name, select, whole
 from lowtide.reading.rows.stratified import val_count
@@ -100,6 +100,15 @@ class Tokens(TokenRange, Opened, OnDisk):
 
     def __repr__(self) -> str:
         return f"<lowtide.Tokens {self.store.where} {len(self):,} x {self.dtype} {format_size(self.nbytes)}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"file": self.where, "tokens": f"{len(self):,}", "dtype": str(self.dtype)}
+        known = {"vocab": self.vocab, "eot": self.eot, "bos": self.bos}
+        facts |= {name: f"{value:,}" for name, value in known.items() if value is not None}
+        if len(self) < self.layout.shape[0]:
+            facts["part of"] = f"{self.layout.shape[0]:,} tokens"
+        facts |= {"bytes": format_size(self.nbytes), "budget": format_size(self.store.budget.limit)}
+        return html_table("lowtide.Tokens", facts)
 
     def __getitem__(self, key: Any) -> Any:
         """Tokens as an ordinary array you own, indexed as NumPy would.

@@ -73,11 +73,12 @@ class TensorFeed:
 
     def __next__(self) -> Any:
         feed = self.feed
-        before = feed.position
+        before, sought = feed.position, feed.sought
         try:
             batch = self._shipping.ship(next(feed))
         except BaseException:
-            feed.position = before  # a batch that did not reach the device comes again
+            if feed.sought == sought:  # a batch that did not reach the device comes again
+                feed.position = before
             raise
         self._received = feed.position
         return batch

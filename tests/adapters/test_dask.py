@@ -116,7 +116,9 @@ def test_arrays_of_no_rows_one_axis_and_three_axes_work(tmp_path: Path) -> None:
 def test_odd_sources_and_chunks_are_refused(rows: Path) -> None:
     odd: list[Any] = [np.zeros(4), "x.npy", None]
     for source in odd:
-        with pytest.raises(TypeError, match=r"lowtide\.dask\.array: expected what lowtide\.open gives, got"):
+        with pytest.raises(
+            TypeError, match=r"lowtide\.dask\.array: expected what lowtide\.open or together gives, got"
+        ):
             lowtide.dask.array(source)
     with pytest.raises(ValueError, match="chunks: expected 1 or more, got 0"):
         lowtide.dask.array(lowtide.open(rows), chunks=0)
@@ -175,3 +177,17 @@ def test_the_example_normalises_a_file_and_agrees_with_numpy() -> None:
     text = run(EXAMPLES / "dask_mean.py")
     assert "agrees with numpy: True" in text
     assert "2 worker processes" in text
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_together_is_cut_alike_and_read_member_by_member(rows: Path, named: bool) -> None:
+    x, y = lowtide.open(rows), np.arange(20_000)
+    both = lowtide.together(x=x, y=y) if named else lowtide.together(x, y)
+    found = lowtide.dask.array(both, chunks=3000)
+    left, right = (found["x"], found["y"]) if named else found
+    assert left.chunks[0] == right.chunks[0] == (3000,) * 6 + (2000,)
+    with dask.config.set(scheduler="synchronous"):
+        assert np.array_equal(left.compute(), np.load(rows))
+        assert np.array_equal(right[5:4000].compute(), y[5:4000])
+        assert np.array_equal(left[right % 7 == 0].compute(), np.load(rows)[y % 7 == 0])
+    assert lowtide.dask.array(both)["x" if named else 0].chunks[0] == (20_000,)

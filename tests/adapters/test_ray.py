@@ -64,6 +64,16 @@ def test_aligned_arrays_are_columns_of_the_same_rows(rows: Path) -> None:
         assert np.array_equal(block["x"][:, 0] // 6 % 10, block["y"])
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_together_is_a_column_per_array(rows: Path, named: bool) -> None:
+    x, y = lowtide.open(rows / "x.npy"), np.load(rows / "y.npy")
+    both = lowtide.together(x=x, y=y) if named else lowtide.together(x, y)
+    blocks = columns_of(both.split(val=0.2, seed=1)[0], 3)
+    assert sum(len(block["y" if named else "1"]) for block in blocks) == 40_000
+    for block in blocks:
+        assert np.array_equal(block["x" if named else "0"][:, 0] // 6 % 10, block["y" if named else "1"])
+
+
 def test_tokens_come_as_windows_one_token_longer_than_their_stride(tmp_path: Path) -> None:
     np.arange(10_000, dtype=np.uint16).tofile(tmp_path / "t.bin")
     tokens = lowtide.open_tokens(tmp_path / "t.bin", dtype="uint16")

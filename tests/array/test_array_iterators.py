@@ -95,7 +95,9 @@ def test_len_counts_the_batches_left_as_progress_bars_want_it(a: lowtide.Array) 
 
 def test_an_endless_iterator_says_that_it_has_no_length(a: lowtide.Array) -> None:
     for iterator in (a.sample(BATCH), a.shuffled(BATCH, epochs=None)):
-        with pytest.raises(TypeError, match=r"len: expected an iterator with an end, got an endless one\. Count"):
+        with pytest.raises(
+            TypeError, match=r"len: expected an iterator with an end, got .*, which has none here\. Count"
+        ):
             len(iterator)
         assert length_hint(iterator) == 0
         assert "endless" in repr(iterator)

@@ -127,7 +127,7 @@ def test_an_unstated_budget_grows_by_the_index(a: lowtide.Array) -> None:
         (np.ones(ROWS - 1, bool), IndexError, r"subset: expected a mask of 5000 rows, got 4999\. Make it"),
         ([0, ROWS], IndexError, r"expected a row from -5000 to 4999, got 5000"),
         ([0.5], IndexError, r"expected integers or a mask of rows, got float64"),
-        ([[1, 2]], ValueError, r"subset: expected one axis of rows, got shape \(1, 2\)"),
+        ([[1, 2]], ValueError, r"subset: expected one axis of row numbers, got shape \(1, 2\)"),
     ],
 )
 def test_rows_that_are_not_there_are_refused(a: lowtide.Array, which: Any, kind: type[Exception], problem: str) -> None:

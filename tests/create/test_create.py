@@ -321,3 +321,22 @@ def test_a_writer_shows_what_it_is(tmp_path: Path) -> None:
         assert (out.shape, out.dtype, out.nbytes) == ((3, 4), np.dtype("float32"), 48)
         assert "z.npy shape=(3, 4) dtype=float32 unfinished" in repr(out)
     assert "closed" in repr(out)
+
+
+def test_like_an_array_takes_its_dtype_and_rows_of_its_shape(tmp_path: Path) -> None:
+    rows = np.arange(60, dtype=np.int16).reshape(5, 4, 3)
+    np.save(tmp_path / "x.npy", rows)
+    with lowtide.open(tmp_path / "x.npy") as like, lowtide.create(tmp_path / "z.npy", like=like) as out:
+        for chunk in like.chunks(2):
+            out.append(chunk * 2)
+    assert np.array_equal(np.load(tmp_path / "z.npy"), rows * 2)
+    with lowtide.create(tmp_path / "f.npy", like=rows, dtype="float64") as out:
+        out.append(rows / 2)
+    with lowtide.create(tmp_path / "s.npy", like=rows, shape=7) as out:
+        out[0:7] = np.ones(7, np.int16)
+    assert np.load(tmp_path / "f.npy").dtype == np.float64
+    assert np.load(tmp_path / "s.npy").shape == (7,)
+    with pytest.raises(TypeError, match=r"like: expected an array, got str\. Use like=lowtide\.open\(path\)\."):
+        lowtide.create(tmp_path / "n.npy", like="x.npy")
+    with pytest.raises(TypeError, match=r"dtype: .*got None\. Use dtype='float32', or like=a"):
+        lowtide.create(tmp_path / "n.npy")

@@ -174,8 +174,7 @@ class Ahead:
     def _start_next(self, at: int) -> None:
         if not self._registered:
             self._registered = True
-            for pool in self._batches.reader.pools:
-                pool.may_shrink(self)
+            self._batches.reader.budget.may_shrink(self)
         steps, before, wanted = self._batches.steps, self._started, {}
         for _ in range(AHEAD):
             following = steps.begin(steps.after(at))

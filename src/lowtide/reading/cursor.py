@@ -44,6 +44,7 @@ class Cursor:
         self._turn = Turn()
         self._fingerprint: dict[str, Any] | None = None
         self._delivered, self._seconds = 0, 0.0
+        self.sought = 0  # how often: also to where the cursor stood already
 
     def __iter__(self) -> Self:
         return self
@@ -54,7 +55,7 @@ class Cursor:
         batch: Batch | None = None
         try:
             with self._turn.lock:
-                before = self.position
+                before, sought = self.position, self.sought
                 at = self._steps.begin(before)
                 if at is not None:
                     if self._fingerprint is None:
@@ -62,11 +63,13 @@ class Cursor:
                     batch = self._ahead.take(at) or self._batches.start(at)
                     self._ahead.keep(at)
                     arrays = batch.finish()
-                    if self.position == before:  # nobody sought meanwhile, a signal handler for one
-                        self._delivered += 1
-                        self._seconds += perf_counter() - began
-                        after = self._steps.after(at)
-                        self.position = after
+                    self._delivered += 1
+                    self._seconds += perf_counter() - began
+                    following = self._steps.after(at)
+                    # Somebody may have sought meanwhile: a handler, another thread. No call stands between asking and
+                    # moving, so none of them comes in between.
+                    if self.position == before and self.sought == sought:
+                        after = self.position = following
                     return arrays
         except BaseException as problem:
             if self.position == after:  # interrupted after the position moved: the batch comes again
@@ -101,7 +104,12 @@ class Cursor:
         >>> it = a.shuffled(4096, seed=0)
         >>> it.load_state_dict(a.shuffled(4096, seed=0, start=8192).state_dict())
         """
-        self.position = self._checked(state)
+        self.go_to(self._checked(state))
+
+    def go_to(self, position: int) -> None:
+        """Have the next batch begin at ``position``; one that is under way is still given first."""
+        self.sought += 1
+        self.position = position
 
     def _checked(self, state: Any) -> int:
         return check_state(state, self.state_dict(), self.counts, self.kind, self._end())

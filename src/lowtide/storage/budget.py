@@ -9,6 +9,7 @@ nothing. Does not allocate.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Protocol
 
@@ -31,6 +32,14 @@ class Trimmable(Protocol):
     def trim(self) -> None: ...
 
 
+class Shrinkable(Protocol):
+    """Somebody who holds bytes of a budget without needing them."""
+
+    def shrink(self) -> None:
+        """Give them up."""
+        ...
+
+
 class Holding:
     """Bytes counted against a budget while this object lives; ``aside``: for as long as a store is open."""
 
@@ -51,7 +60,13 @@ class Budget:
         self._turn = Turn()
         self._holdings: set[weakref.ref[Holding]] = set()
         self._idle: set[weakref.ref[Trimmable]] = set()
+        self._others: set[weakref.ref[Shrinkable]] = set()
         renew_in_children(self)
+
+    def __repr__(self) -> str:
+        stated = "stated" if self.stated else "auto, grows with the batch"
+        held, peak = format_size(self.held), format_size(self.peak)
+        return f"<lowtide budget {format_size(self.limit)} ({stated}): {held} held, {peak} at most so far>"
 
     def __reduce__(self) -> tuple[type[Budget], tuple[int | str]]:
         return Budget, (self.limit if self.stated else "auto",)
@@ -86,8 +101,22 @@ class Budget:
                 f"Open with budget={needed}{' or ' + smaller if smaller else ''}."
             )
 
-    def reserve(self, size: int, *, aside: bool = False) -> Holding | None:
-        """Hold ``size`` bytes for as long as the result lives, or None where they do not fit."""
+    def reserve(self, size: int, *, aside: bool = False, urgent: bool = False) -> Holding | None:
+        """Hold ``size`` bytes for as long as the result lives, or None where they do not fit.
+
+        Free buffers make room first; for what is ``urgent`` also batches under way that nobody has asked for yet, and
+        arrays caught in reference cycles, which are not the user's any more.
+        """
+        found = self._reserved(size, aside)
+        for make_room in (self.trim, self.shrink, gc.collect) if urgent else (self.trim,):
+            if found is not None:
+                break
+            make_room()
+            self.trim()
+            found = self._reserved(size, aside)
+        return found
+
+    def _reserved(self, size: int, aside: bool) -> Holding | None:
         with self._turn.lock:
             held = self.held + size
             if held > self.limit:
@@ -107,6 +136,17 @@ class Budget:
             idle = reference()
             if idle is not None:
                 idle.trim()
+
+    def may_shrink(self, other: Shrinkable) -> None:
+        """``other`` holds bytes of this budget that it can do without."""
+        self._others.add(weakref.ref(other, self._others.discard))
+
+    def shrink(self) -> None:
+        """Have everybody give up what they can do without."""
+        for reference in list(self._others):
+            other = reference()
+            if other is not None:
+                other.shrink()
 
     def renew_after_fork(self) -> None:
         """A child starts with nothing held: what it inherited belongs to the parent's count."""

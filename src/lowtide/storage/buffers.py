@@ -15,7 +15,7 @@ import gc
 import mmap
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,14 +44,6 @@ class _Lease(weakref.ref[Bytes]):
     holding: Holding  # the bytes stay counted while the memory lives
 
 
-class Shrinkable(Protocol):
-    """Somebody who holds bytes of a budget without needing them."""
-
-    def shrink(self) -> None:
-        """Give them up."""
-        ...
-
-
 class Pool:
     """Buffers of one opened object, by their size in whole pages."""
 
@@ -59,7 +51,6 @@ class Pool:
         self.budget = budget
         self.where = where
         self._allocate = allocate
-        self._others: set[weakref.ref[Shrinkable]] = set()
         budget.may_trim(self)
         self.renew_after_fork()
         renew_in_children(self)
@@ -101,10 +92,6 @@ class Pool:
     def _new(self, capacity: int, back: list[_Lease]) -> Bytes | None:
         holding = self.budget.reserve(capacity)
         if holding is None:
-            # Idle buffers of other sizes, here or in a pool that shares the budget, make room: nobody uses them.
-            self.budget.trim()
-            holding = self.budget.reserve(capacity)
-        if holding is None:
             return None
         memory = self._allocate(capacity)
         root: Bytes = np.ndarray(capacity, np.uint8, memory)
@@ -114,10 +101,7 @@ class Pool:
         return root
 
     def _after_shrinking(self, size: int) -> Bytes:
-        for reference in list(self._others):
-            other = reference()
-            if other is not None:
-                other.shrink()
+        self.budget.shrink()
         found = self.try_take(size)
         if found is None:
             gc.collect()  # arrays caught in reference cycles are not the user's any more
@@ -130,10 +114,6 @@ class Pool:
             f"({self.lent} arrays still in use) and {wanted} more wanted. Drop arrays before asking for the next, keep "
             f"copies (np.array(rows)), or open with budget={held + wanted}."
         )
-
-    def may_shrink(self, other: Shrinkable) -> None:
-        """``other`` holds bytes of the budget that it can do without."""
-        self._others.add(weakref.ref(other, self._others.discard))
 
     def allocate_with(self, allocate: Allocate) -> None:
         """From now on make buffers with ``allocate`` (pinned memory, say); free ones of the old kind are given up."""

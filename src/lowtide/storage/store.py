@@ -278,7 +278,7 @@ class Store:
         with self._turn.lock:
             if self._strategy is None:
                 made, self.strategy_why = self._make_strategy(self.asked[0])
-                self.pool.may_shrink(made)
+                self.budget.may_shrink(made)
                 self._strategy = made
             return self._strategy
 
@@ -299,7 +299,7 @@ class Store:
         """Set aside what the strategy may hold mapped as long as it is open."""
         allowance = max(SMALLEST_ALLOWANCE, min(LARGEST_ALLOWANCE, self.budget.limit // 4))
         if self.budget.limit >= 4 * SMALLEST_ALLOWANCE:
-            self._aside = self.budget.reserve(allowance, aside=True)
+            self._aside = self.budget.reserve(allowance, aside=True, urgent=True)
         if self._aside is None:
             raise BudgetError(
                 f"{self.where}: expected a budget of {format_size(4 * SMALLEST_ALLOWANCE)} or more for "

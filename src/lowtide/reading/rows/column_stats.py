@@ -15,7 +15,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ PIECE = 65536  # items at a time: 512 KiB as float64
 FOLDED = 512  # narrow rows are laid side by side until a line is about this wide
 GUESS_ROWS = 256  # rows whose mean is the guess
 FAR = 100  # a mean this many times the spread costs squares 4 of their 16 digits; beyond, the guess is taken off
+SHOWN = 4  # columns at either end that a table shows
 MOST_THREADS = 4  # more would wait for the one that reads
 
 
@@ -36,7 +37,7 @@ class Chunked(Protocol):
     def chunks(self) -> Iterator[NDArray[Any]]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ColumnStats:
     """Each field has the shape of one row. ``count``: numbers, NaN not among them; ``std``: of the population.
 
@@ -49,6 +50,18 @@ class ColumnStats:
     min: Floats
     max: Floats
     nan: NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        """A table of the first and last columns; all of them are in the fields."""
+        names = [one.name for one in fields(self)]
+        columns, values = self.count.size, [getattr(self, name).reshape(-1).tolist() for name in names]
+        shown = range(columns) if columns <= 2 * SHOWN else (*range(SHOWN), None, *range(columns - SHOWN, columns))
+        lines = [f"<lowtide.ColumnStats of {columns:,} columns>", "column" + "".join(f"{name:>13}" for name in names)]
+        lines += [
+            "..." if column is None else f"{column:6}" + "".join(f"{one[column]:13.6g}" for one in values)
+            for column in shown
+        ]
+        return "\n".join(lines)
 
 
 def stats_of(array: Chunked, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> ColumnStats:

@@ -12,6 +12,7 @@ import numpy as np
 
 from lowtide.machine import PAGE
 from lowtide.reading.ahead import Batch, prepared_ahead
+from lowtide.reading.rows.indexing import select
 from lowtide.reading.rows.parts import Listed, lists_of
 from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader, Wanted
 from lowtide.reading.rows.resident import GivenArray, ResidentRows
@@ -20,6 +21,21 @@ from lowtide.storage.budget import whole_pages
 
 Member = RowReader | ResidentRows | GivenArray
 REMEMBERED = 8 * ROWS_AT_ONCE  # numbers of one batch that are computed once for all members: half a MiB
+
+
+class Column:
+    """One member alone: what adapters ask of an array."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self.dtype, self.shape = member.dtype, (member.count, *member.shape)
+        self.nbytes = member.nbytes(member.count)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._member.select(select(key, self.shape))
 
 
 class MemberRows:

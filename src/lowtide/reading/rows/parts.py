@@ -126,7 +126,7 @@ def reserved(budget: Budget, where: str, size: int, count: int) -> Holding:
     """Room for an index; refused, before it is made, where a stated budget has none."""
     if not budget.stated:
         budget.limit += size  # beside the room for buffers, not in their place
-    holding = budget.reserve(size, aside=True)
+    holding = budget.reserve(size, aside=True, urgent=True)
     if holding is None:
         raise BudgetError(
             f"{where}: expected {format_size(size)} of the budget free for the index of {count} rows, got "

@@ -38,7 +38,7 @@ class RowMemory:
     def hold(self) -> bool:
         """Count the rows against the budget for as long as they may be needed; False where they do not fit."""
         if self._holding is None:
-            self._holding = self.source.budget.reserve(self.size, aside=True)
+            self._holding = self.source.budget.reserve(self.size, aside=True, urgent=True)
         return self._holding is not None
 
     def rows(self) -> NDArray[Any]:
