@@ -186,9 +186,9 @@ class Array(RowIteration):
         if batch is not None:
             prepared, staging = (0, 0) if reader.fortran else prepared_ahead(self._store)
             held = (2 + prepared) * whole_pages(size) + whole_pages(reader.scratch(rows)) + staging
-        why: tuple[str, ...] = ()
+        why = self.layout.notes
         if reader.fortran:
-            why = ("the file is in Fortran order: a row is one item of every column, so reads are many and small",)
+            why = (*why, "the file is in Fortran order: a row is one item of every column, so reads are many and small")
         index = index_bytes(self._part)
         if index:
             why = (*why, f"an index of {format_size(index)} says which rows are in the subset")

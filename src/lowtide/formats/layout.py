@@ -52,6 +52,7 @@ class Layout:
     eot: int | None = None  # the id that ends a document, where a manifest states it
     bos: int | None = None  # the id that begins one
     vocab: int | None = None  # ids are below this, where a manifest states it
+    part: str | None = None  # "train" | "val" | "test", where the directory that was named holds several
 
     @property
     def row_nbytes(self) -> int:
@@ -183,6 +184,7 @@ def join(layouts: Sequence[Layout]) -> Layout:
         eot=first.eot,
         bos=first.bos,
         vocab=first.vocab,
+        part=first.part if all(layout.part == first.part for layout in layouts) else None,
     )
 
 

@@ -1,7 +1,8 @@
 """From what a caller names to the layout of one run of tokens.
 
-A corpus is its token files in counting order, all of one format and dtype; anything that would silently mix - train
-with val, two formats, two dtypes - or that is no token file is refused by name. Empty files are left out, with a note.
+A corpus is its token files in counting order, all of one format and dtype; of a directory that holds train and val it
+is the train part unless another was asked for. Anything that would silently mix - files of two parts, two formats, two
+dtypes - or that is no token file is refused by name. Empty files are left out, with a note.
 Costs one open and one small read per file, and one listing and one look for a manifest per directory, however many
 shards of it were named. Reads no tokens, and never a pickle.
 """
@@ -21,9 +22,10 @@ from lowtide.errors import FormatError
 from lowtide.formats.files import memmap, raw
 from lowtide.formats.header import HeaderFile, is_file
 from lowtide.formats.layout import HEADERLESS, Layout, agree, join, stated_ids
+from lowtide.formats.parts import checked_part, chosen_part, part_directories, refuse_mixed_parts, refuse_part_of_file
 from lowtide.formats.recognise import recognised
 from lowtide.formats.refusals import LoaderIndex, read_loader_index, refuse_foreign, refuse_foreign_directory
-from lowtide.formats.sources import Mapped, Source, named, natural_key, refuse_train_with_val
+from lowtide.formats.sources import Mapped, Source, named, natural_key
 from lowtide.formats.tokens.manifest import MANIFEST, Manifest, read_manifest, shard_documents
 
 _SUFFIXES = (".bin", ".npy", ".ds", ".safetensors", ".npz")
@@ -36,6 +38,7 @@ class _Asked:
 
     dtype: np.dtype[Any] | None
     tensor: str | None
+    part: str | None = None
     manifests: dict[Path, Manifest | None] = field(default_factory=dict)
     indexes: dict[Path, LoaderIndex | None] = field(default_factory=dict)
 
@@ -50,19 +53,24 @@ class _Asked:
         return self.indexes[directory]
 
 
-def token_layout(source: Source, *, dtype: npt.DTypeLike | None = None, tensor: str | None = None) -> Layout:
+def token_layout(
+    source: Source, *, dtype: npt.DTypeLike | None = None, tensor: str | None = None, part: str | None = None
+) -> Layout:
     """Where the tokens behind ``source`` lie: a token file, a list, a glob, or a directory; one axis of integers.
 
     ``tensor`` names the array of a ``.safetensors``, ``.npz`` or HDF5 file; without it, the only one that fits.
+    ``part``: which part of a directory that holds several; train where nothing is stated.
     """
-    asked = _Asked(stated_ids(dtype), tensor)
+    asked = _Asked(stated_ids(dtype), tensor, checked_part(part))
     files = _without_sidecars(named(source))
     if len(files) == 1:
         return _item(files[0], asked)
-    texts = [file for file in files if isinstance(file, str)]
-    refuse_train_with_val(source if isinstance(source, str) else f"{len(files)} files", texts)
+    where = source if isinstance(source, str) else f"{len(files)} files"
+    refuse_mixed_parts(where, [file for file in files if isinstance(file, str)])
     kept, notes = _without_empty(files)
-    return _noted(_one_format([_item(file, asked) for file in kept]), notes)
+    layout = _as_part(_one_format([_item(file, asked) for file in kept]), None, notes)
+    refuse_mixed_parts(where, [extent.path for extent in layout.extents])  # directories give the part they hold
+    return layout
 
 
 def _item(item: str | Mapped, asked: _Asked) -> Layout:
@@ -70,6 +78,7 @@ def _item(item: str | Mapped, asked: _Asked) -> Layout:
         return _tokens(agree(memmap.read(item), asked.dtype, None, 0))
     if Path(item).is_dir():
         return _directory(Path(item).absolute(), asked)
+    refuse_part_of_file(item, asked.part)
     if not os.path.lexists(item) and is_file(f"{item}.bin") and is_file(f"{item}.idx"):
         return _file(f"{item}.idx", asked)  # Megatron's users name the pair by its prefix
     return _file(item, asked)
@@ -123,16 +132,25 @@ def _directory(path: Path, asked: _Asked) -> Layout:
     if index is not None:
         raise index.kind.refusal(str(path), tokens=True)
     shards = [name for name in names if name.endswith(_SUFFIXES) and not name.startswith(".")]
+    inside = [] if shards else part_directories(path)
+    if inside:
+        part, chosen, notes = chosen_part(str(path), inside, asked.part)
+        if len(chosen) > 1:
+            raise FormatError(f"{path}: expected one directory of a part, got {_few(chosen)}. Name one of them.")
+        return _as_part(_directory(path / chosen[0], replace(asked, part=None)), part, notes)
     if not shards:
         refuse_foreign_directory(str(path), names, tokens=True)
         raise FormatError(
             f"{path}: expected token files ({', '.join(_SUFFIXES)}), got {_few(names)}. "
             "Name the directory or the files that hold the tokens."
         )
-    paths = [str(path / name) for name in shards]
-    refuse_train_with_val(str(path), paths)
-    kept, notes = _without_empty(paths)
-    return _noted(_one_format([_item(file, asked) for file in kept]), notes)
+    part, chosen, notes = chosen_part(str(path), shards, asked.part)
+    kept, left_out = _without_empty([str(path / name) for name in chosen])
+    return _as_part(_one_format([_item(file, replace(asked, part=None)) for file in kept]), part, notes + left_out)
+
+
+def _as_part(layout: Layout, part: str | None, notes: tuple[str, ...]) -> Layout:
+    return replace(layout, part=part or layout.part, notes=(*notes, *layout.notes))
 
 
 def _by_manifest(path: Path, manifest: Manifest, asked: _Asked) -> Layout:
@@ -141,18 +159,19 @@ def _by_manifest(path: Path, manifest: Manifest, asked: _Asked) -> Layout:
             f"{path}: expected dtype {manifest.dtype} as its {MANIFEST} says, got dtype={asked.dtype}. "
             "Leave dtype= out."
         )
-    refuse_train_with_val(str(path), [str(path / entry.file) for entry in manifest.entries])
+    part, chosen, notes = chosen_part(str(path), [entry.file for entry in manifest.entries], asked.part)
     layouts = []
-    for entry in manifest.entries:
+    for entry in [manifest.by_name[name] for name in chosen]:
         shard = str(path / entry.file)
         if entry.tokens == 0 and _is_empty(shard):
             continue
-        layout = _file(shard, replace(asked, dtype=manifest.dtype))
+        layout = _file(shard, replace(asked, dtype=manifest.dtype, part=None))
         _check_count(layout, entry.tokens, manifest)
         layouts.append(replace(layout, documents=shard_documents(manifest, path, entry) or layout.documents))
     if not layouts:
         raise FormatError(f"{path}: expected tokens, got {len(manifest.entries)} empty shards. Write it again.")
-    return replace(_one_format(layouts), eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab)
+    layout = replace(_one_format(layouts), eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab)
+    return _as_part(layout, part, notes)
 
 
 def _check_count(layout: Layout, tokens: int, manifest: Manifest) -> None:
@@ -177,10 +196,6 @@ def _without_empty(files: Sequence[str | Mapped]) -> tuple[list[str | Mapped], t
 
 def _is_empty(path: str) -> bool:
     return is_file(path) and os.path.getsize(path) == 0  # noqa: PTH202
-
-
-def _noted(layout: Layout, notes: tuple[str, ...]) -> Layout:
-    return replace(layout, notes=(*layout.notes, *notes)) if notes else layout
 
 
 def _one_format(layouts: Sequence[Layout]) -> Layout:
