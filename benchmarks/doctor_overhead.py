@@ -21,7 +21,8 @@ import tracemalloc
 import urllib.request
 from pathlib import Path
 
-from lowtide.memory import FileSample, ProcessSample, Sample, watch
+from lowtide.memory import Sample, watch
+from lowtide.memory.samples import FileSample, ProcessSample
 from lowtide.memory.samples import Ring
 from lowtide.report.endpoint import Endpoint
 from lowtide.report.prometheus import prometheus_text

@@ -13,7 +13,7 @@ import pytest
 
 from lowtide.machine import memory_cgroup, memory_limit
 from lowtide.memory import judge
-from lowtide.memory.measure.cgroup_usage import read_cgroup
+from lowtide.memory.measure.cgroup_usage import sample_cgroup
 from lowtide.memory.watch import watch
 
 MIB = 1024**2
@@ -43,8 +43,9 @@ def test_a_v2_cgroup_is_read_where_the_smallest_limit_is(tmp_path: Path) -> None
             f"{base}/pod/main/memory.stat": "anon 1\n",
         },
     )
-    sample = read_cgroup(root=root)
-    assert sample is not None
+    cgroup = memory_cgroup(root=root)
+    assert cgroup is not None
+    sample = sample_cgroup(cgroup)
     assert (sample.version, sample.path, sample.limit, sample.current) == (2, "/pod", 4096, 2100)
     assert (sample.anon, sample.file, sample.shmem, sample.dirty) == (10, 2000, 30, 9)
     assert (sample.active_file, sample.inactive_file, sample.refaults, sample.oom_kills) == (600, 1370, 8, 1)
@@ -67,15 +68,16 @@ def test_a_v1_cgroup_is_read_with_its_children_included(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
         },
     )
-    sample = read_cgroup(root=root)
-    assert sample is not None
+    cgroup = memory_cgroup(root=root)
+    assert cgroup is not None
+    sample = sample_cgroup(cgroup)
     assert (sample.version, sample.limit, sample.current, sample.anon, sample.file) == (1, None, 40, 11, 22)
     assert (sample.dirty, sample.active_file, sample.oom_kills, sample.working_set) == (5, 9, 2, 30)
 
 
 def test_no_cgroup_mounted_is_none(tmp_path: Path) -> None:
     root = write(tmp_path, {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": ""})
-    assert read_cgroup(root=root) is None
+    assert memory_cgroup(root=root) is None
 
 
 @pytest.fixture

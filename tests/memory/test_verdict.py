@@ -9,20 +9,9 @@ from typing import Any
 
 import pytest
 
-from lowtide.memory import (
-    GREW,
-    KINDS,
-    CgroupSample,
-    Ended,
-    FileSample,
-    ProcessSample,
-    Sample,
-    Trace,
-    Verdict,
-    from_dict,
-    judge,
-    to_dict,
-)
+from lowtide.memory import KINDS, Sample, Trace, Verdict, judge
+from lowtide.memory.samples import GREW, CgroupSample, Ended, FileSample, ProcessSample
+from lowtide.memory.traces import from_dict, to_dict
 
 MIB = 1024**2
 COUNT, STEP = 60, 1.0

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from lowtide.errors import LowtideError
-from lowtide.memory import FileSample, Sample, judge, watch
-from lowtide.memory.samples import MOST_SAMPLES, Ring
+from lowtide.memory import Sample, judge, watch
+from lowtide.memory.samples import MOST_SAMPLES, FileSample, Ring
 from lowtide.memory.watch import PROC
 
 MIB = 1024**2

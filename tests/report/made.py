@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
 
-from lowtide.memory import CgroupSample, FileSample, ProcessSample, Sample, Trace, from_dict, to_dict
+from rich.console import Console
+
+from lowtide.memory import Sample, Trace, Verdict
+from lowtide.memory.samples import CgroupSample, FileSample, ProcessSample
+from lowtide.memory.traces import from_dict, to_dict
+from lowtide.report.terminal import render
 from lowtide.units import MIB
 
 HOSTILE = (
@@ -102,3 +108,11 @@ def long_trace(count: int) -> Trace:
     samples[count // 3] = sample(count // 3 * 1.0, anon=900, mapped=300, cache=10)
     samples[count // 2] = sample(count // 2 * 1.0, anon=200, mapped=300, shmem=5, cache=10)
     return made(tuple(samples))
+
+
+def plain(trace: Trace, verdict: Verdict, width: int = 110) -> str:
+    """The report of a terminal as text without colour."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(render(trace, verdict))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from tests.report.made import cgroup, mapped_trace
 
-from lowtide.memory import GREW, KINDS, judge
+from lowtide.memory import KINDS, judge
+from lowtide.memory.samples import GREW
 from lowtide.report.endpoint import Endpoint, parse_address
 from lowtide.report.prometheus import OWNERS, prometheus_text
 

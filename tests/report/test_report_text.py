@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.report.made import HOSTILE, cgroup, hostile_trace, long_trace, made, mapped_trace, sample
+from tests.report.made import HOSTILE, cgroup, hostile_trace, long_trace, made, mapped_trace, plain, sample
 
 from lowtide.errors import LowtideError
 from lowtide.memory import KINDS, Verdict, judge
 from lowtide.memory.watch import watch
-from lowtide.report import html, png, terminal
+from lowtide.report import html, png
 from lowtide.report.content import file_table, process_table, sections, visible
 from lowtide.report.series import STACK, series, size_ticks, thin, time_ticks
 from lowtide.units import GIB, KIB, MIB
@@ -22,7 +22,7 @@ from lowtide.units import GIB, KIB, MIB
 
 def test_what_is_held_comes_first_and_then_the_verdict_with_its_confidence() -> None:
     trace = mapped_trace()
-    report = terminal.plain(trace, judge(trace), width=400)
+    report = plain(trace, judge(trace), width=400)
     held, grew = report.splitlines()[:2]
     assert held.startswith("HELD     Held 931 MiB at its highest and 931 MiB now. Largest: mapped 809 MiB")
     assert grew.startswith("VERDICT  mapped +")
@@ -31,7 +31,7 @@ def test_what_is_held_comes_first_and_then_the_verdict_with_its_confidence() -> 
 
 def test_the_table_has_now_growth_rate_and_meaning_of_every_kind() -> None:
     trace = mapped_trace()
-    lines = terminal.plain(trace, judge(trace), width=200).splitlines()
+    lines = plain(trace, judge(trace), width=200).splitlines()
     rows = {words[0]: line for line in lines if (words := line.split()) and not line.startswith(" ")}
     assert rows["kind"].split() == ["kind", "now", "at", "most", "growth", "per", "minute", "meaning"]
     assert set(KINDS) <= set(rows)
@@ -42,16 +42,14 @@ def test_the_table_has_now_growth_rate_and_meaning_of_every_kind() -> None:
 def test_a_kind_freed_before_the_end_shows_its_peak_beside_what_is_left() -> None:
     samples = (*mapped_trace(40).samples, sample(61.0, anon=10, mapped=3))
     trace = dataclasses.replace(made(samples), exit_code=0)
-    lines = terminal.plain(trace, judge(trace), width=200).splitlines()
+    lines = plain(trace, judge(trace), width=200).splitlines()
     assert any(line.startswith("kind") and "at the end" in line for line in lines)
     mapped = next(line for line in lines if line.startswith("mapped"))
     assert mapped.split()[1:5] == ["796", "MiB", "796", "MiB"]  # the fall of its last second is its teardown
     freed = dataclasses.replace(
         made((*samples, *(sample(62.0 + k, anon=10, mapped=3) for k in range(30)))), exit_code=0
     )
-    mapped = next(
-        line for line in terminal.plain(freed, judge(freed), width=200).splitlines() if line.startswith("mapped")
-    )
+    mapped = next(line for line in plain(freed, judge(freed), width=200).splitlines() if line.startswith("mapped"))
     assert mapped.split()[1:5] == ["3.00", "MiB", "796", "MiB"]  # the control: it was freed long before
 
 
@@ -66,7 +64,7 @@ def test_sections_come_in_the_order_a_reader_asks_and_empty_ones_are_left_out() 
 
 def test_what_was_not_measured_is_said_once_and_never_shown_as_zero() -> None:
     trace = dataclasses.replace(mapped_trace(), missing={"cache": "cachestat needs Linux 6.5"})
-    report = terminal.plain(trace, judge(trace), width=200)
+    report = plain(trace, judge(trace), width=200)
     assert report.count("cachestat needs Linux 6.5") == 1
     row = next(line for line in report.splitlines() if line.startswith("cache"))
     assert row.split()[1:4] == ["?", "?", "?"]
@@ -89,7 +87,7 @@ def test_a_broken_budget_is_said_with_both_numbers() -> None:
 
 def test_hostile_names_reach_the_terminal_as_letters_only() -> None:
     trace = hostile_trace()
-    report = terminal.plain(trace, judge(trace))
+    report = plain(trace, judge(trace))
     assert not {"\x1b", "\x07", "\u202e", "\u2028"} & set(report)
     assert "[bold red]markup[/]" in report  # shown, not obeyed
     report.encode()  # no lone surrogate is left
@@ -173,7 +171,7 @@ def test_a_real_watched_process_goes_through_every_writer(tmp_path: Path) -> Non
     png.write(trace, verdict, tmp_path / "png.png")
     assert "</html>" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert (tmp_path / "png.png").read_bytes().startswith(b"\x89PNG")
-    assert "VERDICT" in terminal.plain(trace, verdict)
+    assert "VERDICT" in plain(trace, verdict)
 
 
 def test_the_page_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -223,7 +221,7 @@ from lowtide.memory import Sample, Trace, judge
 from lowtide.report import html, png, terminal
 trace = Trace("x", 0.0, 1.0, {}, (Sample(0.0, 1, 1, 1, 1, 1, 1),))
 html.write(trace, judge(trace), sys.argv[1] + "/page.html")
-terminal.plain(trace, judge(trace))
+terminal.render(trace, judge(trace))
 try:
     png.write(trace, judge(trace), sys.argv[1] + "/png.png")
 except Exception as problem:

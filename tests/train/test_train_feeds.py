@@ -18,7 +18,7 @@ from lowtide.cli import main
 from lowtide.errors import StateError
 from lowtide.train import GPT, Settings, Shape
 from lowtide.train.model import inside_documents
-from lowtide.train.settings import first_corpus, from_toml, layered, mix_plan, mix_text
+from lowtide.train.settings import first_corpus, from_toml, layered, mix_plan
 
 Make = Callable[..., Settings]
 EOT = 63
@@ -223,7 +223,7 @@ def test_the_first_corpus_of_a_mixture_spells_its_text() -> None:
         ("web=a:1;5:web=b:1", "expected a for 'web' as before, got b"),
         ("web=a:1;0:web=1", "expected changes at rows from 1 on"),
         ("web=a:1;x", "expected name=PATH:weight"),
-        (mix_text({"web": ["a", True]}), "expected a path and a weight for 'web'"),
+        ('{"web": ["a", true]}', "expected a path and a weight for 'web'"),
     ],
 )
 def test_what_is_no_mixture_is_refused_in_one_line(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,23 +89,17 @@ def test_a_model_learns_a_repeated_batch(model: GPT) -> None:
 
 def test_sampling_stays_in_the_vocabulary_and_repeats_with_its_seed(model: GPT) -> None:
     model.eval()
-    start = torch.tensor([[1]])
-
-    def draw(seed: int) -> list[int]:
-        generator = torch.Generator().manual_seed(seed)
-        drawn: list[int] = model.generate(start, 40, generator=generator)[0].tolist()
-        return drawn
-
-    assert draw(3) == draw(3) != draw(4)
-    assert len(draw(3)) == 41  # more than the window holds
-    assert all(0 <= token < 31 for token in draw(3))
+    drawn = {seed: list(model.sampled([1], 40, seed=seed)) for seed in (3, 4)}
+    assert drawn[3] == list(model.sampled([1], 40, seed=3)) != drawn[4]
+    assert len(drawn[3]) == 40  # more than the window holds
+    assert all(0 <= token < 31 for token in drawn[3])
 
 
 def test_top_one_sampling_takes_the_likeliest_token(model: GPT) -> None:
     model.eval()
     start = tokens(1, 5)
     likeliest = int(model(start)[0][0, -1].argmax())
-    assert int(model.generate(start, 1, top_k=1)[0, -1]) == likeliest
+    assert list(model.sampled(start[0].tolist(), 1, seed=0, top_k=1)) == [likeliest]
 
 
 def test_matrices_decay_and_gains_do_not(model: GPT) -> None:

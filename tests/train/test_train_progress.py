@@ -16,7 +16,7 @@ import pytest
 from lowtide.prepare import Control
 from lowtide.report.png import write_panels
 from lowtide.train.gauge import MOST_POINTS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, panels, thinned
-from lowtide.train.telling import JsonLines, Lines, RunOutcome, Stepped, clock
+from lowtide.train.telling import Evaluated, JsonLines, Lines, RunOutcome, Stepped, clock
 from lowtide.units import MIB
 
 LAST_LINE = re.compile(
@@ -36,7 +36,7 @@ def points(count: int) -> list[CurvePoint]:
     found = []
     for n in range(count):
         val = 3.0 - n / count if n % 100 == 0 else math.nan
-        found.append(CurvePoint(n * 1.0, n, 3.0 - n / count, val, MemoryNow(300 * MIB, 200 * MIB, 10 * MIB)))
+        found.append(CurvePoint(n * 1.0, n, 3.0 - n / count, val, 300 * MIB, 200 * MIB, 10 * MIB))
     return found
 
 
@@ -52,8 +52,8 @@ def test_the_last_line_never_changes_its_form() -> None:
 def test_lines_put_the_report_on_stdout_with_the_last_line_last() -> None:
     err, out = io.StringIO(), io.StringIO()
     progress = Lines(err, out)
-    progress.stepped(STEPPED)
-    progress.ended(outcome())
+    progress.tell(STEPPED)
+    progress.tell(outcome())
     assert "loss 3.2500" in err.getvalue()
     assert out.getvalue().splitlines()[-1] == outcome().last_line
     assert "| def f():" in out.getvalue()
@@ -62,11 +62,11 @@ def test_lines_put_the_report_on_stdout_with_the_last_line_last() -> None:
 def test_the_report_puts_the_control_beside_the_budget() -> None:
     control = Control(640 * MIB, 639 * MIB, MIB, ((0.5, 300 * MIB, 0), (1.0, 639 * MIB, 0)))
     err, out = io.StringIO(), io.StringIO()
-    Lines(err, out).ended(replace(outcome(), control=control))
+    Lines(err, out).tell(replace(outcome(), control=control))
     assert "one pass over the same 640 MiB through a kept np.memmap" in out.getvalue()
     assert "mapped grew 639 MiB; the corpus is 10.0 times this run's budget" in out.getvalue()
     said = io.StringIO()
-    JsonLines(said).ended(replace(outcome(), control=control))
+    JsonLines(said).tell(replace(outcome(), control=control))
     assert json.loads(said.getvalue())["control"] == {"corpus_bytes": 640 * MIB, "mapped": 639 * MIB, "anon": MIB}
 
 
@@ -74,9 +74,9 @@ def test_json_lines_are_one_object_each_and_the_last_has_the_figures() -> None:
     out = io.StringIO()
     progress = JsonLines(out)
     progress.note("a\nb")
-    progress.stepped(STEPPED)
-    progress.evaluated(10, math.nan)
-    progress.ended(outcome())
+    progress.tell(STEPPED)
+    progress.tell(Evaluated(10, math.nan))
+    progress.tell(outcome())
     events = [json.loads(line, parse_constant=pytest.fail) for line in out.getvalue().splitlines()]
     assert [event["event"] for event in events] == ["note", "step", "eval", "end"]
     assert events[2]["val_loss"] is None  # NaN is no JSON

@@ -19,8 +19,8 @@ from lowtide.bench.jobs import READING_PATTERNS, Ask, Job, jobs_for, one_file, q
 from lowtide.bench.presentation import BenchFacts, document, notes, pattern_rows, title
 from lowtide.bench.recommend import Advice, recommend
 from lowtide.bench.rounds import Measurements, OnJob, measure_all
-from lowtide.cli.flags import above_zero, add_budget, add_json, add_paths, add_stated, number, stated, whole
-from lowtide.cli.tables import Styled, facts, show, table
+from lowtide.cli.flags import above_zero, add_budget, add_json, add_paths, add_stated, number, option, stated, whole
+from lowtide.cli.tables import Styled, facts, show, table, watched
 from lowtide.formats import Layout
 from lowtide.machine import file_kind, read_ahead_bytes, total_memory
 from lowtide.survey.projection import Plan, cache_reason, keeps_cache
@@ -39,15 +39,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     time = parser.add_argument_group("how long")
     time.add_argument("--quick", action="store_true", help="one round in about half a minute, whatever the file's size")
-    time.add_argument(
-        "--seconds", type=number, default=1.0, metavar="S", help="per case and round, for cold and for warm figures (1)"
-    )
-    time.add_argument("--rounds", type=whole, default=3, metavar="N", help="figures are medians of N rounds (3)")
+    option(time, "--seconds S", "per case and round, for cold and for warm figures (1)", number, 1.0)
+    option(time, "--rounds N", "figures are medians of N rounds (3)", whole, 3)
     time.add_argument("--no-drop", action="store_true", help="leave the page cache alone: warm figures only")
     run = parser.add_argument_group("what to read")
-    run.add_argument("--batch", type=whole, metavar="N", help="rows or windows per batch (64)")
-    run.add_argument("--row", type=whole, metavar="N", help="read one axis of numbers as rows of N")
-    run.add_argument("--length", type=whole, default=1024, metavar="N", help="tokens per window (1024)")
+    option(run, "--batch N", "rows or windows per batch (64)", whole)
+    option(run, "--row N", "read one axis of numbers as rows of N", whole)
+    option(run, "--length N", "tokens per window (1024)", whole, 1024)
     add_budget(run)
     add_stated(parser)
 
@@ -110,7 +108,7 @@ def _refuse_early(layout: Layout, ask: Ask, jobs: list[Job]) -> None:
 @contextlib.contextmanager
 def _progress() -> Iterator[OnJob]:
     """A bar on stderr if that is a terminal; else nothing."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if not watched():
         yield lambda *_: None
         return
     from rich.console import Console
@@ -190,10 +188,8 @@ def _foot(found: BenchFacts, outcome: Measurements, advice: Advice, line: str) -
         ("anon, mapped", "MiB the process grew by, at most"),
     ]
     if outcome.warm_only is None:
-        legend += [
-            ("cache", "MiB left in the page cache after the cold part"),
-            ("disk", "bytes the disk gave per byte asked for, cold"),
-        ]
+        legend += [("cache", "MiB left in the page cache after the cold part")]
+        legend += [("disk", "bytes the disk gave per byte asked for, cold")]
     pairs = [*legend, *(("note", note) for note in notes(found, outcome))]
     pairs += [("because", reason) for reason in advice.reasons] + [("also", other) for other in advice.beside]
     styles = {name: "dim" for name, _ in legend} | {"note": "yellow", "recommended": "bold green"}

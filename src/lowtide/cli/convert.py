@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-import time
 from dataclasses import asdict
 
-from lowtide.cli.tables import facts, show
+from lowtide.cli.flags import add_json, option, whole
+from lowtide.cli.tables import HowFar, facts, show
 from lowtide.corpus import convert
 from lowtide.corpus.conversion import Stated
 from lowtide.corpus.request import FORMATS, SHARD_TOKENS
@@ -22,24 +20,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("source", metavar="SOURCE", help="a corpus, a token file of any known format, or a directory")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory to write to")
-    parser.add_argument("--to", required=True, choices=FORMATS, help="format of the output")
-    parser.add_argument("--dtype", help="of a file without a header, such as uint16")
-    parser.add_argument(
-        "--eot", type=int, metavar="ID", help="the id that ends a document, where the data does not say"
-    )
-    parser.add_argument("--bos", type=int, metavar="ID", help="the id that begins a document, as in llm.c's files")
-    parser.add_argument("--vocab", type=int, metavar="N", help="number of ids, where the data does not say it")
-    parser.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="of a shard (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    option(parser, "--to FORMAT", f"one of {', '.join(FORMATS)}", choices=FORMATS, required=True)
+    option(parser, "--dtype NAME", "of a file without a header, such as uint16")
+    option(parser, "--eot ID", "the id that ends a document, where the data does not say", whole)
+    option(parser, "--bos ID", "the id that begins a document, as in llm.c's files", whole)
+    option(parser, "--vocab N", "number of ids, where the data does not say it", whole)
+    option(parser, "--shard-tokens N", "of a shard (%(default)s)", whole, SHARD_TOKENS)
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     stated = Stated(arguments.dtype, arguments.eot, arguments.bos, arguments.vocab)
-    progress = _Share()
-    try:
-        found = convert(arguments.source, arguments.output, arguments.to, stated, arguments.shard_tokens, progress)
-    finally:
-        progress.close()
+    with HowFar() as far:
+        tell = lambda done, total: far.show(f"{done / max(total, 1):4.0%}")  # noqa: E731
+        found = convert(arguments.source, arguments.output, arguments.to, stated, arguments.shard_tokens, tell)
     if arguments.json:
         print(json.dumps(asdict(found), indent=2))
         return 0
@@ -51,20 +45,3 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     show(facts([*pairs, *(("note", note) for note in found.notes)]))
     return 0
-
-
-class _Share:
-    """How much is done, on a terminal."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._last = 0.0
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._shown and time.monotonic() - self._last > 0.2:
-            self._last = time.monotonic()
-            print(f"\r{done / max(total, 1):4.0%} ", end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._shown and self._last:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

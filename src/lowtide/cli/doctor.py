@@ -18,14 +18,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from rich.console import Console
 
+from lowtide.cli.flags import number, option, whole
 from lowtide.errors import LowtideError
-from lowtide.machine import Cgroup, cgroup_at, container_cgroup
-from lowtide.memory import HELD, KINDS, Trace, Verdict, held_dict, judge, to_dict, traces, watch
+from lowtide.machine import cgroup_at, container_cgroup
+from lowtide.memory import KINDS, Trace, Verdict, judge, traces, watch
 from lowtide.memory.launch import launched
+from lowtide.memory.samples import HELD
+from lowtide.memory.traces import held_dict, to_dict
 from lowtide.memory.watch import INTERVAL, check_interval
 from lowtide.report import html, png, terminal
 from lowtide.report.endpoint import Endpoint, parse_address
@@ -42,24 +45,20 @@ _ONE_OF = "expected one of: -- COMMAND, --pid N, --cgroup PATH, --container ID, 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.usage = "\n       ".join(f"lowtide doctor [options] {form}" for form in _FORMS)
     parser.add_argument("words", nargs="*", metavar="COMMAND", help="after --: the command to run and watch")
-    parser.add_argument("--pid", type=int, help="watch a running process and its children")
-    parser.add_argument("--cgroup", metavar="PATH", help="watch every process of a cgroup (v1 or v2)")
-    parser.add_argument("--container", metavar="ID", help="the same, by the id of a container")
-    parser.add_argument("--trace", metavar="FILE", help="judge a trace saved before")
-    parser.add_argument(
-        "--seconds", type=float, help="stop watching a process or cgroup after so long (else when it ends, or Ctrl-C)"
-    )
-    parser.add_argument("--interval", type=float, default=INTERVAL, help="seconds between samples (%(default)s)")
-    parser.add_argument(
-        "--budget", metavar="SIZE", help="most that " + " + ".join(HELD) + " may come to; exit 1 beyond it"
-    )
-    parser.add_argument("--every", metavar="TIME", help="one line on stderr per interval, for logs: 60s, 5m, 1h")
-    parser.add_argument("--listen", metavar="[HOST]:PORT", help="serve Prometheus metrics (on 127.0.0.1 unless told)")
+    option(parser, "--pid N", "watch a running process and its children", whole)
+    option(parser, "--cgroup PATH", "watch every process of a cgroup (v1 or v2)")
+    option(parser, "--container ID", "the same, by the id of a container")
+    option(parser, "--trace FILE", "judge a trace saved before")
+    option(parser, "--seconds S", "stop watching a process or cgroup after so long (else when it ends)", number)
+    option(parser, "--interval S", "seconds between samples (%(default)s)", number, INTERVAL)
+    option(parser, "--budget SIZE", f"most that {' + '.join(HELD)} may come to; exit 1 beyond it")
+    option(parser, "--every TIME", "one line on stderr per interval, for logs: 60s, 5m, 1h")
+    option(parser, "--listen [HOST]:PORT", "serve Prometheus metrics (on 127.0.0.1 unless told)")
     parser.add_argument("--names", action="store_true", help="with --listen: paths and process names as labels")
-    parser.add_argument("--save", metavar="FILE", help="keep the trace as it happens, as JSON lines, for --trace")
-    parser.add_argument("--mprof", metavar="FILE", help="keep RSS over time for `mprof plot`")
-    parser.add_argument("--html", metavar="FILE", help="write the report as one self-contained page")
-    parser.add_argument("--png", metavar="FILE", help="draw memory by kind over time")
+    option(parser, "--save FILE", "keep the trace as it happens, as JSON lines, for --trace")
+    option(parser, "--mprof FILE", "keep RSS over time for `mprof plot`")
+    option(parser, "--html FILE", "write the report as one self-contained page")
+    option(parser, "--png FILE", "draw memory by kind over time")
     parser.add_argument(
         "--json", action="store_true", help="one JSON document on stdout; the command's stdout goes to stderr"
     )
@@ -130,9 +129,9 @@ def _check(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, int] |
         raise TypeError(
             "--trace: expected no --listen, --every or --save beside it, got one. A trace has ended already."
         )
-    for option in ("save", "mprof", "html", "png"):
-        if getattr(arguments, option) is not None:
-            _check_file(option, Path(getattr(arguments, option)))
+    for name in ("save", "mprof", "html", "png"):
+        if getattr(arguments, name) is not None:
+            _check_file(name, Path(getattr(arguments, name)))
     if arguments.png is not None:
         png.check()
     return budget, address, every
@@ -151,12 +150,6 @@ def _parse_time(text: str) -> float:
     if seconds < 0.1:
         raise ValueError(f"--every {text}: expected a time of 0.1 s or more, such as 60s or 5m, got {text!r}.")
     return seconds
-
-
-class _WatchOptions(TypedDict):
-    interval: float
-    budget: int | None
-    save: str | None
 
 
 class _Service:
@@ -211,7 +204,7 @@ def _write_files(arguments: argparse.Namespace, trace: Trace, verdict: Verdict) 
 
 def _watch_command(arguments: argparse.Namespace, budget: int | None, service: _Service) -> Trace:
     """Run the command to its end."""
-    words, options = arguments.words, _watch_options(arguments, budget)
+    words, options = arguments.words, {"interval": arguments.interval, "budget": budget, "save": arguments.save}
     with (
         launched(words, stdout=sys.stderr if arguments.json else None) as command,
         watch(pid=command.pid, about="command", command=shlex.join(words), **options) as watched,
@@ -224,17 +217,15 @@ def _watch_command(arguments: argparse.Namespace, budget: int | None, service: _
     return watched.trace
 
 
-def _watch_options(arguments: argparse.Namespace, budget: int | None) -> _WatchOptions:
-    return {"interval": arguments.interval, "budget": budget, "save": arguments.save}
-
-
 def _watch_running(arguments: argparse.Namespace, budget: int | None, service: _Service) -> Trace:
     """Watch a process or a cgroup until it ends, the time is up, or Ctrl-C."""
     end = None if arguments.seconds is None else time.monotonic() + arguments.seconds
-    cgroup = _cgroup(arguments)
+    options = {"interval": arguments.interval, "budget": budget, "save": arguments.save}
+    cgroup = cgroup_at(arguments.cgroup) if arguments.cgroup is not None else None
+    cgroup = container_cgroup(arguments.container) if arguments.container is not None else cgroup
     about = "process" if cgroup is None else "cgroup"
     with (
-        watch(pid=arguments.pid, cgroup=cgroup, about=about, **_watch_options(arguments, budget)) as watched,
+        watch(pid=arguments.pid, cgroup=cgroup, about=about, **options) as watched,
         StatusLine() as line,
     ):
         if not watched.samples and watched.errors == 0:
@@ -255,12 +246,6 @@ def _watch_running(arguments: argparse.Namespace, budget: int | None, service: _
     else:
         watched.close()
     return watched.trace
-
-
-def _cgroup(arguments: argparse.Namespace) -> Cgroup | None:
-    if arguments.cgroup is not None:
-        return cgroup_at(arguments.cgroup)
-    return None if arguments.container is None else container_cgroup(arguments.container)
 
 
 def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:

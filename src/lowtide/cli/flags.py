@@ -1,12 +1,10 @@
-"""Flags that several commands share, and what was said with them.
-
-One idea: a flag has one name, one help line and one check, wherever it appears. Parses; opens nothing.
-"""
+"""Flags that several commands share, each with one name, one help line and one check, and what was said with them."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable, Sequence
 
 from lowtide.engine import ENGINES
 from lowtide.storage import CACHES, STRATEGIES
@@ -28,6 +26,21 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
 
 
+def option(
+    to: argparse._ActionsContainer,
+    spelled: str,
+    text: str,
+    kind: Callable[[str], object] = str,
+    default: object = None,
+    choices: Sequence[str] | None = None,
+    required: bool = False,
+) -> None:
+    """Add ``--name VALUE`` as it is spelled, such as ``--batch N``."""
+    name, _, metavar = spelled.partition(" ")
+    more = {"choices": choices, "required": required}
+    to.add_argument(name, type=kind, metavar=metavar, default=default, help=text, **more)  # type: ignore[arg-type]
+
+
 def add_paths(parser: argparse.ArgumentParser, *, help: str) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH", help=help)
 
@@ -35,32 +48,22 @@ def add_paths(parser: argparse.ArgumentParser, *, help: str) -> None:
 def add_stated(parser: argparse.ArgumentParser) -> None:
     """What a headerless file cannot say itself."""
     group = parser.add_argument_group("what the file does not say itself")
-    group.add_argument("--dtype", metavar="NAME", help="dtype of a file without a header, such as uint16")
-    group.add_argument(
-        "--shape", metavar="AXES", help="shape of a file without a header, such as -1,162 (one axis may be -1)"
-    )
-    group.add_argument("--tensor", metavar="NAME", help="which tensor to read from a file that holds several")
+    option(group, "--dtype NAME", "dtype of a file without a header, such as uint16")
+    option(group, "--shape AXES", "shape of a file without a header, such as -1,162 (one axis may be -1)")
+    option(group, "--tensor NAME", "which tensor to read from a file that holds several")
 
 
 def add_opening(parser: argparse.ArgumentParser) -> None:
     """How to open it, as lowtide.open takes it."""
     group = parser.add_argument_group("how to read it")
-    group.add_argument(
-        "--strategy", default="auto", choices=STRATEGIES, metavar="NAME", help=f"one of {', '.join(STRATEGIES)}"
-    )
-    group.add_argument(
-        "--cache", default="auto", choices=CACHES, metavar="NAME", help="page cache afterwards: auto, keep or drop"
-    )
-    group.add_argument(
-        "--engine", default="auto", choices=ENGINES, metavar="NAME", help="who makes the calls: auto, native or python"
-    )
+    option(group, "--strategy NAME", f"one of {', '.join(STRATEGIES)}", default="auto", choices=STRATEGIES)
+    option(group, "--cache NAME", "page cache afterwards: auto, keep or drop", default="auto", choices=CACHES)
+    option(group, "--engine NAME", "who makes the calls: auto, native or python", default="auto", choices=ENGINES)
     add_budget(group)
 
 
 def add_budget(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--budget", default="auto", metavar="SIZE", help="most memory Lowtide may hold, such as 64MiB (auto)"
-    )
+    option(parser, "--budget SIZE", "most memory Lowtide may hold, such as 64MiB (auto)", default="auto")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -1,17 +1,16 @@
-"""``lowtide info``: what files hold, and how Lowtide would read them and why.
+"""``lowtide info``: what files hold, and how Lowtide would read them and why. ``survey`` describes, this file prints.
 
-One idea: ``survey`` describes, this file prints. A guess is printed as a guess and decides nothing.
+A guess is printed as a guess and decides nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 
-from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, opening, stated, whole
-from lowtide.cli.tables import Styled, counted, facts, show
+from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, opening, option, stated, whole
+from lowtide.cli.tables import HowFar, Styled, counted, facts, show
 from lowtide.formats import ArrayMember
 from lowtide.survey.description import Description, describe, survey_documents
 from lowtide.survey.projection import cache_reason, keeps_cache, other_reasons, strategy_reason
@@ -45,20 +44,16 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_paths(parser, help="a file, a glob, a corpus directory, or several")
     add_json(parser)
     add_stated(parser)
-    add_documents(parser)
-    add_opening(parser)
-
-
-def add_documents(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("documents of a corpus")
     group.add_argument(
         "--documents",
         action="store_true",
         help="count them; where only an id marks them, reads every token once and keeps an index",
     )
-    group.add_argument("--eot", type=whole, metavar="ID", help="the id that ends a document")
-    group.add_argument("--bos", type=whole, metavar="ID", help="the id that begins a document")
-    group.add_argument("--length", type=whole, default=1024, metavar="N", help="tokens per window (1024)")
+    option(group, "--eot ID", "the id that ends a document", whole)
+    option(group, "--bos ID", "the id that begins a document", whole)
+    option(group, "--length N", "tokens per window (1024)", whole, 1024)
+    add_opening(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,14 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     documents: dict[str, int | str] = {}
     if arguments.documents:
         above_zero(arguments, length="1024")
-        marks, counts = survey_documents(
-            subject,
-            opening(arguments),
-            eot=arguments.eot,
-            bos=arguments.bos,
-            window=arguments.length,
-            progress=_progress if sys.stderr.isatty() else None,
-        )
+        eot, bos, window = arguments.eot, arguments.bos, arguments.length
+        with HowFar() as far:
+            tell = lambda done, total: far.show(f"looking for documents: {done / total if total else 1:.0%}")  # noqa: E731
+            how = opening(arguments)
+            marks, counts = survey_documents(subject, how, eot=eot, bos=bos, window=window, progress=tell)
         documents = {"known_by": marks, **counts.to_dict()}
     if arguments.json:
         more = {"document_counts": documents} if documents else {}
@@ -103,12 +95,6 @@ def _show_members(path: str, members: tuple[ArrayMember, ...], *, as_json: bool)
 
 def _readable(member: ArrayMember) -> str:
     return ", read in place" if member.in_place else f", cannot be read in place: {member.why_not}"
-
-
-def _progress(done: int, total: int) -> None:
-    end = "\r\033[K" if done == total else ""
-    sys.stderr.write(f"\rlooking for documents: {done / total if total else 1:.0%}{end}")
-    sys.stderr.flush()
 
 
 def _lines(found: Description, documents: dict[str, int | str]) -> list[Styled]:
@@ -152,10 +138,7 @@ def _reading(found: Description) -> list[tuple[str, str]]:
         ("page cache", "kept" if keeps_cache(plan) else f"left clean by {plan.rung}"),
         *(("because ", reason) for reason in (cache_reason(plan), *other_reasons(plan))),
         ("budget", f"{format_size(plan.budget)}{'' if 'budget' in found.stated else AUTO_BUDGET}"),
-        (
-            "at most",
-            f"anon {format_size(plan.anon)}, mapped {format_size(plan.mapped)}, cache {format_size(plan.cache)}",
-        ),
+        ("at most", ", ".join(f"{kind} {format_size(getattr(plan, kind))}" for kind in ("anon", "mapped", "cache"))),
     ]
 
 

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lowtide.cli.flags import add_json, whole
+from lowtide.cli.flags import add_json, option, whole
 from lowtide.cli.tables import Styled, counted, facts, show, visible
 from lowtide.errors import StateError
 from lowtide.prepare.tokenizers.spelling import words_of
@@ -31,25 +31,21 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = "Examples: lowtide peek corpus/ --step 48211 --batch 64 --seed 1337; lowtide peek out --step 350"
     parser.add_argument("place", metavar="CORPUS|OUT_DIR", help="a corpus or token file, or the directory of a run")
-    parser.add_argument(
-        "--step", type=whole, required=True, metavar="N", help="a feed's step, from 0; a run's, as in metrics.jsonl"
-    )
+    option(parser, "--step N", "a feed's step, from 0; a run's, as in metrics.jsonl", whole, required=True)
     add_json(parser)
     parser.add_argument("--full", action="store_true", help="all ids and all text of every row")
-    parser.add_argument(
-        "--tokenizer", default="", metavar="FILE", help="bytes or a tokenizer.json; none: as the corpus says"
-    )
+    option(parser, "--tokenizer FILE", "bytes or a tokenizer.json; none: as the corpus says", default="")
     feed = parser.add_argument_group("the feed (a run's directory has its own)")
-    feed.add_argument("--batch", type=whole, metavar="B", help="global batch (64)")
-    feed.add_argument("--length", type=whole, metavar="L", help="tokens per row (1024)")
-    feed.add_argument("--seed", type=whole, metavar="S", help="seed of the order (0)")
-    feed.add_argument("--order", choices=ORDERS, metavar="NAME", help=f"{', '.join(ORDERS)} (shuffled)")
-    feed.add_argument("--locality", metavar="SIZE", help="of a local shuffle, such as 64MiB")
-    feed.add_argument("--rank", type=whole, metavar="R", help="only the rows of this rank")
-    feed.add_argument("--world", type=whole, metavar="W", help="of so many ranks")
-    feed.add_argument("--dtype", metavar="NAME", help="dtype of a file without a header, such as uint16")
-    feed.add_argument("--eot", type=whole, metavar="ID", help="the id that ends a document")
-    feed.add_argument("--bos", type=whole, metavar="ID", help="the id that begins a document")
+    option(feed, "--batch B", "global batch (64)", whole)
+    option(feed, "--length L", "tokens per row (1024)", whole)
+    option(feed, "--seed S", "seed of the order (0)", whole)
+    option(feed, "--order NAME", f"{', '.join(ORDERS)} (shuffled)", choices=ORDERS)
+    option(feed, "--locality SIZE", "of a local shuffle, such as 64MiB")
+    option(feed, "--rank R", "only the rows of this rank", whole)
+    option(feed, "--world W", "of so many ranks", whole)
+    option(feed, "--dtype NAME", "dtype of a file without a header, such as uint16")
+    option(feed, "--eot ID", "the id that ends a document", whole)
+    option(feed, "--bos ID", "the id that begins a document", whole)
 
 
 class Peeked(NamedTuple):
@@ -113,14 +109,8 @@ def _of_corpus(arguments: argparse.Namespace) -> Peeked:
     except IndexError as problem:
         raise ValueError(f"--step: {problem}") from None
     stated = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
-    return Peeked(
-        [("step", f"{arguments.step:,} of {arguments.place}"), ("feed", stated)],
-        rows,
-        {
-            "step": arguments.step,
-            **settings,
-        },
-    )
+    heading = [("step", f"{arguments.step:,} of {arguments.place}"), ("feed", stated)]
+    return Peeked(heading, rows, {"step": arguments.step, **settings})
 
 
 def _lines(rows: list[StepRow], full: bool) -> list[Styled]:
@@ -147,7 +137,6 @@ def _text(text: str | None, full: bool) -> list[Styled]:
     if text is None:
         return []
     shown = text if full else text[:SHOWN_TEXT]
-    rest = (
-        [] if len(shown) == len(text) else [Styled(f"  ... {len(text) - len(shown):,} more characters: --full", "dim")]
-    )
-    return [*(Styled(f"  | {visible(line)}") for line in shown.splitlines()), *rest]
+    lines = [Styled(f"  | {visible(line)}") for line in shown.splitlines()]
+    more = len(text) - len(shown)
+    return [*lines, *([Styled(f"  ... {more:,} more characters: --full", "dim")] if more else [])]

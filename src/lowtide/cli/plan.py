@@ -1,15 +1,22 @@
-"""``lowtide plan``: what a run will hold, read and take, before it starts.
-
-One idea: ``survey`` forecasts, this file prints. Reads headers and, for the size of a feed's state, sixteen blocks of
-4 KiB; ``--measure`` reads data for two seconds.
-"""
+"""``lowtide plan``: what a run will hold, read and take, before it starts. ``survey`` forecasts, this file prints."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, number, opening, stated, whole
+from lowtide.cli.flags import (
+    above_zero,
+    add_json,
+    add_opening,
+    add_paths,
+    add_stated,
+    number,
+    opening,
+    option,
+    stated,
+    whole,
+)
 from lowtide.cli.info import GUESSED
 from lowtide.cli.tables import Styled, counted, facts, show, table
 from lowtide.survey.forecast import Forecast, RunAsked, forecast
@@ -29,23 +36,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_paths(parser, help="a token file, a corpus or an array; several paths are read as one")
     add_json(parser)
     run = parser.add_argument_group("the run")
-    run.add_argument(
-        "--batch",
-        type=whole,
-        default=64,
-        metavar="N",
-        help="tokens: windows per step of all ranks; arrays: rows per rank (64)",
-    )
-    run.add_argument("--length", type=whole, default=1024, metavar="N", help="tokens per window (1024)")
-    run.add_argument(
-        "--order", default="shuffled", choices=ORDERS, metavar="NAME", help=f"{', '.join(ORDERS)} (shuffled)"
-    )
-    run.add_argument("--row", type=whole, metavar="N", help="read one axis of numbers as rows of N")
-    run.add_argument("--world", type=whole, default=1, metavar="N", help="ranks that share the data (1)")
-    run.add_argument("--ranks-here", type=whole, metavar="N", help="ranks that run on one machine (all of them)")
+    option(run, "--batch N", "tokens: windows per step of all ranks; arrays: rows per rank (64)", whole, 64)
+    option(run, "--length N", "tokens per window (1024)", whole, 1024)
+    option(run, "--order NAME", f"{', '.join(ORDERS)} (shuffled)", default="shuffled", choices=ORDERS)
+    option(run, "--row N", "read one axis of numbers as rows of N", whole)
+    option(run, "--world N", "ranks that share the data (1)", whole, 1)
+    option(run, "--ranks-here N", "ranks that run on one machine (all of them)", whole)
     rate = parser.add_argument_group("how fast it goes (without one of these no times are printed)")
-    rate.add_argument("--steps-per-second", type=number, metavar="RATE", help="steps per second the run will make")
-    rate.add_argument("--tokens-per-second", type=number, metavar="RATE", help="the same in tokens, of all ranks")
+    option(rate, "--steps-per-second RATE", "steps per second the run will make", number)
+    option(rate, "--tokens-per-second RATE", "the same in tokens, of all ranks", number)
     rate.add_argument("--measure", action="store_true", help="read for 2 seconds to see how fast one rank is fed here")
     add_stated(parser)
     add_opening(parser)
@@ -152,9 +151,8 @@ def _rate_facts(found: Forecast) -> list[tuple[str, str]]:
     rate = projection.steps_per_second
     pairs = []
     if measured is not None:
-        pairs.append(
-            ("measured", f"one rank is fed {_rate_text(measured)} steps/s here, with the page cache as it was")
-        )
+        fed = f"one rank is fed {_rate_text(measured)} steps/s here, with the page cache as it was"
+        pairs.append(("measured", fed))
     if rate is None or projection.seconds_per_epoch is None or projection.device_bytes_per_second is None:
         return [*pairs, ("rate", "unknown: add --steps-per-second, --tokens-per-second or --measure for times")]
     parts = [f"an epoch in {format_duration(projection.seconds_per_epoch)}"]

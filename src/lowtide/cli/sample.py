@@ -1,7 +1,7 @@
 """``lowtide sample``: text from a trained model.
 
-The checkpoint says what the model is and which corpus it learned from, and the corpus says what its ids mean;
-all that is left to say is the prompt. Text appears as it is made.
+The checkpoint says what the model is and which corpus it learned from, the corpus what its ids mean. Text appears as it
+is made.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lowtide.arguments import at_least
+from lowtide.cli.flags import add_json, number, option, whole
 
 try:
     from lowtide.prepare.tokenizers.spelling import NumberWords, Words, words_of
-    from lowtide.train.generate import TrainedModel, load_trained, sampled
+    from lowtide.train.generate import TrainedModel, load_trained
     from lowtide.train.model import choose_compute
     from lowtide.train.settings import first_corpus
 except ModuleNotFoundError as problem:
@@ -30,31 +31,15 @@ except ModuleNotFoundError as problem:
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = "Let a trained model write. The prompt may also come from standard input."
     parser.add_argument("place", metavar="OUT_DIR", help="a run's directory (its newest checkpoint), or a checkpoint")
-    parser.add_argument("--prompt", metavar="TEXT", help="what the text begins with; -: from standard input")
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="tokens to write (default: 200)")
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.8,
-        metavar="T",
-        help="0: always the likeliest; 1: as learned (default: 0.8)",
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        default=50,
-        metavar="K",
-        help="choose among the K likeliest; 0: among all (default: 50)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1337, metavar="N", help="the same seed, the same text (default: 1337)"
-    )
+    option(parser, "--prompt TEXT", "what the text begins with; -: from standard input")
+    option(parser, "--tokens N", "tokens to write (200)", whole, 200)
+    option(parser, "--temperature T", "0: always the likeliest; 1: as learned (0.8)", number, 0.8)
+    option(parser, "--top-k K", "choose among the K likeliest; 0: among all (50)", whole, 50)
+    option(parser, "--seed N", "the same seed, the same text (1337)", whole, 1337)
     parser.add_argument("--best", action="store_true", help="the checkpoint with the lowest val loss, not the newest")
-    parser.add_argument(
-        "--tokenizer", default="", metavar="FILE", help="bytes or a tokenizer.json; none: as the corpus says"
-    )
-    parser.add_argument("--device", default="cpu", metavar="TEXT", help="cpu, cuda or cuda:N (default: cpu)")
-    parser.add_argument("--json", action="store_true", help="one JSON document with the text and its ids")
+    option(parser, "--tokenizer FILE", "bytes or a tokenizer.json; none: as the corpus says", default="")
+    option(parser, "--device NAME", "cpu, cuda or cuda:N (cpu)", default="cpu")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,14 +89,8 @@ def _first_ids(words: Words, prompt: str, vocab: int) -> list[int]:
 
 
 def _sampled(arguments: argparse.Namespace, trained: TrainedModel, ids: list[int]) -> Iterator[int]:
-    return sampled(
-        trained.model,
-        ids,
-        arguments.tokens,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k or None,
-        seed=arguments.seed,
-    )
+    how = {"temperature": arguments.temperature, "top_k": arguments.top_k or None, "seed": arguments.seed}
+    return trained.model.sampled(ids, arguments.tokens, **how)
 
 
 def _show(arguments: argparse.Namespace, trained: TrainedModel, words: Words, ids: list[int], prompt: str) -> None:
@@ -119,11 +98,11 @@ def _show(arguments: argparse.Namespace, trained: TrainedModel, words: Words, id
     sys.stdout.write(prompt if not isinstance(words, NumberWords) else f"{prompt.strip()} ".lstrip())
     made: list[int] = []
     shown = ""
-    for number in _sampled(arguments, trained, ids):
-        made.append(number)
-        whole = words.text(made)
-        if not whole.endswith("\ufffd"):
-            sys.stdout.write(whole[len(shown) :])
+    for token in _sampled(arguments, trained, ids):
+        made.append(token)
+        text = words.text(made)
+        if not text.endswith("\ufffd"):
+            sys.stdout.write(text[len(shown) :])
             sys.stdout.flush()
-            shown = whole
+            shown = text
     print(words.text(made)[len(shown) :])

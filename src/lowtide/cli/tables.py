@@ -1,7 +1,7 @@
-"""Facts and tables as aligned lines: rich's colours on a terminal, plain text everywhere else.
+"""Facts and tables as aligned lines: rich's colours on a terminal, plain text everywhere else; and how far work is.
 
-One idea: a command builds rows of text and says which are headings; widths are worked out here, once, and the lines are
-the same with and without colour. rich is imported only when stdout is a terminal. Knows nothing of what is shown.
+Widths are worked out here, once, and the lines are the same with and without colour. rich is imported only when stdout
+is a terminal.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,30 @@ def table(
 
     looks = [*styles, *[""] * (len(rows) - len(styles))]
     return [Styled(line(header), "dim"), *(Styled(line(row), look) for row, look in zip(rows, looks, strict=True))]
+
+
+def watched() -> bool:
+    """Whether a person sees stderr as it is written."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class HowFar:
+    """One line on stderr, a few times a second, if that is a terminal; gone when the block ends."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def __enter__(self) -> HowFar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._last:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def show(self, text: str) -> None:
+        if watched() and time.monotonic() - self._last > 0.2:
+            self._last = time.monotonic()
+            print(f"\r{text} ", end="", file=sys.stderr, flush=True)
 
 
 def show(lines: Sequence[Styled]) -> None:

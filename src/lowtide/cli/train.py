@@ -1,8 +1,7 @@
 """``lowtide train``: train a small GPT on tokens from disk.
 
-Every flag is made from a field of `Settings`; this file only finds out what was asked for and
-hands it on. Flags win over ``--config``, which wins over what a resumed checkpoint remembers. nanoGPT's
-spelling with underscores works too.
+Every flag is made from a field of `Settings`. Flags win over ``--config``, which wins over what a resumed checkpoint
+remembers. nanoGPT's spelling with underscores works too.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lowtide.errors import LowtideError
+from lowtide.cli.tables import watched
 
 # torch's threads spin while they wait for each other. On two cores that something else also uses, spinning made the
 # default run 2 to 4 times slower (2,139 against 9,193 tokens/s); on idle ones it is 1.4 times faster (18,600 against
@@ -73,15 +72,9 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        settings, resume = _asked_for(arguments)
-        choose_compute(settings.device, settings.dtype)
-    except LowtideError:  # a damaged checkpoint is no mistake in the flags
-        raise
-    except ValueError as problem:
-        print(f"lowtide train: {problem}", file=sys.stderr)
-        return 2
-    progress = _progress(arguments.json)
+    settings, resume = _asked_for(arguments)
+    choose_compute(settings.device, settings.dtype)
+    progress: RunProgress = JsonLines() if arguments.json else Live() if watched() else Lines()
     try:
         outcome = run_training(settings, progress, resume)
     except StoppedEarly as stopped:
@@ -104,9 +97,3 @@ def _asked_for(arguments: argparse.Namespace) -> tuple[Settings, Path | None]:
         return layered(checkpoints.glance(path)["settings"], {"out_dir": settings.out_dir}, config, flags), path
     path = Path(arguments.resume)  # goes on where it lies, unless told otherwise
     return layered(checkpoints.glance(path)["settings"], {"out_dir": str(path.parent)}, config, flags), path
-
-
-def _progress(as_json: bool) -> RunProgress:
-    if as_json:
-        return JsonLines()
-    return Live() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else Lines()

@@ -4,60 +4,10 @@
 ``process_memory`` is one cheap look at one process.
 """
 
-from lowtide.memory.judge.findings import (
-    BudgetOutcome,
-    Grower,
-    Growth,
-    HeldMemory,
-    KindHeld,
-    Owner,
-    Risk,
-    Verdict,
-)
+from lowtide.memory.judge.findings import Verdict
 from lowtide.memory.judge.verdict import judge
 from lowtide.memory.measure.process import process_memory
-from lowtide.memory.samples import (
-    GREW,
-    HELD,
-    KINDS,
-    MEANING,
-    CgroupSample,
-    Ended,
-    FileGroup,
-    FileSample,
-    ProcessMemory,
-    ProcessSample,
-    Sample,
-    Trace,
-)
-from lowtide.memory.traces import from_dict, held_dict, to_dict
+from lowtide.memory.samples import KINDS, Sample, Trace
 from lowtide.memory.watch import watch
 
-__all__ = [
-    "GREW",
-    "HELD",
-    "KINDS",
-    "MEANING",
-    "BudgetOutcome",
-    "CgroupSample",
-    "Ended",
-    "FileGroup",
-    "FileSample",
-    "Grower",
-    "Growth",
-    "HeldMemory",
-    "KindHeld",
-    "Owner",
-    "ProcessMemory",
-    "ProcessSample",
-    "Risk",
-    "Sample",
-    "Trace",
-    "Verdict",
-    "from_dict",
-    "held_dict",
-    "judge",
-    "process_memory",
-    "to_dict",
-    "watch",
-]
+__all__ = ["KINDS", "Sample", "Trace", "Verdict", "judge", "process_memory", "watch"]

@@ -1,11 +1,8 @@
 """What is measured: processes, files and the cgroup at one moment (a sample), and samples over time (a trace).
 
 There are six disjoint kinds of memory (``KINDS``), in bytes, of a process and its children together. A page is in one
-kind only: a dirty page that is also mapped is ``dirty``. Everything here is a plain frozen value; nothing measures,
-judges or prints.
-
-Two words for one process: ``anon`` counts a page shared by n processes as 1/n (Pss), ``rss_anon`` counts it whole, as
-the kernel's RSS does.
+kind only: a dirty page that is also mapped is ``dirty``. Of one process, ``anon`` counts a page shared by n processes
+as 1/n (Pss), ``rss_anon`` counts it whole, as the kernel's RSS does.
 """
 
 from __future__ import annotations
@@ -23,15 +20,6 @@ GREW = (*KINDS, "workers", "retained", "nothing")
 MOST_SAMPLES = 1200
 _NEWEST = 400  # never thinned: 100 seconds at the default rate
 _SPAN = 32
-
-MEANING = {
-    "anon": "heap: yours, cannot be reclaimed",
-    "mapped": "file pages mapped by the processes: clean, reclaimable, counted in RSS",
-    "cache": "page cache of their files that no process maps: clean, reclaimable, charged to the cgroup",
-    "dirty": "file pages not yet written to disk: must be written before they can be reclaimed",
-    "tables": "page tables: freed by unmapping, not by madvise; not counted in RSS",
-    "shmem": "tmpfs and shared memory: looks like cache, cannot be reclaimed before it is unlinked",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,16 @@
 """Traces on disk - JSON lines of our own, and memory-profiler's ``.dat`` so that ``mprof plot`` opens them - and
 samples and verdicts as dicts, lists, numbers and text, and back.
 
-A line is whole or it is not there, and it is with the kernel the moment it is written, so a trace whose writer was
-killed is worth reading up to its last line. The first line holds everything but the samples, each further line one
-sample, the last line how it ended. Costs about 2 KB per sample; once the watching lasts longer than ten minutes,
-samples in which nothing moved are written more and more rarely, so a week of calm takes megabytes.
-
-The dataclasses' own annotations say what a dict must hold, so that a damaged trace is refused by the name of the field.
-Unknown keys are passed over: a newer writer may add some.
+The first line holds everything but the samples, each further line one sample, the last line how it ended; each is with
+the kernel the moment it is written, so a trace whose writer was killed is read up to its last line. About 2 KB per
+sample; in long calm they are written more and more rarely. The dataclasses' own annotations say what a dict must hold,
+so that a damaged trace is refused by the name of the field; unknown keys are passed over.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -47,7 +45,7 @@ class TraceWriter:
     def add(self, sample: Sample) -> None:
         """One more sample; one in which nothing moved may be left out."""
         if self._last is None or _worth(self._last, sample):
-            self._sample(sample)
+            self.write(sample)
         else:
             self._skipped = sample
 
@@ -56,13 +54,14 @@ class TraceWriter:
         if self._fd < 0:
             return
         if self._skipped is not None:
-            self._sample(self._skipped)
+            self.write(self._skipped)
         head = _head(trace)
         self._line({"samples": self._written, **{name: head[name] for name in _AT_THE_END}})
         os.close(self._fd)
         self._fd = -1
 
-    def _sample(self, sample: Sample) -> None:
+    def write(self, sample: Sample) -> None:
+        """One more sample, in any case."""
         self._last, self._skipped = sample, None
         self._written += 1
         self._line(to_dict(sample))
@@ -75,14 +74,10 @@ class TraceWriter:
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a whole trace as JSON lines."""
-    lines = [
-        {"format": _FORMAT, **_head(trace)},
-        *(to_dict(sample) for sample in trace.samples),
-        {"samples": len(trace.samples)},
-    ]
-    with Path(path).open("w", encoding="utf-8") as file:
-        for line in lines:
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    writer = TraceWriter(path, trace)
+    for sample in trace.samples:
+        writer.write(sample)
+    writer.end(trace)
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
@@ -156,10 +151,7 @@ def held_dict(held: findings.HeldMemory) -> dict[str, Any]:
     """What was held, by kind: ``end`` and ``peak`` in bytes and the ``owners`` at the peak; the sums under
     ``total``."""
     totals = {name: getattr(held, name) for name in _HELD_TOTALS} | {"share": held.share}
-    return {
-        **{each.kind: _plain(each) for each in held.kinds},
-        "total": totals,
-    }
+    return {**{each.kind: _plain(each) for each in held.kinds}, "total": totals}
 
 
 _HELD_TOTALS = ("end", "peak", "seconds", "takeable", "stays", "limit", "limit_set_by", "limit_used", "look_age")
@@ -168,7 +160,7 @@ _HELD_TOTALS = ("end", "peak", "seconds", "takeable", "stays", "limit", "limit_s
 def _plain(value: Any) -> Any:
     """As dataclasses.asdict, four times quicker: nothing here needs a deep copy."""
     if dataclasses.is_dataclass(value):
-        return {name: _plain(getattr(value, name)) for name in _names(type(value))}
+        return {name: _plain(getattr(value, name)) for name in _field_names(value.__class__)}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -176,14 +168,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _names(kind: type) -> tuple[str, ...]:
-    known = _FIELD_NAMES.get(kind)
-    if known is None:
-        known = _FIELD_NAMES[kind] = tuple(item.name for item in dataclasses.fields(kind))
-    return known
-
-
-_FIELD_NAMES: dict[type, tuple[str, ...]] = {}
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(item.name for item in dataclasses.fields(kind))
 
 
 def from_dict(kind: type[_Value], data: object) -> _Value:
@@ -211,10 +198,6 @@ def _holding_fields(data: dict[str, Any]) -> dict[str, Any]:
     return {**total, "kinds": [item for name, item in data.items() if name != "total"]}
 
 
-def _ours(name: str) -> type | None:
-    return getattr(measured, name, None) or getattr(findings, name, None)
-
-
 def _read(name: str, declared: str, value: Any) -> Any:
     """``value`` if it is what the field declares, built up where that is another value of ours."""
     optional = declared.removesuffix(" | None")
@@ -238,5 +221,5 @@ def _read(name: str, declared: str, value: Any) -> Any:
 
 
 def _builder(name: str) -> Callable[[object], Any] | None:
-    kind = _ours(name) if name[:1].isupper() else None
+    kind = getattr(measured, name, None) or getattr(findings, name, None) if name[:1].isupper() else None
     return None if kind is None else lambda data: from_dict(kind, data)

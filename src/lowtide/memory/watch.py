@@ -1,9 +1,8 @@
 """``with lowtide.watch() as trace:`` - samples of this process, or of another, taken beside the work.
 
-One daemon thread asks ``TreeCounters`` at a steady pace that slows down when asking becomes expensive, so that watching
-stays under 1 % of one core, and keeps a bounded number of samples however long that lasts. After the block
-``trace.samples`` and ``trace.verdict`` are complete. An error inside the sampler is counted and told, and sampling goes
-on. The block costs that thread, and its turns at the interpreter lock. Peaks shorter than the interval are not seen.
+One daemon thread asks ``TreeCounters`` at a pace that slows down when asking becomes expensive, so that watching stays
+under 1 % of one core, and keeps a bounded number of samples. An error inside the sampler is counted and told, and
+sampling goes on. Peaks shorter than the interval are not seen.
 """
 
 from __future__ import annotations

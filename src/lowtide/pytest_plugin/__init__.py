@@ -1,12 +1,9 @@
 """The pytest plugin: ``@pytest.mark.memory_budget(anon="64 MiB", mapped="16 MiB")`` and ``memory_growth``.
 
-A budget that a test states is always measured; there is no switch to forget. Kinds are anon, mapped,
-shmem and tables (growth of this process, sampled every 10 ms, its children not counted), rss (the kernel's own
-high-water mark, which no peak escapes) and cache (page cache of ``files=``, read at the end). Growth counts
-from after the fixtures to the end of the test. ``fresh=True`` runs the test in a process of its own.
-
-A run without the mark pays for the import alone. Where memory cannot be measured (no /proc) the test runs
-and a warning says that its budget was not checked.
+Kinds are anon, mapped, shmem and tables (growth of this process, sampled every 10 ms, its children not counted), rss
+(the kernel's own high-water mark, which no peak escapes) and cache (page cache of ``files=``, read at the end). Growth
+counts from after the fixtures to the end of the test. ``fresh=True`` runs the test in a process of its own. Without
+/proc the test runs and a warning says that its budget was not checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What ``@pytest.mark.memory_budget(...)`` allows, and whether a measurement kept it. Pure.
 
-A budget is a size for each kind, checked when tests are collected, so that a misspelt kind or
-size stops the run with the nearest right word instead of guarding nothing. Nothing is measured here.
+A budget is a size for each kind, checked when tests are collected: a misspelt kind or size is answered with the nearest
+right word instead of guarding nothing.
 """
 
 from __future__ import annotations

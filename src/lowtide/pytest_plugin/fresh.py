@@ -1,9 +1,8 @@
 """Run one test in a process of its own and bring its outcome back.
 
-The parent keeps the test's place in the run but not its work: no fixture is set up and no test
-code runs here; a new pytest runs that one node id and writes what it found to a file. So memory is measured
-where nothing ran before. Costs the start of a pytest, about a second. Options given on the command line
-for plugins of your own do not travel; ini settings and PYTEST_ADDOPTS do.
+No fixture is set up and no test code runs here; a new pytest runs that one node id, where nothing ran before, and
+writes what it found to a file. Costs about a second. Options given on the command line for plugins of your own do not
+travel; ini settings and PYTEST_ADDOPTS do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The plot of a page: stacked areas as inline SVG, axes and lines as HTML over it. Pure text out.
 
-The SVG is stretched to its box (``preserveAspectRatio="none"``) and holds shapes only, while
-every letter is HTML placed by percent. So text keeps its size from a phone to a wall, and the plot needs no
-script: page.js adds the hover, nothing else. Cost: about 6 bytes per point and kind.
+The SVG is stretched to its box and holds shapes only, while every letter is HTML placed by percent: text keeps its size
+from a phone to a wall, and the plot needs no script. Cost: about 6 bytes per point and kind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What every report says, whatever it is written on: growth by kind, sections, machine facts, tables. Pure.
 
-The words are chosen once, here, so that the terminal, the page and the picture never disagree.
-Everything from outside (paths, command lines, process names) passes ``visible`` before it is shown: a file
-name may hold terminal commands or letters that turn the line around, and must not act in a report.
+The terminal, the page and the picture never disagree, because the words are chosen once, here. Everything from outside
+(paths, command lines, process names) passes ``visible``: a file name may hold terminal commands or letters that turn
+the line around, and must not act in a report.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import time
 import unicodedata
 from dataclasses import dataclass
 
-from lowtide.memory import HELD, KINDS, CgroupSample, FileSample, Grower, Owner, ProcessSample, Trace, Verdict
-from lowtide.memory.judge.findings import held_sentence
+from lowtide.memory import KINDS, Trace, Verdict
+from lowtide.memory.judge.findings import Grower, Owner, held_sentence, signed
 from lowtide.memory.judge.growth import NOISE
+from lowtide.memory.samples import HELD, CgroupSample, FileSample, ProcessSample
 from lowtide.units import format_duration, format_size
 
 _ACTING = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")  # control, direction, unassigned, private, undecodable, line ends
@@ -24,7 +25,6 @@ _NOT_MEASURED = "not measured: "
 _OWNERS = 4  # of a kind, in a line
 _LEVELS = {"none": "", "low": "", "high": "DANGER: "}
 
-# memory.MEANING in half a line, so that a table stays a table.
 SHORT_MEANING = {
     "anon": "heap: yours, cannot be reclaimed",
     "mapped": "clean file pages, reclaimable, counted in RSS",
@@ -109,6 +109,22 @@ def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
         for kind in KINDS
         if kind in by_kind
     )
+
+
+def row_texts(row: GrowthRow) -> tuple[str, str, str, str, str]:
+    """A kind's sizes now and at most, its growth, its rate, and what it means."""
+    if not row.measured:
+        return "?", "?", "?", "?", f"not measured here ({row.meaning})"
+    rate = "" if row.per_minute is None else signed(row.per_minute)
+    before = f"; {format_size(row.before)} was there before" if row.before else ""
+    return format_size(row.now), format_size(row.most), signed(row.grew), rate, row.meaning + before
+
+
+def mood(verdict: Verdict) -> str:
+    """broken: a budget was, or the kernel killed it; calm: nothing grew; told: something did."""
+    broken = verdict.budget is not None and not verdict.budget.ok
+    killed = verdict.ended is not None and verdict.ended.how == "oom"
+    return "broken" if broken or killed else "calm" if verdict.grew == "nothing" else "told"
 
 
 def sections(trace: Trace, verdict: Verdict) -> tuple[Section, ...]:

@@ -1,9 +1,8 @@
 """A trace and its verdict as one HTML page that needs nothing else: no network, no fonts, no other file.
 
-The page is whole before any script runs - numbers, plot, tables - and page.js only adds reading
-off values at a time. Text from outside is escaped in one function (``_safe``); data for the script is JSON
-in which no tag can be closed; and a content policy with the script's own hash forbids everything else, so
-that even a mistake here could not run. Costs about 100 KB and 50 ms for any length of trace.
+The page is whole before any script runs; page.js only adds reading off values at a time. Text from outside is escaped
+in one function (``_safe``), data for the script is JSON in which no tag can be closed, and a content policy with the
+script's own hash forbids everything else. Costs about 100 KB and 50 ms for any length of trace.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from string import Template
 from typing import Any
 
 from lowtide.atomic import atomic_write
-from lowtide.memory import Trace, Verdict, to_dict
-from lowtide.memory.judge.findings import signed
+from lowtide.memory import Trace, Verdict
+from lowtide.memory.traces import to_dict
 from lowtide.report.chart import plot, spark
 from lowtide.report.content import (
     GrowthRow,
@@ -27,9 +26,11 @@ from lowtide.report.content import (
     file_table,
     growth_rows,
     held_text,
+    mood,
     now_text,
     owner_text,
     process_table,
+    row_texts,
     sections,
     started_text,
     trace_facts,
@@ -57,16 +58,13 @@ def page(trace: Trace, verdict: Verdict) -> str:
     """The page as text."""
     drawn = series(trace)
     script, style = _asset("page.js"), _asset("page.css")
-    broken = verdict.budget is not None and not verdict.budget.ok
-    killed = verdict.ended is not None and verdict.ended.how == "oom"
-    mood = "broken" if broken or killed else "calm" if verdict.grew == "nothing" else "told"
     return Template(_asset("page.html")).substitute(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(script)}'",
         style=style,
         script=script,
         data=script_json(_data(trace, verdict, drawn)),
         title=_safe(f"{verdict.grew} grew" if verdict.grew != "nothing" else "nothing grew"),
-        mood=mood,
+        mood=mood(verdict),
         grew=_safe(verdict.grew),
         headline=_safe(verdict.headline),
         held=html.escape(held_text(trace, verdict)),
@@ -146,10 +144,7 @@ def _growth(trace: Trace, verdict: Verdict, drawn: Series | None) -> str:
         return ""
     body, names = [], (now_text(trace), "at most", "growth", "per minute")
     for row in rows:
-        before = f"; {format_size(row.before)} was there before" if row.before else ""
-        rate = "" if row.per_minute is None else signed(row.per_minute)
-        numbers = (format_size(row.now), format_size(row.most), signed(row.grew), rate) if row.measured else "????"
-        meaning = row.meaning + before if row.measured else f"not measured here ({row.meaning})"
+        *numbers, meaning = row_texts(row)
         body.append(
             f'<tr class="{"guilty" if row.guilty else ""}"><th scope="row"><i class="swatch {row.kind}"></i>{row.kind}'
             f"<small>{_safe(meaning)}</small>{_owners(row)}</th>"

@@ -1,10 +1,9 @@
 """What draws PNG: memory by kind over time (``write``), and any curves and stacked areas from plain data
 (``write_panels``).
 
-Every picture is drawn here, so that matplotlib (the ``report`` extra) is imported in one place and only when drawing,
-which costs about a second. In the picture of a trace the answer is the title and the areas carry their own names where
-there is room, so that it is understood without the page around it. Outside text is drawn as plain letters: a ``$`` in
-a path is no formula.
+matplotlib (the ``report`` extra) is imported here alone, and only when drawing, which costs about a second. In the
+picture of a trace the answer is the title and the areas carry their own names where there is room. Outside text is
+drawn as plain letters: a ``$`` in a path is no formula.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from typing import Any
 from lowtide.atomic import atomic_write
 from lowtide.errors import LowtideError
 from lowtide.memory import Trace, Verdict
+from lowtide.memory.judge.findings import COLOURS
 from lowtide.report.content import started_text, visible
-from lowtide.report.series import COLOURS, STACK, Series, series, size_ticks, time_ticks
+from lowtide.report.series import STACK, Series, series, size_ticks, time_ticks
 from lowtide.units import format_duration, format_size
 
 _INK, _SOFT, _GRID, _RED = "#1d2329", "#5b6670", "#e9e7e2", "#b3261e"
@@ -219,14 +219,5 @@ def _legend(figure: Any, drawn: Series) -> None:
 
     handles: list[Any] = [Patch(color=COLOURS[kind], label=kind) for kind in STACK if any(drawn.kinds[kind])]
     handles.append(Line2D([], [], color=_INK, linestyle=":", linewidth=1.6, label="RSS, as other tools show it"))
-    figure.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(0.075, 0.84),
-        ncols=len(handles),
-        frameon=False,
-        fontsize=9,
-        handlelength=1.1,
-        columnspacing=1.3,
-        labelcolor=_INK,
-    )
+    look = {"ncols": len(handles), "frameon": False, "fontsize": 9, "handlelength": 1.1, "columnspacing": 1.3}
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.075, 0.84), labelcolor=_INK, **look)

@@ -1,8 +1,7 @@
 """What every report draws: memory by kind over time, thinned, with the lines it is compared to. Pure.
 
-The kinds are stacked so that height answers the question. From the bottom: what nobody can take back
-(anon, shmem, tables), then mapped - up to here a budget counts - then dirty and cache, which only the
-cgroup sees. Thinning keeps each kind's highest sample of every span, so a peak of one sample survives.
+Stacked from the bottom: what nobody can take back (anon, shmem, tables), then mapped - up to here a budget counts -
+then dirty and cache, which only the cgroup sees. Thinning keeps each kind's highest sample of every span.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ from itertools import pairwise
 from math import ceil, log2
 
 from lowtide.memory import Sample, Trace
-from lowtide.memory.judge.findings import COLOURS
 from lowtide.units import GIB, KIB, MIB, TIB
 
 STACK = ("anon", "shmem", "tables", "mapped", "dirty", "cache")
-__all__ = ["COLOURS", "MOST_DRAWN", "STACK", "ReferenceLine", "Series", "series", "size_ticks", "thin", "time_ticks"]
-
 STALE = 2.0  # seconds: a close look older than this is shown as such
 MOST_DRAWN = 800  # points drawn: about one for every pixel of a wide plot
 _IN_VIEW = 2.5  # a limit further above the highest point than this is named, not drawn: it would flatten the rest
@@ -76,7 +72,7 @@ def series(trace: Trace, most: int = MOST_DRAWN) -> Series | None:
     highest = max(max(sum(sizes) for sizes in zip(*kinds.values(), strict=True)), *rss, 1)
     lines = tuple(
         ReferenceLine(name, size, size <= _IN_VIEW * highest)
-        for name, size in (_budget_line(trace), _limit_line(trace))
+        for name, size in (("budget", trace.budget or 0), _limit_line(trace))
         if size
     )
     top = ceil(1.08 * max([highest, *(line.size for line in lines if line.drawn)]))
@@ -119,10 +115,6 @@ def time_ticks(last: float, most: int = 8) -> tuple[tuple[float, str], ...]:
     days = 86400.0 * max(1, ceil(last / 86400 / most))
     step = next((each for each in _TIME_STEPS if last / each <= most), days)
     return tuple((place * step, _time_label(place * step, step)) for place in range(int(last / step + 1e-9) + 1))
-
-
-def _budget_line(trace: Trace) -> tuple[str, int]:
-    return "budget", trace.budget or 0
 
 
 def _limit_line(trace: Trace) -> tuple[str, int]:

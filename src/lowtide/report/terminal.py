@@ -1,13 +1,11 @@
 """A verdict for the terminal.
 
-What was held in the first line, what grew in the second, the numbers in a table that fits 80 columns, then
-one labelled line for each thing a reader asks next. Built from rich ``Text``, never from markup, so a path such as
-``[red]`` stays a path. Costs rich's import (about 60 ms), which only the command line pays.
+Built from rich ``Text``, never from markup, so a path such as ``[red]`` stays a path; the table fits 80 columns.
+Costs rich's import (about 60 ms), which only the command line pays.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -15,19 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from lowtide.memory import Trace, Verdict
-from lowtide.memory.judge.findings import signed
-from lowtide.report.content import GrowthRow, growth_rows, held_text, now_text, sections, visible
-from lowtide.units import format_size
+from lowtide.report.content import GrowthRow, growth_rows, held_text, mood, now_text, row_texts, sections, visible
 
 _NUMBERS = 6 + 4 * 12 + 2  # columns of the table before what a kind means
-_CALM, _TOLD, _BROKEN = "bold green", "bold yellow", "bold red"
+_BROKEN = "bold red"
 
 
 def render(trace: Trace, verdict: Verdict) -> RenderableType:
     """The whole report, for ``rich.console.Console.print``."""
-    parts: list[RenderableType] = [_held(trace, verdict), _headline(verdict)]
-    if verdict.held is None:
-        parts = parts[1:]
+    parts: list[RenderableType] = []
+    if verdict.held is not None:
+        parts.append(Text("HELD     ", style="bold", overflow="fold").append(held_text(trace, verdict)))
+    parts.append(_headline(verdict))
     rows = growth_rows(trace, verdict)
     if rows:
         parts += [Text(), _GrowthTable(trace, rows), Text()]
@@ -35,23 +32,8 @@ def render(trace: Trace, verdict: Verdict) -> RenderableType:
     return Group(*parts)
 
 
-def plain(trace: Trace, verdict: Verdict, width: int = 110) -> str:
-    """The same as a string without colour."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
-    with console.capture() as captured:
-        console.print(render(trace, verdict))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
-
-
-def _held(trace: Trace, verdict: Verdict) -> Text:
-    line = Text("HELD     ", style="bold", overflow="fold")
-    return line.append(held_text(trace, verdict))
-
-
 def _headline(verdict: Verdict) -> Text:
-    broken = verdict.budget is not None and not verdict.budget.ok
-    killed = verdict.ended is not None and verdict.ended.how == "oom"
-    style = _BROKEN if broken or killed else _CALM if verdict.grew == "nothing" else _TOLD
+    style = {"calm": "bold green", "told": "bold yellow", "broken": _BROKEN}[mood(verdict)]
     line = Text("VERDICT  ", style=style, overflow="fold")
     line.append(visible(verdict.headline), style="bold")
     return line.append(f"  confidence: {verdict.confidence}", style="dim")
@@ -67,7 +49,11 @@ class _GrowthTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         yield Text(_line(self._headings, options.max_width), style="dim", no_wrap=True)
         for row in self._rows:
-            yield Text(_line(_cells(row), options.max_width), style="bold yellow" if row.guilty else "", no_wrap=True)
+            yield Text(
+                _line((row.kind, *row_texts(row)), options.max_width),
+                style="bold yellow" if row.guilty else "",
+                no_wrap=True,
+            )
 
 
 def _line(cells: tuple[str, ...], width: int) -> str:
@@ -76,14 +62,6 @@ def _line(cells: tuple[str, ...], width: int) -> str:
     if len(meaning) > room:
         meaning = meaning[: room - 1] + "…" if room > 8 else ""
     return f"{cells[0]:<6}{numbers}  {meaning}".rstrip()
-
-
-def _cells(row: GrowthRow) -> tuple[str, ...]:
-    if not row.measured:
-        return row.kind, "?", "?", "?", "?", f"not measured here ({row.meaning})"
-    rate = "" if row.per_minute is None else signed(row.per_minute)
-    before = f"; {format_size(row.before)} was there before" if row.before else ""
-    return row.kind, format_size(row.now), format_size(row.most), signed(row.grew), rate, row.meaning + before
 
 
 def _section_table(trace: Trace, verdict: Verdict) -> Table:

@@ -1,21 +1,10 @@
 """The checkpoints of an out directory, and the lock that keeps it to one run.
 
-A checkpoint is everything a run needs to go on exactly. It is written beside its name, synced and renamed, so a kill or
-a full disk leaves what was there before. Reading checks every record's CRC and then loads with ``weights_only=True``: a
-checkpoint can hold numbers and text, never code. An error names a checkpoint to use instead, and only one that has been
-read to its end just now. What dropout draws is not in here because it is a function of (seed, step, rank).
-
-A run that goes on from the newest checkpoint of a branch extends that branch; one that goes on from anywhere else
-starts a branch of its own, ``step-00000038-2.pt`` beside ``step-00000040.pt``. So a branch only ever grows, no save can
-replace another run's, and pruning looks at its own branch alone. ``latest.pt`` links to the last save, ``best.pt`` to
-the one with the lowest val loss. What stays: the newest ``keep`` of the branch, what the two links name, and what any
-run came from.
-
-The lock is a POSIX record lock on ``.lock``, which belongs to the process and not to the file: however a run ends,
-SIGKILL and a power failure included, the kernel drops it, so a dead run never blocks the next. The file itself stays
-and holds the name of the last run, for the message. Where a file system has no locks, runs go without one.
-
-Cost: 12 bytes of disk per parameter, one read of the file for the CRCs, one look at the directory per save.
+A checkpoint is everything a run needs to go on exactly: numbers and text, never code. It is written beside its name,
+synced and renamed, so a kill or a full disk leaves what was there before. A run that goes on from the newest checkpoint
+of a branch extends it; one that goes on from anywhere else starts a branch of its own, ``step-00000038-2.pt`` beside
+``step-00000040.pt``: no save can replace another run's, and pruning looks at its own branch alone. The lock is a POSIX
+record lock on ``.lock``, which the kernel drops however a run ends. Cost: 12 bytes of disk per parameter.
 """
 
 from __future__ import annotations
@@ -118,24 +107,17 @@ def write_checkpoint(path: Path, contents: Contents, beside: Sequence[Path] = ()
         ) from problem
 
 
-def load_whole(path: Path) -> Contents:
+def load_whole(path: Path, *, whole: bool = True) -> Contents:
     """The contents of a whole checkpoint; StateError, with the one to use instead, for anything else."""
-    return _advising(path, whole=True)
+    try:
+        return _read_checkpoint(path, whole=whole)
+    except (FileNotFoundError, StateError) as problem:
+        raise type(problem)(f"{problem}. {_instead(path)}") from problem
 
 
 def glance(path: Path) -> Contents:
     """The same without reading its tensors, which are only mapped."""
-    return _advising(path, whole=False)
-
-
-def _advising(path: Path, *, whole: bool) -> Contents:
-    """`_read_checkpoint`, with the checkpoint to use instead in its errors."""
-    try:
-        return _read_checkpoint(path, whole=whole)
-    except FileNotFoundError as problem:
-        raise FileNotFoundError(f"{problem}. {_instead(path)}") from problem
-    except StateError as problem:
-        raise StateError(f"{problem}. {_instead(path)}") from problem
+    return load_whole(path, whole=False)
 
 
 def _read_checkpoint(path: Path, *, whole: bool) -> Contents:
@@ -150,11 +132,8 @@ def _read_checkpoint(path: Path, *, whole: bool) -> Contents:
         fault = (str(problem).splitlines() or [""])[0].rstrip(".") or type(problem).__name__
         size = path.stat().st_size
         raise StateError(f"{path}: expected a whole checkpoint, got {size:,} bytes with {fault!r}") from problem
-    if (
-        not isinstance(contents, dict)
-        or set(contents) != Contents.__annotations__.keys()
-        or contents["format"] != CHECKPOINT_FORMAT
-    ):
+    ours = isinstance(contents, dict) and set(contents) == Contents.__annotations__.keys()
+    if not ours or contents["format"] != CHECKPOINT_FORMAT:
         raise StateError(f"{path}: expected a checkpoint of `lowtide train`, got other contents")
     return cast(Contents, contents)
 

@@ -1,17 +1,9 @@
 """What a run reads: its train and val tokens, the feeds made of them, and the corpus of a run that was given none.
 
-``--data`` may be a token file, a corpus, a directory with a corpus in ``train`` and one in ``val`` (as
-``lowtide prepare --val`` writes it), or nanoGPT's directory with ``train.bin`` and ``val.bin``; whichever it is, the
-rest of the trainer sees two `Tokens` and a vocabulary. Nothing but headers is read here, apart from the first
-`UNIGRAM_TOKENS` val tokens, whose entropy is the loss of a model that knows only how often each token occurs.
-
-Whatever is cut, mixed or shuffled, a step gets one `TrainBatch`, and the val loss is taken over the same windows for
-every cut, at a stride and in order, so that runs can be compared. An index of documents is built at the first use and
-kept beside the data.
-
-Without ``--data`` the corpus is this machine's own text, prepared once (about a minute on two cores) and written into
-the settings, so that a checkpoint names it and going on, sampling and peeking find it again. Its budget is an eighth of
-the corpus: reading all of it through a map that is kept cannot stay below that, as the control shows.
+Whatever ``--data`` or ``--mix`` names, the rest of the trainer sees two `Tokens` and a vocabulary, a step gets one
+`TrainBatch`, and the val loss is taken over the same windows for every cut, so that runs can be compared. Without
+``--data`` the corpus is this machine's own text, prepared once and written into the settings, so that a checkpoint
+names it. Its budget is an eighth of the corpus: a map that is kept cannot stay below that, as the control shows.
 """
 
 from __future__ import annotations
@@ -58,15 +50,8 @@ class Mixed:
     def at(self, row: int, length: int) -> tuple[dict[str, float], dict[str, float]]:
         """The shares in use just before a row of the stream, and the epochs each corpus has been through by then."""
         epochs = {name: round(many, 4) for name, many in self.train.epochs(row, length=length).items()}
-        return self.shares_at(max(0, row - 1)), epochs
-
-    def shares_at(self, row: int) -> dict[str, float]:
-        """The shares in use at a row of the stream."""
-        found: dict[str, float] = {}
-        for start, shares in self.train.schedule:
-            if start <= row:
-                found = {name: float(share) for name, share in shares.items()}
-        return found
+        begun = [shares for start, shares in self.train.schedule if start <= max(0, row - 1)]
+        return {name: float(share) for name, share in begun[-1].items()}, epochs
 
 
 @dataclass(frozen=True)
@@ -91,14 +76,15 @@ class RunData:
 
     def unigram(self) -> float:
         """The loss of knowing only how often each token occurs in the val tokens."""
-        if self.mixed is None:
-            return unigram_entropy(self.val, self.vocab_size)
-        total = sum(self.mixed.weights.values())
-        counts = np.zeros(self.vocab_size)
-        for name, weight in self.mixed.weights.items():
-            found = _counts(self.mixed.tokens[name][1], self.vocab_size)
-            counts += weight / total * found / max(1, found.sum())
-        return _entropy(counts)
+        mixed = [(self.val, 1.0)]
+        if self.mixed is not None:
+            mixed = [(self.mixed.tokens[name][1], weight) for name, weight in self.mixed.weights.items()]
+        shares = np.zeros(self.vocab_size)
+        for val, weight in mixed:
+            found = _counts(val, self.vocab_size)
+            shares += weight * found / max(1, found.sum())
+        shares = shares[shares > 0] / shares.sum()
+        return max(0.0, float(-(shares * np.log(shares)).sum())) if len(shares) else math.nan
 
 
 # What the reader calls a thing, and the flag that sets it here.
@@ -120,11 +106,7 @@ def in_flags() -> Iterator[None]:
 def open_data(settings: Settings) -> RunData:
     """Open what the settings name."""
     with in_flags():
-        return _open_data(settings)
-
-
-def _open_data(settings: Settings) -> RunData:
-    return _open_mix(settings) if settings.mix else _open_one(Path(settings.data), settings)
+        return _open_mix(settings) if settings.mix else _open_one(Path(settings.data), settings)
 
 
 def _open_mix(settings: Settings) -> RunData:
@@ -152,14 +134,9 @@ def _open_mix(settings: Settings) -> RunData:
     }
     train = mix(begins, then=then, budget=budget)
     taking = {name: weight for name, weight in plan.first.items() if weight}
-    val = mix(
-        {
-            name: (_as_mixed(opened[name].val, replace(settings, cut="stride")), weight)
-            for name, weight in taking.items()
-        },
-        exhausted="stop",
-        budget=budget,
-    )
+    at_stride = replace(settings, cut="stride")
+    parts = {name: (_as_mixed(opened[name].val, at_stride), weight) for name, weight in taking.items()}
+    val = mix(parts, exhausted="stop", budget=budget)
     tokens = {name: (one.train, one.val) for name, one in opened.items()}
     files = tuple(dict.fromkeys(file for one in opened.values() for file in one.files))
     name = ", ".join(f"{name} {path}" for name, path in plan.paths.items())
@@ -175,18 +152,13 @@ def _as_mixed(tokens: Tokens, settings: Settings) -> Tokens | Windows:
 
 
 def _open_one(path: Path, settings: Settings) -> RunData:
-    if settings.val_data:
-        return _described(_open(path, settings), _open(Path(settings.val_data), settings), path, settings)
-    pair = _nanogpt_pair(path)
-    if pair is not None:
-        return _described(_open(pair[0], settings), _open(pair[1], settings), pair[0], settings)
-    train, val = _open(path, settings).split(val=settings.val_fraction)
-    return _described(train, val, path, settings)
-
-
-def unigram_entropy(tokens: Tokens, vocab_size: int) -> float:
-    """Nats per token for a model that knows only counts, from the first `UNIGRAM_TOKENS` tokens."""
-    return _entropy(_counts(tokens, vocab_size))
+    """``--val-data``, else a directory's ``train.bin`` and ``val.bin`` or ``train`` and ``val``, else a split."""
+    pairs = [(path, Path(settings.val_data))] if settings.val_data else []
+    pairs += [(path / "train.bin", path / "val.bin"), (path / "train", path / "val")]
+    for train, val in pairs:
+        if settings.val_data or (train.exists() and val.exists()):
+            return _described(_open(train, settings), _open(val, settings), train, settings)
+    return _described(*_open(path, settings).split(val=settings.val_fraction), path, settings)
 
 
 def _counts(tokens: Tokens, vocab_size: int) -> NDArray[np.int64]:
@@ -195,19 +167,6 @@ def _counts(tokens: Tokens, vocab_size: int) -> NDArray[np.int64]:
     for start in range(0, end, _COUNTED_AT_ONCE):
         counts += np.bincount(tokens[start : min(end, start + _COUNTED_AT_ONCE)], minlength=vocab_size)
     return counts
-
-
-def _entropy(counts: NDArray[np.number]) -> float:
-    shares = counts[counts > 0] / counts.sum()
-    return max(0.0, float(-(shares * np.log(shares)).sum())) if len(shares) else math.nan
-
-
-def _nanogpt_pair(path: Path) -> tuple[Path, Path] | None:
-    """``train.bin`` and ``val.bin`` of a directory, or its ``train`` and ``val`` directories, when it has both."""
-    for train, val in (("train.bin", "val.bin"), ("train", "val")):
-        if (path / train).exists() and (path / val).exists():
-            return path / train, path / val
-    return None
 
 
 def _open(path: Path, settings: Settings) -> Tokens:
@@ -288,15 +247,9 @@ def with_corpus(settings: Settings, note: Callable[[str], None]) -> Settings:
     made = machine_corpus(tokens=settings.corpus_tokens, progress=_PreparationNotes(note))
     if made.made:
         note(f"prepared {made.tokens:,} tokens ({format_size(made.bytes)}) of this machine's text into {made.path}")
-    return with_machine_text(settings, made.path, made.bytes)
-
-
-def with_machine_text(settings: Settings, path: Path, size: int) -> Settings:
-    """The settings that read this corpus, under an eighth of its size unless a budget was stated."""
-    share = size // BUDGET_SHARE
+    share = made.bytes // BUDGET_SHARE
     even = f"{share // MIB}MiB" if share >= MIB else str(share)  # rounded down: at most an eighth
-    budget = even if settings.budget == "auto" else settings.budget
-    return replace(settings, data=str(path), budget=budget)
+    return replace(settings, data=str(made.path), budget=even if settings.budget == "auto" else settings.budget)
 
 
 def control_of(settings: Settings, corpus: Path) -> Control | None:

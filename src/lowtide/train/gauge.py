@@ -1,17 +1,9 @@
 """Memory by kind while training, and whether the reader kept to its budget.
 
-The reader cannot be weighed apart from torch, so we weigh the whole process and take growth.
-After `SETTLE_STEPS` steps the model, the optimiser's state and torch's own caches exist; whatever anon +
-mapped gain from there on is at most what reading added. ``budget=ok`` says this growth never passed the
-reader's budget; a run that ended before it settled says ``unknown``. It is an upper bound: growth of torch's own
-counts against the reader, never for it.
-
-Before each reading the C library gives back the heap that torch has freed (``malloc_trim``): what its allocator keeps
-comes and goes by tens of MiB and belongs to nobody, and a budget of a few MiB could not be told apart from it.
-
-Cost: about a millisecond per reading, and a question about the corpus' page cache (about 3 ms per cached GiB) asked
-so rarely that it stays under half a percent. Readings are kept for the picture, thinned so that a week
-holds as many as a minute.
+The reader cannot be weighed apart from torch, so we weigh the whole process and take growth after `SETTLE_STEPS`
+steps, when the model, the optimiser's state and torch's own caches exist: at most what reading added. Before each
+reading the C library gives back the heap that torch has freed, whose tens of MiB belong to nobody. Cost: a millisecond
+per reading, and a question about the corpus' page cache asked so rarely that it stays under half a percent.
 """
 
 from __future__ import annotations
@@ -21,6 +13,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowtide.machine import page_cache
 from lowtide.memory import process_memory
@@ -61,25 +54,16 @@ class BudgetVerdict:
         return "unknown" if self.ok is None else "ok" if self.ok else "broken"
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """One place on the picture."""
+class CurvePoint(NamedTuple):
+    """One place on the picture, as plain numbers, which is all a checkpoint may hold."""
 
     seconds: float
-    step: int
+    step: float
     loss: float
     val_loss: float  # nan where none was measured
-    reading: MemoryNow
-
-    def numbers(self) -> list[float]:
-        """Plain numbers, which is all a checkpoint may hold."""
-        reading = self.reading
-        return [self.seconds, self.step, self.loss, self.val_loss, reading.anon, reading.mapped, reading.cache]
-
-    @classmethod
-    def from_numbers(cls, numbers: Sequence[float]) -> CurvePoint:
-        seconds, step, loss, val_loss, anon, mapped, cache = numbers
-        return cls(seconds, int(step), loss, val_loss, MemoryNow(int(anon), int(mapped), int(cache)))
+    anon: float
+    mapped: float
+    cache: float
 
 
 class Gauge:
@@ -141,11 +125,7 @@ def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
     if len(points) <= MOST_POINTS:
         return points
     last = len(points) - 1
-    return [
-        point
-        for place, point in enumerate(points)
-        if place % 2 == 0 or place == last or point.val_loss == point.val_loss
-    ]
+    return [p for place, p in enumerate(points) if place % 2 == 0 or place == last or not math.isnan(p.val_loss)]
 
 
 # The picture, as plain series
@@ -166,7 +146,7 @@ def panels(
     ]
     counts = [] if math.isnan(unigram) else [Level(f"knowing only token counts ({unigram:.2f})", unigram)]
     kinds = [
-        Curve(label, _minutes(points), [getattr(point.reading, label.split(":")[0]) / MIB for point in points], color)
+        Curve(label, _minutes(points), [getattr(point, label.split(":")[0]) / MIB for point in points], color)
         for label, color in (
             ("anon: heap of torch, model, reader", BLUE),
             ("mapped: file pages in this process", GREEN),
@@ -175,18 +155,11 @@ def panels(
     ]
     allowed = (verdict.settled.held + verdict.budget) / MIB
     text = f"anon + mapped after warm-up, plus the budget of {format_size(verdict.budget)}: {verdict.word}"
-    highest = max(allowed, *(sum(held) for held in zip(*(kind.y for kind in kinds), strict=True)))
+    levels = (Level(text, allowed),)
+    top = 1.55 * max(allowed, *(sum(held) for held in zip(*(kind.y for kind in kinds), strict=True)))
     found = [
         Panel("Loss", "minutes", "loss, nats per token", tuple(losses), levels=tuple(counts), bottom=0),
-        Panel(
-            "Memory by kind",
-            "minutes",
-            "MiB",
-            areas=tuple(kinds),
-            levels=(Level(text, allowed),),
-            bottom=0,
-            top=1.55 * highest,
-        ),
+        Panel("Memory by kind", "minutes", "MiB", areas=tuple(kinds), levels=levels, bottom=0, top=top),
     ]
     return found if control is None else [*found, _beside_control(points, verdict, control)]
 
@@ -200,7 +173,7 @@ def _beside_control(points: Sequence[CurvePoint], verdict: BudgetVerdict, contro
     since = [point for point in points if point.step >= SETTLE_STEPS] or list(points)
     first, last = since[0].seconds, since[-1].seconds
     shares = [100 * (point.seconds - first) / max(1e-9, last - first) for point in since]
-    grown = [(point.reading.held - verdict.settled.held) / MIB for point in since]
+    grown = [(point.anon + point.mapped - verdict.settled.held) / MIB for point in since]
     passed = [100 * share for share, _, _ in control.trace]
     mapped = [held / MIB for _, held, _ in control.trace]  # its anon is the list of windows it goes through
     size, budget = control.corpus_bytes, verdict.budget

@@ -7,7 +7,6 @@ memory once; one sampled token costs one forward pass over the last window. The 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,19 +38,6 @@ def load_trained(place: Path, device: torch.device, *, best: bool = False) -> Tr
     model = GPT(Shape(**contents["shape"]))
     model.load_state_dict(contents["model"])
     return TrainedModel(model.to(device).eval(), path, contents["step"], dict(contents["settings"]))
-
-
-def sampled(
-    model: GPT, ids: list[int], count: int, *, temperature: float, top_k: int | None, seed: int
-) -> Iterator[int]:
-    """``count`` ids that follow ``ids``, one at a time; the same seed gives the same ones."""
-    device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed)
-    tokens = torch.tensor([ids], device=device)
-    for _ in range(count):
-        tokens = model.generate(tokens, 1, temperature=temperature, top_k=top_k, generator=generator)
-        tokens = tokens[:, -model.shape.block_size :]
-        yield int(tokens[0, -1])
 
 
 def write_weights(path: Path, model: GPT, step: int) -> bool:

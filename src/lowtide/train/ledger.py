@@ -1,16 +1,9 @@
 """The ledger: which rows stand behind the weights, one line for each step, through any number of kills.
 
-A step's line holds the span of rows it used and one number made from their tokens. The number is
-a sum over rows of (checksum of the row) x (odd weight of its place), so ranks can each sum their own share
-and the total is the same for every world size. Every run first writes where it begins, ``resume``; `chain` then
-knows which lines were overtaken, also those of a run that was killed before its first checkpoint.
-
-A line is there whole or not at all: `WholeLines`, which ``metrics.jsonl`` is written with too, knows where the last
-whole line ends. One that could not be written to its end (a full disk, a kill, a power failure) is cut off again, at
-once where that is possible and else when the file is opened next.
-
-Cost: a crc32 of each batch (about 1 GB/s) and one write of 80 bytes per step. It proves which data was used,
-not what the optimiser did with it.
+A step's line holds the span of rows it used and a sum over them of (checksum of the row) x (odd weight of its place),
+so that ranks can each sum their own share. Every run first writes where it begins, ``resume``, so that `chain` knows
+which lines were overtaken. A line is there whole or not at all (`WholeLines`, which writes ``metrics.jsonl`` too).
+Cost: a crc32 of each batch and one write of 80 bytes per step.
 """
 
 from __future__ import annotations

@@ -1,22 +1,16 @@
 """A compact GPT, and the device and number format it runs in: read it top to bottom and you know the whole model.
 
-Pre-norm residual blocks with rotary positions, so that no parameter depends on the window's
-length and the embedding (shared with the output layer) is the only table. Attention is torch's own fused
-causal kernel; documents that must not see each other get a mask of one bit per pair of tokens instead.
-
-Costs ``12 * n_layer * n_embd**2 + vocab_size * n_embd`` parameters, and per token about six floating point
-operations for each of them. It does not know where batches come from, and it keeps no cache of keys while
-sampling: each sampled token runs the last ``block_size`` tokens again, which is fine for the few hundred a
-training run prints.
-
-A device or format that this machine lacks is refused in one line before anything is opened. ``auto`` is float32 on a
-CPU (bfloat16 there is slower without matrix units), and on a GPU bfloat16 where it has it, else float16 with a loss
-scaler. The GPU paths were not run on the machines this was written on.
+Pre-norm residual blocks with rotary positions, so that no parameter depends on the window's length. Attention is
+torch's own fused causal kernel, or one with a mask for documents that must not see each other. It has ``12 * n_layer *
+n_embd**2 + vocab_size * n_embd`` parameters and keeps no cache of keys: each sampled token runs the last window again.
+``auto`` is float32 on a CPU, on a GPU bfloat16 or else float16 with a loss scaler; GPUs were not run by its authors.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -144,24 +138,23 @@ class GPT(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     @torch.no_grad()
-    def generate(
-        self,
-        tokens: Tensor,
-        count: int,
-        *,
-        temperature: float = 0.8,
-        top_k: int | None = 50,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """``tokens`` (rows, n) followed by ``count`` sampled ones; the caller chooses train or eval mode."""
+    def sampled(
+        self, ids: list[int], count: int, *, seed: int, temperature: float = 0.8, top_k: int | None = 50
+    ) -> Iterator[int]:
+        """``count`` ids that follow ``ids``, one at a time; the same seed gives the same ones. The caller chooses train
+        or eval mode."""
+        device = self.cos.device
+        generator = torch.Generator(device).manual_seed(seed)
+        tokens = torch.tensor([ids], device=device)
         for _ in range(count):
-            logits = self(tokens[:, -self.shape.block_size :])[0][:, -1].float() / max(temperature, 1e-6)
+            tokens = tokens[:, -self.shape.block_size :]
+            logits = self(tokens)[0][:, -1].float() / max(temperature, 1e-6)
             if top_k is not None and top_k < logits.shape[-1]:
                 least = logits.topk(top_k).values[:, -1:]
                 logits = logits.masked_fill(logits < least, -math.inf)
             chosen = torch.multinomial(logits.softmax(-1), 1, generator=generator)
             tokens = torch.cat((tokens, chosen), dim=1)
-        return tokens
+            yield int(chosen)
 
 
 def inside_documents(documents: Tensor) -> Tensor:
@@ -207,16 +200,11 @@ class Compute:
 
 def choose_compute(device: str, dtype: str, local_rank: int = 0) -> Compute:
     """The device and format asked for; ValueError when this machine lacks them."""
-    try:
-        place = torch.device(device)
-    except RuntimeError as problem:
-        raise ValueError(
-            f"--device {device}: expected cpu, cuda or cuda:N, got {device!r}. Use --device cpu."
-        ) from problem
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ValueError(f"--device {device}: expected cpu, cuda or cuda:N, got {device!r}. Use --device cpu.")
+    place = torch.device(device)
     if place.type == "cuda":
         place = _cuda(device, place, local_rank)
-    elif place.type != "cpu":
-        raise ValueError(f"--device {device}: expected cpu, cuda or cuda:N, got {device!r}. Use --device cpu.")
     if dtype != "auto":
         return Compute(place, _NUMBER_FORMATS[dtype])
     if place.type == "cpu":

@@ -1,23 +1,17 @@
 """The ranks of a run: who this process is, and the few things ranks say to each other.
 
-Without ``torchrun`` there is one rank and every call here returns at once; with it, all talk goes
-through gloo on CPU tensors (and NCCL for gradients on GPUs), with a time limit, so that a rank that dies
-ends the others with one clear line instead of a hang. Gradients are averaged by torch's DDP; this file does
-not touch them.
-
-Leaving is delicate. ``destroy_process_group`` only forgets the group: gloo's worker threads live until
-nothing refers to it. A worker that wakes up late drops the last reference to a tensor of Python's, asks for the
-interpreter's lock while the interpreter is being torn down, is ended by Python in the middle of a C++ destructor, and
-aborts the process ("terminate called without an active exception"). Two things kept the group alive: DDP, and default
-arguments - DDP's constructor imports ``torch.distributed.nn.functional``, ten of whose functions have the group of that
-moment as a default, for ever. So that module is imported here, while there is no group, and `joined` lets go of
-everything else before it returns, which joins the threads.
+All talk goes through gloo on CPU tensors (and NCCL for gradients on GPUs), with a time limit, so that a rank that dies
+ends the others with one line instead of a hang. Leaving is delicate: gloo's threads live until nothing refers to the
+group, and one that wakes up while the interpreter is torn down aborts the process. DDP keeps the group alive, and so do
+default arguments of ``torch.distributed.nn.functional`` made while there is a group. So that module is imported here,
+while there is none, and `joined` lets go of everything else before it returns, which joins the threads.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,23 +132,12 @@ def _clear_frames(problem: BaseException | None) -> None:
 
 
 _SIGNS = (
-    "connection closed",
-    "connection reset",
-    "connection refused",
-    "broken pipe",
-    "timed out",
-    "timeout",
-    "gloo",
-    "nccl",
-    "no route to host",
+    "connection closed|connection reset|connection refused|broken pipe|timed out|timeout|gloo|nccl|no route to host"
 )
 
 
 def _is_connection(problem: RuntimeError) -> bool:
-    if isinstance(problem, dist.DistError):
-        return True
-    text = str(problem).lower()
-    return any(sign in text for sign in _SIGNS)
+    return isinstance(problem, dist.DistError) or re.search(_SIGNS, str(problem).lower()) is not None
 
 
 def _reason(problem: RuntimeError) -> str:

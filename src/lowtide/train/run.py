@@ -1,11 +1,7 @@
 """A whole run: open the data, take up a checkpoint, step, evaluate, save, and say how it went.
 
-The loop is a list of things that happen at known steps. ``resume`` puts everything where the
-checkpoint left it, so the steps after it are those of a run that was never interrupted. Everything on disk
-is written by rank 0.
-
-Cost beside the steps: ``eval_iters`` forward passes and one checkpoint every ``eval_interval`` steps, a
-reading of the memory counters every ``log_interval`` steps.
+The loop is a list of things that happen at known steps; ``resume`` puts everything where the checkpoint left it, so
+the steps after it are those of a run that was never interrupted. Everything on disk is written by rank 0.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from lowtide.train.model import Compute, choose_compute
 from lowtide.train.ranks import World, described, joined
 from lowtide.train.settings import Settings, first_corpus
 from lowtide.train.signals import StopRequest
-from lowtide.train.telling import METRICS, Facts, RunOutcome, RunProgress, Several, Stepped, files_told
+from lowtide.train.telling import METRICS, Evaluated, Facts, RunOutcome, RunProgress, Stepped, Told
 from lowtide.train.trainer import Trainer, learning_rate
 
 
@@ -41,22 +37,17 @@ def run(settings: Settings, progress: RunProgress, resume: Path | None = None) -
     compute = choose_compute(settings.device, settings.dtype)
     here = described()
     with ExitStack() as held:
-        progress = _listeners(settings, progress, held) if here.is_first else RunProgress()
-        stop = held.enter_context(StopRequest(progress.note, alone=here.world == 1))
+        told = RunProgress()
+        if here.is_first:
+            told = Told(progress, Path(settings.out_dir), tensorboard=settings.tensorboard)
+            held.callback(told.close)
+        stop = held.enter_context(StopRequest(told.note, alone=here.world == 1))
         with joined(here, compute.device, settings.rank_timeout) as world:
             if world.is_first:  # inside: when it is refused, the other ranks end with this one
                 held.enter_context(only_run(Path(settings.out_dir)))
             compute = choose_compute(settings.device, settings.dtype, world.local_rank)
-            one, verdict = _trained(_Run(settings, compute, world, progress, stop, started), resume)
+            one, verdict = _trained(_Run(settings, compute, world, told, stop, started), resume)
         return one.end(verdict)
-
-
-def _listeners(settings: Settings, progress: RunProgress, held: ExitStack) -> RunProgress:
-    """Everyone who is told how the run goes."""
-    others = files_told(Path(settings.out_dir), progress.note, tensorboard=settings.tensorboard)
-    for one in others:
-        held.callback(one.close)
-    return Several(progress, *others)
 
 
 def _trained(one: _Run, resume: Path | None) -> tuple[_Run, BudgetVerdict]:
@@ -71,13 +62,7 @@ class _Run:
     """The state of one run beside the trainer's: clock, curve, memory."""
 
     def __init__(
-        self,
-        settings: Settings,
-        compute: Compute,
-        world: World,
-        progress: RunProgress,
-        stop: StopRequest,
-        started: float,
+        self, settings: Settings, compute: Compute, world: World, progress: RunProgress, stop: StopRequest, began: float
     ) -> None:
         self.world, self.progress, self.stop = world, progress, stop
         self.settings = settings = self._with_corpus(settings)
@@ -89,7 +74,7 @@ class _Run:
         self.gauge = Gauge(self.data.files, self.trainer.plan.budget)
         self.compute = compute
         self.unigram = self.data.unigram()
-        self.started = self.loop_started = started
+        self.started = self.loop_started = began
         self.seconds_before = 0.0  # of the runs that this one resumes
         self.seconds_training = 0.0
         self.tokens = 0
@@ -107,8 +92,11 @@ class _Run:
         return with_corpus(settings, self.progress.note)
 
     def whole(self, resume: Path | None) -> None:
-        self._take_up(resume)
-        self.progress.started(self._facts())
+        if resume is not None:
+            self._take_up(resume)
+        elif self.world.is_first:
+            self._clear_the_way()
+        self.progress.tell(self._facts())
         for note in self.data.notes:
             self.progress.note(note)
         if self.trainer.step >= self.settings.max_iters:
@@ -121,18 +109,14 @@ class _Run:
         if self.stopping:
             self.progress.note(f"stopped after step {self.trainer.step} and saved; go on with: {self._how_to_go_on()}")
 
-    def _take_up(self, resume: Path | None) -> None:
-        if resume is None:
-            if self.world.is_first:
-                self._clear_the_way()
-            return
+    def _take_up(self, resume: Path) -> None:
         contents = checkpoints.load_whole(resume)
         past = contents["run"]
         self.trainer.restore(resume, contents)
         self.val_loss, self.val_step = past["val_loss"], past["val_step"]
         self.best = past.get("best", math.inf)
         self.seconds_before = past["seconds"]
-        self.points = [CurvePoint.from_numbers(numbers) for numbers in past["points"]]
+        self.points = [CurvePoint(*numbers) for numbers in past["points"]]
         self.first_step = self.trainer.step
         if self.world.is_first:
             checkpoints.tidy(self.directory)
@@ -197,7 +181,7 @@ class _Run:
             return
         self.val_loss, self.val_step = val_loss, self.trainer.step
         self._remember(math.nan, self.val_loss, self.gauge.read())
-        self.progress.evaluated(self.trainer.step, self.val_loss)
+        self.progress.tell(Evaluated(self.trainer.step, self.val_loss))
 
     def _log(self) -> None:
         loss, reading, step = self.trainer.mean_loss(), self.gauge.read(), self.trainer.step
@@ -205,17 +189,15 @@ class _Run:
         steps = max(1, step - self.first_step)
         left = (self.settings.max_iters - step) * (time.monotonic() - self.loop_started) / steps
         rate = learning_rate(step - 1, self.settings)
-        self.progress.stepped(
-            Stepped(step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading, *self._of_corpora())
+        mixed = self.data.mixed
+        of_corpora = () if mixed is None else mixed.at(self.trainer.rows_done, self.settings.block_size)
+        self.progress.tell(
+            Stepped(step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading, *of_corpora)
         )
 
-    def _of_corpora(self) -> tuple[dict[str, float] | None, dict[str, float] | None]:
-        """The corpora's shares of the rows of the step just done, and their epochs so far."""
-        mixed = self.data.mixed
-        return (None, None) if mixed is None else mixed.at(self.trainer.rows_done, self.settings.block_size)
-
     def _remember(self, loss: float, val_loss: float, reading: MemoryNow) -> None:
-        self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, reading)])
+        held = (reading.anon, reading.mapped, reading.cache)
+        self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, *held)])
 
     def _save(self, *, must: bool = False) -> None:
         """Save on rank 0. A run goes on when a checkpoint on the way cannot be written; the last one must be."""
@@ -229,7 +211,7 @@ class _Run:
             "val_step": self.val_step,
             "best": self.val_loss if is_best else self.best,
             "seconds": self._seconds(),
-            "points": [point.numbers() for point in self.points],
+            "points": [list(point) for point in self.points],
         }
         try:
             self.branch.save(self.trainer.contents(past), self.settings.keep, is_best=is_best)
@@ -249,8 +231,7 @@ class _Run:
         sample = picture = ""
         control = None
         if self.world.is_first and not self.stopping:
-            sample = self._sample()
-            control = self._control()
+            sample, control = self._sample(), self._control()
             picture = self._draw(verdict, control)
             self._write_weights()
         outcome = RunOutcome(
@@ -266,7 +247,7 @@ class _Run:
             stopped_by=self.stopping,
             control=control,
         )
-        self.progress.ended(outcome)
+        self.progress.tell(outcome)
         return outcome
 
     def _sample(self) -> str:

@@ -1,15 +1,9 @@
-"""Every number of a run in one frozen value, from defaults, a checkpoint, a TOML file and flags.
+"""Every number of a run in one frozen value, from defaults, a checkpoint, a TOML file and flags; later ones win.
 
-A setting is a field here, once, with its help text; the command line's flags, the TOML keys and
-what a checkpoint remembers are all made from these fields, so they cannot disagree. Later layers win:
-defaults, then the checkpoint being resumed, then ``--config``, then flags. The names are nanoGPT's where
-nanoGPT has one.
-
-``--mix`` is one text, so that a checkpoint remembers it like any other setting. A flag spells it
-``web=PATH:0.7,code=PATH:0.3``, with ``;ROW:web=0.5,math=PATH:0.5`` for each change; a TOML file has a table ``[mix]``
-with ``web = ["PATH", 0.7]`` and a table ``[mix.then.ROW]`` for each change. `lowtide.mix` checks the weights' sums.
-
-It costs nothing and opens nothing but the TOML file. It does not look at the data or the device.
+A setting is a field here, once, with its help text and its least value; flags, TOML keys and what a checkpoint
+remembers are made from these fields, so they cannot disagree. The names are nanoGPT's where nanoGPT has one.
+``--mix`` is one text, so that a checkpoint remembers it like any other: ``web=PATH:0.7,code=PATH:0.3``, with
+``;ROW:web=0.5,math=PATH:0.5`` for each change, or a TOML file's table as JSON. `lowtide.mix` checks the weights' sums.
 """
 
 from __future__ import annotations
@@ -35,8 +29,8 @@ MODEL_FIELDS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
 Value = TypeVar("Value", str, int, float, bool)
 
 
-def _setting(default: Value, text: str) -> Value:
-    return field(default=default, metadata={"help": text})
+def _setting(default: Value, text: str, least: int | None = None) -> Value:
+    return field(default=default, metadata={"help": text, "least": least})
 
 
 @dataclass(frozen=True)
@@ -47,11 +41,13 @@ class Settings:
     mix: str = _setting("", "several corpora with weights, web=PATH:0.7,code=PATH:0.3; changes: ;ROW:web=0.5,code=0.5")
     val_data: str = _setting("", "token file or corpus for the val loss; none: val.bin beside train.bin, or a split")
     val_fraction: float = _setting(0.005, "share of --data at its end kept for the val loss when there is no val file")
-    corpus_tokens: int = _setting(40_000_000, "about how many tokens of this machine's text to prepare without --data")
+    corpus_tokens: int = _setting(
+        40_000_000, "about how many tokens of this machine's text to prepare without --data", 1
+    )
     data_dtype: str = _setting("", "the tokens' dtype where the file does not say it, such as uint16")
     eot: int = _setting(-1, "the id that ends a document where the data does not say it; -1: as the data says")
     bos: int = _setting(-1, "the id that begins a document where the data does not say it; -1: as the data says")
-    vocab_size: int = _setting(0, "number of token ids; 0: as the data says, 256 for bytes, else 50304")
+    vocab_size: int = _setting(0, "number of token ids; 0: as the data says, 256 for bytes, else 50304", 0)
     cut: str = _setting(
         "stride", "how rows are cut: stride, or packed (whole documents, padded; padding is not learned)"
     )
@@ -62,53 +58,52 @@ class Settings:
     budget: str = _setting(
         "auto", "most bytes the reader may hold, such as 64MiB; without --data an eighth of the corpus"
     )
-    strategy: str = _setting("auto", "how bytes leave the file: auto, read, direct, remap, advise, map")
+    strategy: str = _setting("auto", "how bytes leave the file: auto, read, map, remap, advise")
     engine: str = _setting("auto", "who makes the calls: auto, native, python")
     cache: str = _setting("auto", "whether what was read stays in the page cache: auto, keep, drop")
     out_dir: str = _setting("out", "directory for checkpoints, metrics, weights and the picture; one run at a time")
-    keep: int = _setting(2, "checkpoints kept of a branch, the newest ones; what best.pt and latest.pt name stays too")
-    save_interval: int = _setting(0, "steps between checkpoints; 0: as --eval-interval")
+    keep: int = _setting(
+        2, "checkpoints kept of a branch, the newest ones; what best.pt and latest.pt name stays too", 1
+    )
+    save_interval: int = _setting(0, "steps between checkpoints; 0: as --eval-interval", 0)
     control: str = _setting(
         "auto", "what a pass over the corpus through a kept np.memmap holds: yes, no, auto (own text)"
     )
     ledger: str = _setting("", "file that gets one line for each step: its rows and their checksum")
-    batch_size: int = _setting(16, "windows of one forward pass")
-    block_size: int = _setting(128, "tokens of a window")
-    gradient_accumulation_steps: int = _setting(1, "forward passes of one step, over all ranks together")
-    n_layer: int = _setting(4, "blocks")
-    n_head: int = _setting(4, "attention heads of a block")
-    n_embd: int = _setting(128, "width of the residual stream")
+    batch_size: int = _setting(16, "windows of one forward pass", 1)
+    block_size: int = _setting(128, "tokens of a window", 1)
+    gradient_accumulation_steps: int = _setting(1, "forward passes of one step, over all ranks together", 1)
+    n_layer: int = _setting(4, "blocks", 1)
+    n_head: int = _setting(4, "attention heads of a block", 1)
+    n_embd: int = _setting(128, "width of the residual stream", 2)
     dropout: float = _setting(0.0, "share of activations dropped while training")
     learning_rate: float = _setting(2e-3, "highest learning rate")
-    max_iters: int = _setting(400, "optimiser steps in all")
-    warmup_iters: int = _setting(50, "steps of rising learning rate")
-    lr_decay_iters: int = _setting(0, "step where the learning rate reaches --min-lr; 0: as --max-iters")
+    max_iters: int = _setting(400, "optimiser steps in all", 1)
+    warmup_iters: int = _setting(50, "steps of rising learning rate", 0)
+    lr_decay_iters: int = _setting(0, "step where the learning rate reaches --min-lr; 0: as --max-iters", 0)
     min_lr: float = _setting(-1.0, "lowest learning rate; -1: a tenth of --learning-rate")
-    weight_decay: float = _setting(0.1, "decay of matrices (norm gains have none)")
+    weight_decay: float = _setting(0.1, "decay of matrices (norm gains have none)", 0)
     beta1: float = _setting(0.9, "AdamW's first decay rate")
     beta2: float = _setting(0.99, "AdamW's second decay rate")
-    grad_clip: float = _setting(1.0, "largest norm of the gradient; 0: no clipping")
-    eval_interval: int = _setting(100, "steps between val losses")
-    eval_iters: int = _setting(20, "batches of one val loss, always the same ones, spread over the val tokens")
-    log_interval: int = _setting(10, "steps between progress lines")
+    grad_clip: float = _setting(1.0, "largest norm of the gradient; 0: no clipping", 0)
+    eval_interval: int = _setting(100, "steps between val losses", 1)
+    eval_iters: int = _setting(20, "batches of one val loss, always the same ones, spread over the val tokens", 1)
+    log_interval: int = _setting(10, "steps between progress lines", 1)
     seed: int = _setting(1337, "fixes the order of windows, the first weights and dropout")
     device: str = _setting("cpu", "cpu, cuda or cuda:N")
     dtype: str = _setting("auto", "number format of the forward pass: auto, float32, bfloat16, float16")
     compile: bool = _setting(False, "compile the model with torch.compile")
-    rank_timeout: int = _setting(600, "seconds to wait for the other ranks before giving up")
-    sample_tokens: int = _setting(240, "tokens sampled at the end; 0: none")
+    rank_timeout: int = _setting(600, "seconds to wait for the other ranks before giving up", 1)
+    sample_tokens: int = _setting(240, "tokens sampled at the end; 0: none", 0)
     picture: bool = _setting(True, "draw loss and memory over time into --out-dir")
     weights: bool = _setting(True, "write the weights as weights.safetensors into --out-dir at the end")
     tensorboard: bool = _setting(False, "write the figures for TensorBoard too, into --out-dir/tensorboard")
 
     def __post_init__(self) -> None:
-        for name, least in _AT_LEAST.items():
-            value, flag = getattr(self, name), _flag(name)
-            if value < least:
+        for setting in fields(self):
+            value, least, flag = getattr(self, setting.name), setting.metadata["least"], _flag(setting.name)
+            if least is not None and value < least:
                 raise ValueError(f"{flag}: expected {least} or more, got {value}. Use {flag} {least}.")
-        self._check_choices()
-
-    def _check_choices(self) -> None:
         if self.n_embd % (2 * self.n_head):
             nearest = max(1, round(self.n_embd / (2 * self.n_head))) * 2 * self.n_head
             raise ValueError(
@@ -124,18 +119,15 @@ class Settings:
         one_of("--cut", self.cut, WINDOW_CUTS)
         if self.locality:
             parse_size(self.locality, what="--locality")
+        for flag, stated in (("--data", self.data), ("--val-data", self.val_data)) if self.mix else ():
+            if stated:
+                raise ValueError(f"--mix: expected no {flag} beside it, got {stated}. Leave {flag} out.")
         if self.mix:
-            self._check_mix()
+            mix_plan(self.mix)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout: expected a share from 0 up to 1, got {self.dropout}. Use --dropout 0.")
         if self.budget != "auto":
             parse_size(self.budget, what="--budget")
-
-    def _check_mix(self) -> None:
-        mix_plan(self.mix)
-        for flag, stated in (("--data", self.data), ("--val-data", self.val_data)):
-            if stated:
-                raise ValueError(f"--mix: expected no {flag} beside it, got {stated}. Leave {flag} out.")
 
     @property
     def decay_until(self) -> int:
@@ -157,28 +149,6 @@ class Settings:
         return Shape(vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd, self.dropout)
 
 
-_AT_LEAST = {
-    "corpus_tokens": 1,
-    "keep": 1,
-    "save_interval": 0,
-    "batch_size": 1,
-    "block_size": 1,
-    "gradient_accumulation_steps": 1,
-    "n_layer": 1,
-    "n_head": 1,
-    "n_embd": 2,
-    "max_iters": 1,
-    "warmup_iters": 0,
-    "lr_decay_iters": 0,
-    "weight_decay": 0,
-    "grad_clip": 0,
-    "eval_interval": 1,
-    "eval_iters": 1,
-    "log_interval": 1,
-    "rank_timeout": 1,
-    "sample_tokens": 0,
-    "vocab_size": 0,
-}
 _SETTING_KINDS: dict[str, type] = {setting.name: type(setting.default) for setting in fields(Settings)}
 
 
@@ -207,7 +177,7 @@ def checked_setting(name: str, value: Any, where: str) -> Any:
         nearest = difflib.get_close_matches(name, _SETTING_KINDS, n=1, cutoff=0.0)[0]
         raise ValueError(f"{where}: expected the name of a setting, got {name!r}. Did you mean {nearest!r}?")
     if name == "mix" and isinstance(value, dict):
-        return mix_text(value)
+        return json.dumps(value, sort_keys=True)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
@@ -240,11 +210,6 @@ class MixPlan:
     paths: dict[str, str]
     first: dict[str, float]
     then: dict[int, dict[str, float]] = field(default_factory=dict)
-
-
-def mix_text(table: Mapping[str, object]) -> str:
-    """A TOML file's table as the text of the setting."""
-    return json.dumps(table, sort_keys=True)
 
 
 def mix_plan(text: str) -> MixPlan:

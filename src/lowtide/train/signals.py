@@ -1,14 +1,10 @@
 """Ctrl-C and SIGTERM: leave at the next safe place and save; a second one ends at once.
 
-Python runs a handler only between two of its own instructions, and a backward pass on a CPU can be minutes
-of one. So a thread reads the signals (``signal.set_wakeup_fd``) and answers at once, whatever the main thread is doing:
-it says that the run is stopping, and ends the process when it is asked twice. Before the first step there is nothing
-to save: there the first signal ends the run.
-
-Among ranks it takes three: torchrun repeats the terminal's signal to each of them. The same thread notices when
-torchrun itself was killed, which nothing else would tell a rank, and asks the run to stop.
-
-Cost: one thread that wakes once a second. It does not save anything itself.
+Python runs a handler only between two of its own instructions, and a backward pass on a CPU can be minutes of one. So
+a thread reads the signals (``signal.set_wakeup_fd``) and answers at once: it says that the run is stopping, and ends
+the process when it is asked twice (among ranks three times: torchrun repeats a terminal's signal to each of them).
+Before the first step there is nothing to save, and the first signal ends the run. The same thread, which wakes once a
+second, notices when torchrun itself was killed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""What a run says and writes while it works: lines, a bar, JSON, ``metrics.jsonl``, TensorBoard's files, the picture.
+"""What a run says and writes while it works: lines, a bar, JSON, ``metrics.jsonl``, TensorBoard's files.
 
-The loop tells one `RunProgress` what happened, as plain values, and never prints; small classes turn that into text and
-files. For people everything but the last report goes to stderr. With ``--json`` stdout holds one JSON object per line
-and nothing else; the last one, ``"event": "end"``, has the final figures.
-
-``metrics.jsonl`` is always written, appended to by every run in the directory. A ``start`` line says at which step a
-run began: lines of that step and later ones that stand before it were overtaken. It is a by-product: when the disk is
-full the run says so once and goes on without it.
-
-rich, TensorBoard and matplotlib are imported when they are used; a picture costs about a second.
+The loop tells one `RunProgress` what happened, as plain values, and never prints. For people everything but the last
+report goes to stderr; with ``--json`` stdout holds one JSON object per line and nothing else. ``metrics.jsonl`` is a
+by-product: when the disk is full the run says so once and goes on without it. rich and TensorBoard are imported when
+they are used.
 """
 
 from __future__ import annotations
@@ -20,7 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from lowtide.prepare import Control
 from lowtide.train.checkpoints import reason
@@ -35,6 +30,7 @@ METRICS = "metrics.jsonl"
 class Facts:
     """What is known before the first step."""
 
+    event: ClassVar[str] = "start"
     parameters: int
     compute: str
     world: int
@@ -51,11 +47,26 @@ class Facts:
     first_step: int
     max_iters: int
 
+    def lines(self) -> list[str]:
+        """The run in four lines."""
+        ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
+        first = f", from step {self.first_step:,}" if self.first_step else ""
+        return [
+            f"model  {self.parameters:,} parameters on {self.compute}, {ranks}; {self.max_iters:,} steps of "
+            f"{self.rows_per_step} x {self.block_size} tokens{first}",
+            f"data   {self.data}: {self.train_tokens:,} train and {self.val_tokens:,} val tokens "
+            f"of {self.vocab_size:,} ids",
+            f"reader strategy {self.strategy}, holds up to {format_size(self.reader_holds)} of its budget of "
+            f"{format_size(self.budget)}",
+            f"goal   val loss below {self.unigram:.3f}, the loss of knowing only how often each token occurs",
+        ]
+
 
 @dataclass(frozen=True)
 class Stepped:
     """One progress line. ``loss`` is the mean over the steps since the line before."""
 
+    event: ClassVar[str] = "step"
     step: int
     loss: float
     learning_rate: float
@@ -66,11 +77,31 @@ class Stepped:
     shares: dict[str, float] | None = None  # of the rows, by corpus, in a mixture
     epochs: dict[str, float] | None = None  # that each corpus of a mixture has been through
 
+    def pace(self) -> str:
+        return f"loss {self.loss:.4f}  {self.tokens_per_s:,.0f} tokens/s  left {clock(self.seconds_left)}"
+
+    def memory(self) -> str:
+        held = self.reading
+        return (
+            f"data wait {100 * self.data_wait:.2f} %  anon {held.anon / MIB:.0f}  mapped {held.mapped / MIB:.0f}  "
+            f"cache {held.cache / MIB:.0f} MiB"
+        )
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One val loss."""
+
+    event: ClassVar[str] = "eval"
+    step: int
+    val_loss: float
+
 
 @dataclass(frozen=True)
 class RunOutcome:
     """How a run ended."""
 
+    event: ClassVar[str] = "end"
     steps: int
     val_loss: float
     unigram: float
@@ -85,59 +116,53 @@ class RunOutcome:
 
     @property
     def last_line(self) -> str:
-        grown = (
-            self.verdict.peak.anon - self.verdict.settled.anon,
-            self.verdict.peak.mapped - self.verdict.settled.mapped,
-        )
-        anon, mapped = (max(0, bytes_) / MIB for bytes_ in grown)
+        peak, settled = self.verdict.peak, self.verdict.settled
+        anon, mapped = max(0, peak.anon - settled.anon) / MIB, max(0, peak.mapped - settled.mapped) / MIB
         return (
             f"lowtide train: steps={self.steps} val_loss={self.val_loss:.4f} tokens_per_s={self.tokens_per_s:.0f} "
             f"anon_mib={anon:.1f} mapped_mib={mapped:.1f} cache_mib={self.verdict.last.cache / MIB:.1f} "
             f"budget={self.verdict.word}"
         )
 
+    def lines(self) -> list[str]:
+        """Everything worth reading at the end; the last line's form never changes."""
+        verdict, lines = self.verdict, []
+        if self.sample:
+            lines += ["", "sample", *(f"  | {line}" for line in self.sample.splitlines()), ""]
+        lines += [f"memory   {'after warm-up':>13} {'highest':>10} {'growth':>10}"]
+        for kind in ("anon", "mapped"):
+            before, peak = getattr(verdict.settled, kind) / MIB, getattr(verdict.peak, kind) / MIB
+            lines.append(f"  {kind:<6} {before:>9.1f} MiB {peak:>6.1f} MiB {peak - before:>+6.1f} MiB")
+        grown = max(0, verdict.peak.held - verdict.settled.held)
+        lines += [
+            f"  anon + mapped grew {format_size(grown)} of the {format_size(verdict.budget)} budget: {verdict.word}",
+            f"  cache  {verdict.last.cache / MIB:.1f} MiB of the corpus in the page cache; the kernel's to take back",
+        ]
+        if self.control is not None:
+            times = self.control.corpus_bytes / max(1, verdict.budget)
+            lines += [
+                f"control  one pass over the same {format_size(self.control.corpus_bytes)} through a kept np.memmap, "
+                "in a process of its own:",
+                f"  mapped grew {format_size(self.control.mapped)}; the corpus is {times:.1f} times this run's budget",
+            ]
+        lines += [
+            f"val loss {self.val_loss:.4f}; {self.unigram:.4f} is the loss of knowing only token counts",
+            f"time     {format_duration(self.seconds)} in all; {100 * self.data_wait:.2f} % of training was waiting "
+            "for data",
+        ]
+        return [*lines, *([f"picture  {self.picture}"] if self.picture else []), self.last_line]
+
+
+RunEvent = Facts | Stepped | Evaluated | RunOutcome
+
 
 class RunProgress:
-    """The five things worth telling; ``close`` comes last, also after an error. This one tells nobody: it is for every
-    rank but the first, and the others are made from it."""
+    """What a run tells: events, and notes in words; ``close`` comes last, also after an error. This one tells nobody:
+    it is for every rank but the first, and the others are made from it."""
 
-    def started(self, facts: Facts) -> None: ...
-    def stepped(self, now: Stepped) -> None: ...
-    def evaluated(self, step: int, val_loss: float) -> None: ...
+    def tell(self, event: RunEvent) -> None: ...
     def note(self, text: str) -> None: ...
-    def ended(self, outcome: RunOutcome) -> None: ...
     def close(self) -> None: ...
-
-
-class Several(RunProgress):
-    """Tells each of several."""
-
-    def __init__(self, *listeners: RunProgress) -> None:
-        self._listeners = listeners
-
-    def started(self, facts: Facts) -> None:
-        for one in self._listeners:
-            one.started(facts)
-
-    def stepped(self, now: Stepped) -> None:
-        for one in self._listeners:
-            one.stepped(now)
-
-    def evaluated(self, step: int, val_loss: float) -> None:
-        for one in self._listeners:
-            one.evaluated(step, val_loss)
-
-    def note(self, text: str) -> None:
-        for one in self._listeners:
-            one.note(text)
-
-    def ended(self, outcome: RunOutcome) -> None:
-        for one in self._listeners:
-            one.ended(outcome)
-
-    def close(self) -> None:
-        for one in self._listeners:
-            one.close()
 
 
 class JsonLines(RunProgress):
@@ -146,27 +171,20 @@ class JsonLines(RunProgress):
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = sys.stdout if out is None else out
 
-    def started(self, facts: Facts) -> None:
-        self._write("start", asdict(facts))
-
-    def stepped(self, now: Stepped) -> None:
-        self._write("step", asdict(now))
-
-    def evaluated(self, step: int, val_loss: float) -> None:
-        self._write("eval", {"step": step, "val_loss": val_loss})
+    def tell(self, event: RunEvent) -> None:
+        figures = asdict(event)
+        if isinstance(event, RunOutcome):
+            figures["verdict"]["word"] = event.verdict.word
+            figures["last_line"] = event.last_line
+            if event.control is not None:
+                del figures["control"]["trace"]  # for the picture
+        self._write({"event": event.event, **figures})
 
     def note(self, text: str) -> None:
-        self._write("note", {"text": text})
+        self._write({"event": "note", "text": text})
 
-    def ended(self, outcome: RunOutcome) -> None:
-        figures = asdict(outcome)
-        figures["verdict"]["word"] = outcome.verdict.word
-        if outcome.control is not None:
-            del figures["control"]["trace"]  # for the picture
-        self._write("end", {**figures, "last_line": outcome.last_line})
-
-    def _write(self, event: str, values: dict[str, Any]) -> None:
-        self._out.write(_json_line({"event": event, **values}))  # at once: notes may come from another thread
+    def _write(self, values: dict[str, Any]) -> None:
+        self._out.write(_json_line(values))  # at once: notes may come from another thread
         self._out.flush()
 
 
@@ -184,22 +202,23 @@ class Lines(RunProgress):
         self._out = sys.stdout if out is None else out
         self._max_iters = 0
 
-    def started(self, facts: Facts) -> None:
-        self._max_iters = facts.max_iters
-        for line in opening_lines(facts):
-            self.note(line)
+    def tell(self, event: RunEvent) -> None:
+        match event:
+            case Facts():
+                self._max_iters = event.max_iters
+                self.note("\n".join(event.lines()))
+            case Stepped():
+                self._step(event.step, f"{event.pace()}  {event.memory()}")
+            case Evaluated():
+                self._step(event.step, f"val loss {event.val_loss:.4f}")
+            case RunOutcome():
+                print("\n".join(event.lines()), file=self._out, flush=True)
 
-    def stepped(self, now: Stepped) -> None:
-        self.note(f"step {now.step:>{len(str(self._max_iters))}}/{self._max_iters}  {pace(now)}  {held(now)}")
-
-    def evaluated(self, step: int, val_loss: float) -> None:
-        self.note(f"step {step:>{len(str(self._max_iters))}}/{self._max_iters}  val loss {val_loss:.4f}")
+    def _step(self, step: int, text: str) -> None:
+        self.note(f"step {step:>{len(str(self._max_iters))}}/{self._max_iters}  {text}")
 
     def note(self, text: str) -> None:
         print(text, file=self._err, flush=True)
-
-    def ended(self, outcome: RunOutcome) -> None:
-        print("\n".join([*report(outcome), outcome.last_line]), file=self._out, flush=True)
 
 
 class Live(RunProgress):
@@ -207,90 +226,78 @@ class Live(RunProgress):
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
+        from rich.progress import BarColumn, Progress, TextColumn
 
         self._console = Console(stderr=True, highlight=False)
-        self._bar = Bar(
-            BarColumn(bar_width=20),
-            TextColumn("{task.completed}/{task.total}  {task.fields[figures]}", markup=False),
-            console=self._console,
-            transient=True,
-        )
+        figures = TextColumn("{task.completed}/{task.total}  {task.fields[figures]}", markup=False)
+        self._bar = Progress(BarColumn(bar_width=20), figures, console=self._console, transient=True)
         self._task = self._bar.add_task("train", total=None, figures="")
 
-    def started(self, facts: Facts) -> None:
-        for line in opening_lines(facts):
-            self.note(line)
-        self._bar.update(self._task, total=facts.max_iters, completed=facts.first_step)
-        self._bar.start()
-
-    def stepped(self, now: Stepped) -> None:
-        self._bar.update(self._task, completed=now.step, figures=f"{pace(now)}\n{held(now)}")
-
-    def evaluated(self, step: int, val_loss: float) -> None:
-        self.note(f"step {step:>6}  val loss {val_loss:.4f}")
+    def tell(self, event: RunEvent) -> None:
+        match event:
+            case Facts():
+                self.note("\n".join(event.lines()))
+                self._bar.update(self._task, total=event.max_iters, completed=event.first_step)
+                self._bar.start()
+            case Stepped():
+                self._bar.update(self._task, completed=event.step, figures=f"{event.pace()}\n{event.memory()}")
+            case Evaluated():
+                self.note(f"step {event.step:>6}  val loss {event.val_loss:.4f}")
+            case RunOutcome():
+                self.close()
+                Lines().tell(event)
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
-
-    def ended(self, outcome: RunOutcome) -> None:
-        self.close()
-        Lines().ended(outcome)
 
     def close(self) -> None:
         self._bar.stop()
 
 
 class MetricsFile(RunProgress):
-    """``metrics.jsonl``: what a plot needs, and what finds a spike."""
+    """``metrics.jsonl``: what a plot needs, and what finds a spike. Every run in the directory appends to it; a
+    ``start`` line says at which step a run began: lines of that step and later ones before it were overtaken."""
 
-    def __init__(self, directory: Path, note: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
         self._path = directory / METRICS
-        self._note = note
+        self._say = say
         self._lines: WholeLines | None = None
 
-    def started(self, facts: Facts) -> None:
-        try:
-            self._lines = WholeLines(self._path)
-        except OSError as problem:
-            self._note(f"no metrics: {self._path}: {reason(problem)}")
-        self._write(event="start", step=facts.first_step, max_iters=facts.max_iters, parameters=facts.parameters)
-
-    def stepped(self, now: Stepped) -> None:
-        self._write(
-            event="step",
-            step=now.step,
-            loss=now.loss,
-            learning_rate=now.learning_rate,
-            tokens_per_s=now.tokens_per_s,
-            data_wait=now.data_wait,
-            anon=now.reading.anon,
-            mapped=now.reading.mapped,
-            cache=now.reading.cache,
-            **({} if now.shares is None else {"shares": now.shares, "epochs": now.epochs}),
-        )
-
-    def evaluated(self, step: int, val_loss: float) -> None:
-        self._write(event="eval", step=step, val_loss=val_loss)
-
-    def ended(self, outcome: RunOutcome) -> None:
-        control = {} if outcome.control is None else {"control_mapped": outcome.control.mapped}
-        self._write(event="end", step=outcome.steps, val_loss=outcome.val_loss, budget=outcome.verdict.word, **control)
+    def tell(self, event: RunEvent) -> None:
+        match event:
+            case Facts():
+                try:
+                    self._lines = WholeLines(self._path)
+                except OSError as problem:
+                    self._say(f"no metrics: {self._path}: {reason(problem)}")
+                values: dict[str, Any] = {"step": event.first_step}
+                values |= {"max_iters": event.max_iters, "parameters": event.parameters}
+            case Stepped():
+                values = asdict(event)
+                values |= values.pop("reading")
+                unknown = [name for name in ("shares", "epochs") if values[name] is None]
+                for name in ("seconds_left", *unknown):
+                    del values[name]
+            case Evaluated():
+                values = asdict(event)
+            case RunOutcome():
+                values = {"step": event.steps, "val_loss": event.val_loss, "budget": event.verdict.word}
+                values |= {} if event.control is None else {"control_mapped": event.control.mapped}
+        self._write({"event": event.event, **values})
 
     def close(self) -> None:
         if self._lines is not None:
             self._lines.close()
             self._lines = None
 
-    def _write(self, **values: Any) -> None:
+    def _write(self, values: dict[str, Any]) -> None:
         if self._lines is None:
             return
         try:
             self._lines.append(_json_line(values).encode())
         except OSError as problem:
             self.close()
-            self._note(f"no more metrics, training goes on: {self._path}: {reason(problem)}")
+            self._say(f"no more metrics, training goes on: {self._path}: {reason(problem)}")
 
 
 class Board(RunProgress):
@@ -304,21 +311,21 @@ class Board(RunProgress):
         self._directory = directory / "tensorboard"
         self._writer: Any = None  # torch's writer has no types
 
-    def started(self, facts: Facts) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    def tell(self, event: RunEvent) -> None:
+        figures: dict[str, float] = {}
+        if isinstance(event, Facts):
+            from torch.utils.tensorboard import SummaryWriter
 
-        purge = facts.first_step or None  # a resumed run hides what it overtakes
-        self._writer = SummaryWriter(str(self._directory), purge_step=purge)
-
-    def stepped(self, now: Stepped) -> None:
-        figures = {"loss/train": now.loss, "learning_rate": now.learning_rate}
-        figures |= {"tokens_per_s": now.tokens_per_s, "data_wait": now.data_wait}
-        figures |= {f"memory_mib/{kind}": held / MIB for kind, held in asdict(now.reading).items()}
+            purge = event.first_step or None  # a resumed run hides what it overtakes
+            self._writer = SummaryWriter(str(self._directory), purge_step=purge)
+        elif isinstance(event, Evaluated):
+            figures = {"loss/val": event.val_loss}
+        elif isinstance(event, Stepped):
+            figures = {"loss/train": event.loss, "learning_rate": event.learning_rate}
+            figures |= {"tokens_per_s": event.tokens_per_s, "data_wait": event.data_wait}
+            figures |= {f"memory_mib/{kind}": held / MIB for kind, held in asdict(event.reading).items()}
         for name, value in figures.items():
-            self._writer.add_scalar(name, value, now.step)
-
-    def evaluated(self, step: int, val_loss: float) -> None:
-        self._writer.add_scalar("loss/val", val_loss, step)
+            self._writer.add_scalar(name, value, event.step)  # type: ignore[union-attr]  # those with figures have it
 
     def close(self) -> None:
         if self._writer is not None:
@@ -326,71 +333,25 @@ class Board(RunProgress):
             self._writer = None
 
 
-def files_told(directory: Path, note: Callable[[str], None], *, tensorboard: bool) -> list[RunProgress]:
-    """Those that write into the out directory."""
-    return [MetricsFile(directory, note), *([Board(directory)] if tensorboard else [])]
+class Told(RunProgress):
+    """Who watches, and those that write into the out directory."""
 
+    def __init__(self, first: RunProgress, directory: Path, *, tensorboard: bool) -> None:
+        self._first = first
+        self._files: list[RunProgress] = [MetricsFile(directory, first.note)]
+        self._files += [Board(directory)] if tensorboard else []
 
-def opening_lines(facts: Facts) -> list[str]:
-    """The run in four lines."""
-    ranks = "1 rank" if facts.world == 1 else f"{facts.world} ranks"
-    first = f", from step {facts.first_step:,}" if facts.first_step else ""
-    return [
-        f"model  {facts.parameters:,} parameters on {facts.compute}, {ranks}; {facts.max_iters:,} steps of "
-        f"{facts.rows_per_step} x {facts.block_size} tokens{first}",
-        f"data   {facts.data}: {facts.train_tokens:,} train and {facts.val_tokens:,} val tokens "
-        f"of {facts.vocab_size:,} ids",
-        f"reader strategy {facts.strategy}, holds up to {format_size(facts.reader_holds)} of its budget of "
-        f"{format_size(facts.budget)}",
-        f"goal   val loss below {facts.unigram:.3f}, the loss of knowing only how often each token occurs",
-    ]
+    def tell(self, event: RunEvent) -> None:
+        for one in (self._first, *self._files):
+            one.tell(event)
 
+    def note(self, text: str) -> None:
+        self._first.note(text)
 
-def pace(now: Stepped) -> str:
-    return f"loss {now.loss:.4f}  {now.tokens_per_s:,.0f} tokens/s  left {clock(now.seconds_left)}"
-
-
-def held(now: Stepped) -> str:
-    memory = now.reading
-    return (
-        f"data wait {100 * now.data_wait:.2f} %  anon {memory.anon / MIB:.0f}  mapped {memory.mapped / MIB:.0f}  "
-        f"cache {memory.cache / MIB:.0f} MiB"
-    )
-
-
-def report(outcome: RunOutcome) -> list[str]:
-    """Everything worth reading at the end, but for the last line."""
-    verdict, lines = outcome.verdict, []
-    if outcome.sample:
-        lines += ["", "sample", *(f"  | {line}" for line in outcome.sample.splitlines()), ""]
-    lines += [f"memory   {'after warm-up':>13} {'highest':>10} {'growth':>10}"]
-    for kind in ("anon", "mapped"):
-        before, peak = getattr(verdict.settled, kind), getattr(verdict.peak, kind)
-        lines.append(f"  {kind:<6} {before / MIB:>9.1f} MiB {peak / MIB:>6.1f} MiB {(peak - before) / MIB:>+6.1f} MiB")
-    grown = max(0, verdict.peak.held - verdict.settled.held)
-    lines += [
-        f"  anon + mapped grew {format_size(grown)} of the {format_size(verdict.budget)} budget: {verdict.word}",
-        f"  cache  {verdict.last.cache / MIB:.1f} MiB of the corpus in the page cache; the kernel's to take back",
-        *control_lines(outcome.control, verdict),
-        f"val loss {outcome.val_loss:.4f}; {outcome.unigram:.4f} is the loss of knowing only token counts",
-        f"time     {format_duration(outcome.seconds)} in all; {100 * outcome.data_wait:.2f} % of training was waiting "
-        "for data",
-    ]
-    if outcome.picture:
-        lines.append(f"picture  {outcome.picture}")
-    return lines
-
-
-def control_lines(control: Control | None, verdict: BudgetVerdict) -> list[str]:
-    """What the plain way holds on the same tokens, beside what this run was allowed."""
-    if control is None:
-        return []
-    times = control.corpus_bytes / max(1, verdict.budget)
-    return [
-        f"control  one pass over the same {format_size(control.corpus_bytes)} through a kept np.memmap, in a process "
-        "of its own:",
-        f"  mapped grew {format_size(control.mapped)}; the corpus is {times:.1f} times this run's budget",
-    ]
+    def close(self) -> None:
+        """The files; who watches is closed by whoever made it."""
+        for one in self._files:
+            one.close()
 
 
 def clock(seconds: float) -> str:

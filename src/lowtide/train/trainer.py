@@ -1,12 +1,8 @@
 """One optimiser step, one val loss, one checkpoint: all that touches the model.
 
-Everything a step does follows from (settings, weights, step number). The feed's rows come from
-its cursor, the learning rate from the step, and what dropout draws from (seed, step, rank) - reseeded
-before each step, so no generator's state needs saving and a resumed run repeats the run that was not
-interrupted, on a CPU to the bit.
-
-The rows of a step are ``batch_size * gradient_accumulation_steps`` for every world size; ranks share them.
-What decides when to evaluate, save and stop is in run.py.
+Everything a step does follows from (settings, weights, step number): the rows from the feed's cursor, the learning
+rate from the step, what dropout draws from (seed, step, rank). So no generator's state needs saving, and a resumed run
+repeats the one that was not interrupted, on a CPU to the bit. When to evaluate, save and stop is in run.py.
 """
 
 from __future__ import annotations
@@ -195,13 +191,11 @@ class Trainer:
 
     def sample(self, count: int) -> list[int]:
         """Tokens the model writes, after a first one taken from the val tokens."""
-        first = [10] if self.data.is_bytes else [int(self.data.val[0])]
-        generator = torch.Generator(self.compute.device).manual_seed(self.settings.seed)
+        first = 10 if self.data.is_bytes else int(self.data.val[0])
         self.model.eval()
-        start = torch.tensor([first], device=self.compute.device)
-        tokens = self.model.generate(start, count, generator=generator)
+        made = list(self.model.sampled([first], count, seed=self.settings.seed))
         self.model.train()
-        return cast(list[int], tokens[0, 1:].tolist())
+        return made
 
     def _checksum(self, x: Tensor, number: int) -> int:
         first = self.rows_done + number * self._rows

@@ -1,10 +1,9 @@
 """What a trace means, as plain frozen values - what is held and by whom, what grew, what can happen, what helps - and
 how they look at a glance.
 
-Every line a report prints stands on a value here that a program can read: owners with bytes, risks with a level and
-the seconds left. Nothing here judges; verdict.py fills it in. ``print`` shows a few lines of text, a notebook a small
-table with a chart: no script and no style sheet, because what stands in a notebook must survive being saved, mailed and
-shown in any theme. The whole report is ``lowtide doctor --html``.
+Every line a report prints stands on a value here that a program can read; verdict.py fills them in. ``print`` shows a
+few lines of text, a notebook a small table with a chart: no script and no style sheet, because what stands in a
+notebook must survive being saved, mailed and shown in any theme. The whole report is ``lowtide doctor --html``.
 """
 
 from __future__ import annotations

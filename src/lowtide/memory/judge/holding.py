@@ -1,8 +1,8 @@
 """What a process tree holds, by kind and by owner, whether or not it grew. Pure.
 
-Every byte of a kind has an owner, and what has none is named so. Owners are those of the sample in which
-the kind stood highest; their sum is that height. "The end" is the last sample before the program began to take itself
-apart: an interpreter that exits unmaps and frees what it held all the time, and the last sample would deny it.
+Owners are those of the sample in which the kind stood highest; their sum is that height, and what has no owner is
+named so. "The end" is the last sample before the program began to take itself apart: an interpreter that exits unmaps
+and frees what it held all the time, and the last sample would deny it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """From a trace to a verdict: what is held, which kind of memory grew, whose it is, how sure that is. Pure.
 
-The kind that rose most, beyond noise and after start-up, is the answer, with three corrections: page cache
-that mapping a file brought in goes with the mapping; heap that grows only because forked children copy what they
-inherited is ``workers``; heap that the program has freed and its allocator keeps is ``retained``. Risks, repairs and
-sentences have files of their own. Nothing is measured here and no number is made up: what the trace lacks lowers the
+The kind that rose most, beyond noise and after start-up, is the answer, with three corrections: page cache that mapping
+a file brought in goes with the mapping; heap that grows only because forked children copy what they inherited is
+``workers``; heap that the program has freed and its allocator keeps is ``retained``. What the trace lacks lowers the
 confidence.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
 
 from lowtide.memory.judge.findings import BudgetOutcome, Grower, Verdict
 from lowtide.memory.judge.fixes import fixes
@@ -18,6 +20,7 @@ from lowtide.memory.judge.wording import evidence, headline, not_it
 from lowtide.memory.samples import OF_FILES, FileSample, ProcessSample, Sample, Trace
 from lowtide.units import format_duration, format_size
 
+_Seen = TypeVar("_Seen", FileSample, ProcessSample)
 _READ_AROUND = 0.1  # mapped is named before cache when it is at least this part of it: the rest is read-around
 _FROM_WORKERS, _PARENT_FLAT = 0.5, 0.2
 # Samples with workers and bytes copied by them from which on they are judged apart, and the share of the largest growth
@@ -48,6 +51,9 @@ def judge(trace: Trace) -> Verdict:
     about = None if grew in ("nothing", "retained") else by_kind["anon" if grew == "workers" else grew]
     processes = _grown_processes(grew, alive)
     files = _grown_files(grew, samples)
+    # The process behind the growth, or the one that holds most where files grew.
+    behind = [process for process, _ in processes] or sorted(last.processes, key=lambda each: -each.rss)
+    closed = trace.ended is not None or trace.exit_code is not None
     confidence, sentence = _worded(grew, trace, by_kind, about, last)
     return Verdict(
         grew=grew,
@@ -58,7 +64,7 @@ def judge(trace: Trace) -> Verdict:
         growth=tuple(each.growth for each in by_kind.values()),
         who=_who(grew, files, processes),
         risk=risks(grew, trace, last, about.growth if about else None),
-        fix=_fixes(grew, trace, files, processes, last),
+        fix=tuple(str(fix) for fix in fixes(grew, [file for file, _ in files], behind, closed=closed)),
         not_it=not_it(grew, by_kind, alive),
         evidence=evidence(trace, by_kind, about),
         budget=_against_budget(trace),
@@ -144,12 +150,9 @@ def _is_workers(samples: tuple[Sample, ...], rise: int, about: str) -> bool:
     if not any(process.forked for sample in samples for process in sample.processes):
         return False
     forked = course("forked", [(s.seconds, sum(p.anon for p in s.processes if p.forked)) for s in samples], about)
-    others = course(
-        "others", [(s.seconds, sum(p.rss_anon for p in s.processes if not p.forked)) for s in samples], about
-    )
-    allocated = course(
-        "allocated", [(s.seconds, size) for s, size in zip(samples, _allocated(samples), strict=True)], about
-    )
+    parents = [(s.seconds, sum(p.rss_anon for p in s.processes if not p.forked)) for s in samples]
+    others = course("others", parents, about)
+    allocated = course("allocated", list(zip((s.seconds for s in samples), _allocated(samples), strict=True)), about)
     return (
         forked.growth.grew >= _FROM_WORKERS * rise
         and others.growth.grew < _PARENT_FLAT * rise
@@ -216,50 +219,31 @@ def _process_kind(grew: str) -> str:
     return {"workers": "anon", "cache": "mapped", "dirty": "mapped"}.get(grew, grew)
 
 
-def _fixes(
-    grew: str,
-    trace: Trace,
-    files: list[tuple[FileSample, int]],
-    processes: list[tuple[ProcessSample, int]],
-    last: Sample,
-) -> tuple[str, ...]:
-    """For the process behind the growth, or the one that holds most where files grew."""
-    order = [process for process, _ in processes] or sorted(last.processes, key=lambda each: -each.rss)
-    closed = trace.ended is not None or trace.exit_code is not None
-    found = fixes(grew, [file for file, _ in files], order, closed=closed)
-    return tuple(str(fix) for fix in found)
-
-
 def _grown_files(grew: str, samples: tuple[Sample, ...]) -> list[tuple[FileSample, int]]:
     """Files by how far they rose above what was found of them, over the whole trace."""
     if grew not in ("mapped", "cache", "dirty", "shmem"):
         return []
-    first: dict[str, int] = {}
-    best: dict[str, tuple[FileSample, int]] = {}
-    for sample in samples:
-        for file in sample.files:
-            size = file.of(grew)
-            base = file.found if grew in ("cache", "shmem") else 0
-            rise = size - first.setdefault(file.path, min(size, base))
-            if rise > 0 and (file.path not in best or rise >= best[file.path][1]):
-                best[file.path] = (file, rise)
-    return sorted(best.values(), key=lambda pair: -pair[1])
+    before = grew in ("cache", "shmem")
+    return _risen((file.path, file, file.of(grew), file.found if before else 0) for s in samples for file in s.files)
 
 
 def _grown_processes(grew: str, samples: tuple[Sample, ...]) -> list[tuple[ProcessSample, int]]:
     if grew == "nothing":
         return []
     kind = _process_kind(grew)
-    first: dict[int, int] = {}
-    best: dict[int, tuple[ProcessSample, int]] = {}
-    for sample in samples:
-        for process in sample.processes:
-            if grew == "workers" and not process.forked:
-                continue
-            size = int(getattr(process, kind))
-            rise = size - first.setdefault(process.pid, size)
-            if rise > 0 and (process.pid not in best or rise >= best[process.pid][1]):
-                best[process.pid] = (process, rise)
+    seen = [each for sample in samples for each in sample.processes if each.forked or grew != "workers"]
+    return _risen((each.pid, each, int(getattr(each, kind)), int(getattr(each, kind))) for each in seen)
+
+
+def _risen(seen: Iterable[tuple[object, _Seen, int, int]]) -> list[tuple[_Seen, int]]:
+    """Things by how far they rose above their base, the largest first, each as it was then. ``seen`` has a key, the
+    thing, its size, and its base if it is seen for the first time."""
+    first: dict[object, int] = {}
+    best: dict[object, tuple[_Seen, int]] = {}
+    for key, thing, size, base in seen:
+        rise = size - first.setdefault(key, min(size, base))
+        if rise > 0 and (key not in best or rise >= best[key][1]):
+            best[key] = (thing, rise)
     return sorted(best.values(), key=lambda pair: -pair[1])
 
 

@@ -1,11 +1,9 @@
 """What a verdict says in words: the sentence on growth, what it is not, and the evidence. Pure.
 
-The words are chosen here once, so that every report says the same. Each sentence has the number that matters.
+The words are chosen here once, so that every report says the same.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from lowtide.memory.judge.growth import Course
 from lowtide.memory.samples import Sample, Trace
@@ -69,7 +67,7 @@ def evidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) -> 
     first, last = trace.samples[0], trace.samples[-1]
     lines = [
         f"{len(trace.samples)} samples over {format_duration(trace.seconds)}, "
-        f"processes seen: {len(_all_pids(trace.samples))}; last close look "
+        f"processes seen: {len({each.pid for sample in trace.samples for each in sample.processes})}; last close look "
         f"{format_duration(last.look_age)} before the last sample",
         f"RSS as other tools add it up: {format_size(first.rss)} -> {format_size(last.rss)}, "
         f"at most {format_size(max(sample.rss for sample in trace.samples))}",
@@ -96,10 +94,6 @@ def evidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) -> 
     if trace.cut_short:
         lines.append("the trace file ends in the middle of a line or without its last one; what came before was judged")
     return tuple(lines)
-
-
-def _all_pids(samples: Iterable[Sample]) -> set[int]:
-    return {process.pid for sample in samples for process in sample.processes}
 
 
 def _signed(size: int) -> str:

@@ -1,14 +1,9 @@
 """Heap that a program freed and its allocator keeps: told apart from live heap.
 
-It asks the allocator's own books. Inside this process glibc adds them up (``mallinfo2``). From outside they are
+Inside this process glibc adds up its own books (``mallinfo2``). From outside, with the permission to trace, they are
 read where they lie: a glibc arena is a block of list heads, one for each size of free chunk, and an empty list points
-to itself, which is a pattern found nowhere else; free chunks are counted by walking those lists. Freed bytes whose
-pages the kernel already has back do not count: at most what is resident beyond the chunks in use.
-
-Reading another process's memory needs the permission to trace it (its parent, its user, root). Cost: 1 to 60 ms,
-bounded: lists are walked from the largest chunks down and at most ``_MOST_CHUNKS`` of them. Knows glibc on 64-bit
-little-endian machines; jemalloc and others are seen only where they mark pages as free (``LazyFree`` in smaps). What
-Python's own small-object arenas keep is not seen: it counts as live.
+to itself, a pattern found nowhere else. Cost: 1 to 60 ms; at most ``_MOST_CHUNKS`` are walked, the largest first. Other
+allocators are seen only where they mark pages as free (``LazyFree`` in smaps); Python's own arenas count as live.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What a memory cgroup holds, version 1 or 2, as one ``CgroupSample``.
 
-It looks where the smallest limit is: a pod's limit on an ancestor kills its children, so usage is read at the
-directory that sets the smallest limit, at the process's own when none does. Cost: a few small reads; ``memory.stat``
-makes the kernel sum counters over CPUs (0.1 ms here). The page cache is charged to whoever touched a page first:
-another cgroup may hold ours.
+A pod's limit on an ancestor kills its children, so usage is read at the directory that sets the smallest limit, at
+the process's own when none does. The page cache is charged to whoever touched a page first: another cgroup may hold
+ours. Cost: a few small reads; ``memory.stat`` makes the kernel sum counters over CPUs (0.1 ms here).
 """
 
 from __future__ import annotations
@@ -11,17 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lowtide.machine.cgroups import (
-    ROOT,
-    Cgroup,
-    directory_limit,
-    directory_usage,
-    memory_cgroup,
-    read_int,
-    read_pairs,
-    read_stat,
-    unreclaimable,
-)
+from lowtide.machine.cgroups import Cgroup, directory_limit, directory_usage, read_int, read_pairs, read_stat
+from lowtide.machine.cgroups import unreclaimable as bytes_that_stay
 from lowtide.memory.samples import CgroupSample
 
 # Our word for it: (names in version 1, names in version 2); several are added up.
@@ -38,15 +28,8 @@ _STAT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _PRESSURE = re.compile(r"some avg10=([0-9.]+)")
 
 
-def read_cgroup(pid: int | None = None, *, root: Path = ROOT) -> CgroupSample | None:
-    """The cgroup that limits a process, or its own; None where no memory cgroup is mounted."""
-    cgroup = memory_cgroup(pid, root=root)
-    return None if cgroup is None else sample_cgroup(cgroup)
-
-
 def sample_cgroup(cgroup: Cgroup, *, own: bool = False) -> CgroupSample:
-    """The same for a cgroup found before; finding it costs more than reading it. ``own``: its own usage, wherever the
-    smallest limit is."""
+    """A cgroup at the height of its smallest limit; ``own``: its own usage, wherever that limit is."""
     limits = [directory_limit(directory, cgroup.version) for directory in cgroup.directories]
     known = [limit for limit in limits if limit is not None]
     height = limits.index(min(known)) if known and not own else 0
@@ -62,7 +45,7 @@ def sample_cgroup(cgroup: Cgroup, *, own: bool = False) -> CgroupSample:
         current=usage,
         limit=min(known) if known else None,
         oom_kills=oom_kills(cgroup, height),
-        unreclaimable=unreclaimable(stat, cgroup.version),
+        unreclaimable=bytes_that_stay(stat, cgroup.version),
         pressure=_pressure(directory),
         peak=read_int(directory / ("memory.peak" if cgroup.version == 2 else "memory.max_usage_in_bytes")),
         **counts,
@@ -70,10 +53,8 @@ def sample_cgroup(cgroup: Cgroup, *, own: bool = False) -> CgroupSample:
 
 
 def oom_kills(cgroup: Cgroup, height: int = 0) -> int:
-    """Processes the kernel has killed for want of memory, ever: in this cgroup and up to the one that sets the limit.
-
-    Version 2 counts a kill in every ancestor, version 1 only in the cgroup of the process that was killed.
-    """
+    """Processes the kernel has killed for want of memory, ever, up to the cgroup that sets the limit. Version 2 counts
+    a kill in every ancestor, version 1 only in the cgroup of the process that was killed."""
     if cgroup.version == 2:
         return read_pairs(cgroup.directories[height] / "memory.events").get("oom_kill", 0)
     counted = cgroup.directories[: height + 1]

@@ -2,21 +2,21 @@
 
 Cheap counters (/proc/PID/status) are read every time, expensive ones (close looks, page cache of the files, cgroup)
 when something moved and as often as their own measured cost allows. What a kernel or a permission does not give goes
-into ``missing`` with the reason. When the last process has ended its files are asked once more: their pages outlive
-it.
+into ``missing``. When the last process has ended its files are asked once more: their pages outlive it.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 from lowtide.machine import Cgroup, kind_named, memory_cgroup, mounted
 from lowtide.memory.measure.cgroup_usage import sample_cgroup
 from lowtide.memory.measure.looks import FEW_PROCESSES, FRESH, MOVED, CloseLooks, Pace
 from lowtide.memory.measure.open_files import FileSet, FileTotals
 from lowtide.memory.measure.process import read_proc
-from lowtide.memory.measure.tree import ProcessAndChildren, ProcessesOfCgroup, Tree, WatchedProcess
+from lowtide.memory.measure.tree import Tree, WatchedProcess, pids_of_cgroup
 from lowtide.memory.samples import CgroupSample, FileGroup, ProcessSample, Sample
 
 _FILES_SHARE, _CGROUP_SHARE = 0.002, 0.0005  # of one core
@@ -40,8 +40,8 @@ class TreeCounters:
         self.missing: dict[str, str] = {}
         self._pid = pid
         self._whole_cgroup = cgroup is not None
-        who = ProcessesOfCgroup(cgroup.directories[0]) if cgroup else ProcessAndChildren(pid or 0, children=children)
-        self.tree = Tree(who)
+        who = partial(pids_of_cgroup, cgroup.directories[0]) if cgroup is not None else lambda: [pid or 0]
+        self.tree = Tree(who, descends=children and cgroup is None)  # children of a cgroup's are in cgroup.procs too
         self._begin, self._begin_clock = time.monotonic(), time.time()
         filesystems = mounted(pid) or mounted()
         memory_devices = frozenset(device for device, name in filesystems.items() if kind_named(name).memory)
@@ -80,7 +80,8 @@ class TreeCounters:
         looked = self._looks.refresh(now, members, changed=changed, last=last)
         processes = [self._looks.process(member) for member in members]
         raw_mapped = sum(each.mapped for each in processes)
-        moved = self.tree.read_bytes + self.tree.written_bytes
+        done = self.tree.done
+        moved = done.read + done.written
         if not self.tree.moved_known:
             self.missing["bytes read"] = "/proc/PID/io of another user's process cannot be read"
         asked = last or looked or self._files_due(now, members, raw_mapped, moved)
@@ -126,7 +127,7 @@ class TreeCounters:
         return replace(last, oom_kills=max(last.oom_kills, now.oom_kills)) if now.path == last.path else last
 
     def _sum_up(self, now: float, members: list[WatchedProcess], processes: list[ProcessSample], moved: int) -> Sample:
-        totals = self._totals
+        totals, done = self._totals, self.tree.done
         raw = sum(each.mapped for each in processes)
         mapped = max(0, raw - self._overlap - totals.dirty_part(raw - self._raw_then))
         cache = self._cache_left(mapped, moved)
@@ -143,9 +144,9 @@ class TreeCounters:
             found_cache=min(cache, totals.found_cache),
             found_shmem=totals.found_shmem,
             retained=sum(each.retained for each in processes),
-            major_faults=self.tree.major_faults,
-            minor_faults=self.tree.minor_faults,
-            read_bytes=self.tree.read_bytes,
+            major_faults=done.major_faults,
+            minor_faults=done.minor_faults,
+            read_bytes=done.read,
             processes=_bounded(processes),
             files=totals.placing(mapped - self._mapped_then),
             groups=groups,

@@ -1,9 +1,7 @@
 """How a watched program ended: by itself, by a signal, or killed by the kernel for want of memory.
 
-There are three witnesses. The exit code says SIGKILL and not who sent it; the cgroup's count of kills, read again
-after the end, says that the kernel killed somebody; the kernel's log, where it may be read, says whom, in which
-cgroup and how much heap it had. Cost: one descriptor on /dev/kmsg, placed at its end when watching begins, so that
-only what is new is read.
+The exit code says SIGKILL and not who sent it; the cgroup's count of kills, read again after the end, says that the
+kernel killed somebody; the kernel's log, where it may be read, says whom, in which cgroup and how much heap it had.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 often anything that costs may be read (``Pace``).
 
 A close look is repeated when something moved since the last one: resident bytes, a fork, or page faults, which are all
-that copying on access shows. Time alone causes one only every half minute. In a tree of up to 8 processes and 1,000
-mappings the last look is never older than two seconds while something moves; in larger ones its own measured cost
-decides. Between two looks a process's sharing is taken to stay as it was.
+that copying on access shows; time alone causes one every half minute. In a small tree (up to 8 processes and 1,000
+mappings) it is never older than two seconds while something moves; in larger ones its own measured cost decides.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The files a process tree has or had open, how much of each the page cache holds, and what format it has, so that a
 repair can be named that works for it.
 
-A file once seen (in /proc/PID/fd, or mapped) stays in the set until it is gone from the disk, because its
-cached pages stay too. Bytes that were cached before the tree opened the file are ``found``, not grown. Each cached
-page is given to one kind: not yet written is dirty, else mapped by the tree is mapped, else it is cache. Files are
-opened for the moment of one question only: holding a descriptor would keep a deleted file's space. Cost: 20
-microseconds per file, plus cachestat's walk over cached pages. A file opened, used and closed between two looks is
-missed; the cgroup's totals still show it.
+A file once seen (in /proc/PID/fd, or mapped) stays in the set until it is gone from the disk, because its cached
+pages stay too. Bytes that were cached before the tree opened the file are ``found``, not grown. Files are opened for
+the moment of one question only: a held descriptor would keep a deleted file's space. Cost: 20 microseconds per file,
+plus cachestat's walk. A file opened, used and closed between two looks is missed; the cgroup's totals still show it.
 """
 
 from __future__ import annotations
@@ -39,21 +37,8 @@ _FORMAT_MAGIC = {
     b"SQLite format": "sqlite",
     b"\x7fELF": "program",
 }
-_ENDINGS = {
-    ".npy": "npy",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".parquet": "parquet",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-    ".npz": "zip",
-    ".zip": "zip",
-    ".pt": "zip",
-    ".gz": "gzip",
-    ".safetensors": "safetensors",
-    ".gguf": "gguf",
-    ".so": "program",
-}
+_OTHER_NAMES = {"feather": "arrow", "h5": "hdf5", "npz": "zip", "pt": "zip", "gz": "gzip", "so": "program"}
+_NAMES = {name: name for name in ("npy", "arrow", "parquet", "hdf5", "zip", "safetensors", "gguf")} | _OTHER_NAMES
 
 
 @dataclass
@@ -299,7 +284,7 @@ def _filesystem_of(link: str) -> str:
 
 def format_by_name(path: str) -> str:
     """The same of a file that cannot be looked at: its name's ending decides."""
-    return _ENDINGS.get(PurePath(path.removesuffix(" (deleted)")).suffix.lower(), "")
+    return _NAMES.get(PurePath(path.removesuffix(" (deleted)")).suffix.lower()[1:], "")
 
 
 def format_of(fd: int, path: str) -> str:

@@ -1,11 +1,9 @@
 """The expensive look at one process: which of its pages are shared, which file they belong to, which are dirty, and
 where its allocator keeps its heap.
 
-/proc/PID/smaps names every mapping with its proportional share (Pss), so sums over a tree count a shared
-page once. Cost: the kernel walks the resident part of the page tables, 2 ms per GiB of 4 KiB pages, plus a few
-microseconds per mapping; the caller decides how often that is worth it. A process with very many mappings is summed
-up by the kernel instead (smaps_rollup), without naming files. In a tree of several processes Pss also shares pages
-with processes outside it, which lowers this tree's part.
+/proc/PID/smaps names every mapping with its proportional share (Pss), so sums over a tree count a shared page once.
+Cost: 2 ms per GiB of resident 4 KiB pages, plus a few microseconds per mapping; a process with very many mappings is
+summed up by the kernel instead (smaps_rollup), without naming files.
 """
 
 from __future__ import annotations
