@@ -24,7 +24,7 @@ ROOMS = {
     "lowtide.formats.files": "hdf5 members memmap npy npz raw safetensors",
     "lowtide.formats.tokens": "datatrove ends litgpt llmc manifest megatron token_files",
     "lowtide.engine": "document_planes mapping packed_plans permutation reads runs sinks",
-    "lowtide.machine": "cgroups files limits pages",
+    "lowtide.machine": "cgroups files limits opening pages",
     "lowtide.order": "feistel local mixing orders steps streams words",
     "lowtide.reading": "admission ahead cursor fingerprint html_table places plan state stretches token_range"
     " window_reader",

@@ -228,7 +228,7 @@ def test_a_file_truncated_between_the_check_and_the_mapping_is_a_read_error(rows
         descriptor = array._store.files.descriptor(0)
         os.truncate(rows, 1000)
         with pytest.raises(lowtide.ReadError, match=r"truncated to 1000 B \(1000 bytes\)"):
-            strategy._made(0, descriptor.number, 0)  # type: ignore[attr-defined]
+            strategy._made(0, descriptor, 0)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("strategy", MAPPED)

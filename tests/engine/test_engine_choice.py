@@ -13,7 +13,7 @@ import pytest
 
 import lowtide
 from lowtide import engine as _native
-from lowtide.engine import Engine, document_planes, mapping, packed_plans, permutation, reads
+from lowtide.engine import document_planes, mapping, packed_plans, permutation, reads
 
 HIDDEN = """
 import sys
@@ -35,19 +35,21 @@ def test_where_a_compiler_and_headers_are_the_extension_loads() -> None:
     compiler = shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) or shutil.which("cc")
     if sys.platform != "linux" or compiler is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("NOT TESTED: that the extension loads - there is no C compiler or no Python.h here")
-    found = fresh("import lowtide.engine as _native; print(_native.engine('native'))")
+    found = fresh("import lowtide.engine as _native; print(_native.engine('native').name)")
     assert found.returncode == 0, found.stderr
-    assert "name='native'" in found.stdout
+    assert found.stdout == "native\n"
 
 
 def test_the_environment_is_read_at_first_use_and_not_at_import() -> None:
-    script = "import os, lowtide.engine as _native; os.environ['LOWTIDE_ENGINE'] = 'python'; print(_native.engine())"
-    assert fresh(script, LOWTIDE_ENGINE="auto").stdout == "Engine(name='python', why='LOWTIDE_ENGINE=python')\n"
+    script = (
+        "import os, lowtide.engine as _native; os.environ['LOWTIDE_ENGINE'] = 'python'; print(_native.engine().why)"
+    )
+    assert fresh(script, LOWTIDE_ENGINE="auto").stdout == "LOWTIDE_ENGINE=python\n"
 
 
 def test_what_is_asked_for_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOWTIDE_ENGINE", "native")
-    assert _native.engine("python") == Engine("python", "engine='python' was asked for")
+    assert _native.engine("python").why == "engine='python' was asked for"
 
 
 def test_unknown_engines_are_refused_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,11 +62,11 @@ def test_unknown_engines_are_refused_with_those_there_are(monkeypatch: pytest.Mo
 
 def test_without_the_extension_the_twin_serves_and_says_why() -> None:
     script = (
-        HIDDEN + "import lowtide.engine as _native; print(_native.engine()); print(_native.engine().queue('announce'))"
+        HIDDEN + "import lowtide.engine as _native; e = _native.engine(); print(e.name, e.why, e.queue('announce'))"
     )
     found = fresh(script, LOWTIDE_ENGINE="auto")
     assert found.returncode == 0, found.stderr
-    assert "Engine(name='python', why=" in found.stdout and "the extension does not load" in found.stdout
+    assert found.stdout.startswith("python ") and "the extension does not load" in found.stdout
 
 
 def test_native_where_it_cannot_be_had_is_refused_with_the_reason() -> None:
@@ -130,9 +132,9 @@ def test_both_engines_have_the_same_names() -> None:
         "unavailable",
         "unchanged",
     }
-    for name in mine:
+    for name in mine - {"Lane", "documents_noted"}:  # a thread, and what only widening in C notes on the way
         assert any(hasattr(module, name) for module in (reads, mapping, permutation, document_planes, packed_plans)), (
             name
         )
-    for kind, other in ((core.Queue, reads.Queue), (core.Lane, reads.Lane), (core.Mapping, mapping.Mapping)):
+    for kind, other in ((core.Queue, reads.Queue), (core.Mapping, mapping.Mapping)):
         assert {name for name in dir(kind) if not name.startswith("_")} <= set(dir(other))

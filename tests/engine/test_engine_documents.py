@@ -98,15 +98,13 @@ def test_noted_marks_give_the_documents_that_x_gives(
     marks[0] = len(marks) - 4
     wanted = planes_of(rows, length, rows * length)
     longest = PYTHON.documents_marked(wanted, x, y, MARK, begins=begins)
-    for engine in (native(), PYTHON):
-        planes = planes_of(rows, length, rows * length, fill=3 if engine is PYTHON else 4)
-        assert engine.documents_noted(planes, marks, begins=begins) == longest
-        assert same(planes, wanted)
+    planes = planes_of(rows, length, rows * length, fill=4)
+    assert native().documents_noted(planes, marks, begins=begins) == longest
+    assert same(planes, wanted)
 
 
-@pytest.mark.parametrize("name", ["native", "python"])
-def test_marks_that_were_not_all_noted_or_make_no_sense_are_not_used(name: str) -> None:
-    engine: Engine = native() if name == "native" else PYTHON
+def test_marks_that_were_not_all_noted_or_make_no_sense_are_not_used() -> None:
+    engine = native()
     for marks in ([-1, 0, 0], [3, 1, 2], [1, 18, 0], [1, -1, 0]):
         assert engine.documents_noted(planes_of(2, 8, 16), np.array(marks), begins=False) is None
     assert engine.documents_noted(planes_of(2, 8, 16), np.array([1, 17, 0]), begins=False) == 8
@@ -134,17 +132,17 @@ def test_reading_notes_where_a_mark_stands(
         lengths = np.tile([20, length - 19], rows)
     expected = np.concatenate([tokens[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)])
     with path.open("rb") as file:
-        for engine in (native(), PYTHON):
-            x, y = np.empty((rows, length), wide), np.empty((rows, length), wide)
-            marks = np.full(room + 1, -9)
-            runs = Runs(file.fileno(), starts * tokens.itemsize, lengths * tokens.itemsize)
-            assert isinstance(engine.queue("read").fill(runs, Pair(x, y, length, source, None, marks, MARK), 0), int)
-            places = np.flatnonzero(expected == MARK)
-            assert marks[0] == len(places)
-            assert marks[1:][: len(places)].tolist() == places[:room].tolist()
-            assert (marks[1 + len(places) :] == -9).all()
-            with pytest.raises((TypeError, BufferError)):
-                engine.queue("read").fill(runs, Pair(x, y, length, source, None, np.zeros(4, np.int32), MARK), 0)
+        engine = native()
+        x, y = np.empty((rows, length), wide), np.empty((rows, length), wide)
+        marks = np.full(room + 1, -9)
+        runs = Runs(file.fileno(), starts * tokens.itemsize, lengths * tokens.itemsize)
+        assert isinstance(engine.queue("read").fill(runs, Pair(x, y, length, source, None, marks, MARK), 0), int)
+        places = np.flatnonzero(expected == MARK)
+        assert marks[0] == len(places)
+        assert marks[1:][: len(places)].tolist() == places[:room].tolist()
+        assert (marks[1 + len(places) :] == -9).all()
+        with pytest.raises((TypeError, BufferError)):
+            engine.queue("read").fill(runs, Pair(x, y, length, source, None, np.zeros(4, np.int32), MARK), 0)
 
 
 @settings(max_examples=150, deadline=None)

@@ -162,9 +162,8 @@ def test_a_signal_handler_may_read_through_the_queue_that_it_interrupts(
     assert np.array_equal(pair.x, wide[:, :-1]) and np.array_equal(pair.y, wide[:, 1:])
 
 
-@pytest.mark.parametrize("name", ["native", "python"])
-def test_a_handler_that_closes_the_queue_is_obeyed_after_the_call_under_way(name: str, fds: tuple[int, int]) -> None:
-    engine = native() if name == "native" else PYTHON
+def test_a_handler_that_closes_the_queue_is_obeyed_after_the_call_under_way(fds: tuple[int, int]) -> None:
+    engine = native()
     runs = random_runs(fds[0], SIZE, 4096, 8000)
     into, closed = aligned(4096 * 8000), 0
     for turn in range(20):
@@ -234,24 +233,23 @@ def test_a_handler_that_forks_leaves_the_child_with_an_error_and_a_queue_of_its_
 def test_a_lane_fills_while_its_owner_computes(way: str, content: bytes, fds: tuple[int, int]) -> None:
     require(way)
     direct = fds[1] if is_queue(way) else None
-    for engine in [native()] + ([PYTHON] if way in ("read", "announce") else []):
-        ahead = engine.lane(way, depth=16)
-        for turn in range(20):
-            runs = random_runs(fds[0], SIZE, 64, 2050, seed=turn, direct=direct)
-            x, y = np.zeros((2, 64, 1024), np.int64)
+    ahead = native().lane(way, depth=16)
+    for turn in range(20):
+        runs = random_runs(fds[0], SIZE, 64, 2050, seed=turn, direct=direct)
+        x, y = np.zeros((2, 64, 1024), np.int64)
+        ahead.start(runs, Pair(x, y, 1024, "uint16", None), KEEP)
+        with pytest.raises(RuntimeError, match="nothing under way"):
             ahead.start(runs, Pair(x, y, 1024, "uint16", None), KEEP)
-            with pytest.raises(RuntimeError, match="nothing under way"):
-                ahead.start(runs, Pair(x, y, 1024, "uint16", None), KEEP)
-            assert isinstance(ahead.wait(), int)
-            narrow = np.frombuffer(expected(content, runs), np.uint16).reshape(64, 1025)
-            assert np.array_equal(x, narrow[:, :-1]) and np.array_equal(y, narrow[:, 1:])
-            with pytest.raises(RuntimeError, match="nothing to wait for"):
-                ahead.wait()
-        ahead.start(Runs(fds[0], int64(SIZE - 5), 10), bytearray(10), KEEP)
-        assert ahead.wait() == ("read", 0, 5, 0)
-        ahead.close()
-        with pytest.raises(ValueError, match="closed"):
-            ahead.start(Runs(fds[0], int64(0), 10), bytearray(10), KEEP)
+        assert isinstance(ahead.wait(), int)
+        narrow = np.frombuffer(expected(content, runs), np.uint16).reshape(64, 1025)
+        assert np.array_equal(x, narrow[:, :-1]) and np.array_equal(y, narrow[:, 1:])
+        with pytest.raises(RuntimeError, match="nothing to wait for"):
+            ahead.wait()
+    ahead.start(Runs(fds[0], int64(SIZE - 5), 10), bytearray(10), KEEP)
+    assert ahead.wait() == ("read", 0, 5, 0)
+    ahead.close()
+    with pytest.raises(ValueError, match="closed"):
+        ahead.start(Runs(fds[0], int64(0), 10), bytearray(10), KEEP)
 
 
 @pytest.mark.slow
@@ -411,7 +409,7 @@ def test_a_hundred_thousand_calls_grow_nothing(fds: tuple[int, int]) -> None:
             if turn % 4 == 0:
                 ahead.start(runs, pair, KEEP)
                 ahead.wait()
-                engine.permute(numbers, 1000, constants)
+                engine.permute(numbers, 1000, constants, None, False)
                 with contextlib.suppress(ValueError):
                     queue.fill(runs._replace(lengths=-1), pair, KEEP)
             if turn % 500 == 0:

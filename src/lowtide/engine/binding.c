@@ -93,17 +93,17 @@ end:
     return result;
 }
 
-/* unchanged(fd, size, modified): whether the file still is that long, was not written since, and has a name. */
+/* unchanged(fd, size, changed): whether the file still is that long, was not written since, and has a name. */
 static PyObject *unchanged(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     if (count != 3) return PyErr_Format(PyExc_TypeError, "unchanged: expected 3 arguments, got %zd. Pass all of them.", count);
     long fd = PyLong_AsLong(args[0]);
-    long long size = PyLong_AsLongLong(args[1]), modified = PyLong_AsLongLong(args[2]);
+    long long size = PyLong_AsLongLong(args[1]), changed = PyLong_AsLongLong(args[2]);
     if (PyErr_Occurred()) return NULL;
     struct stat found;
     int fine = fd >= 0 && fd <= INT32_MAX && fstat((int)fd, &found) == 0; /* not worth giving the GIL away for */
     fine = fine && found.st_size == size && found.st_nlink > 0;
-    return PyBool_FromLong(fine && found.st_mtim.tv_sec * 1000000000LL + found.st_mtim.tv_nsec == modified);
+    return PyBool_FromLong(fine && found.st_ctim.tv_sec * 1000000000LL + found.st_ctim.tv_nsec == changed);
 }
 
 static PyObject *unavailable(PyObject *module, PyObject *unused) {
@@ -121,7 +121,7 @@ static PyMethodDef functions[] = {
     {"fill_mapped", (PyCFunction)(void (*)(void))fill_mapped, METH_FASTCALL, "fill_mapped(mapping, runs, target): None, or the first problem."},
     {"announce", announce, METH_O, "announce(runs): tell the kernel of reads to come."},
     {"permute", (PyCFunction)(void (*)(void))permute, METH_FASTCALL, "permute(numbers, n, constants, tweaks, inverted): in place."},
-    {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL, "unchanged(fd, size, modified): whether the file still is what it was."},
+    {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL, "unchanged(fd, size, changed): whether the file still is what it was."},
     {"documents_marked", (PyCFunction)(void (*)(void))lt_py_documents_marked, METH_FASTCALL, "documents_marked(planes, x, y, id, begins): the longest run."},
     {"documents_noted", (PyCFunction)(void (*)(void))lt_py_documents_noted, METH_FASTCALL, "documents_noted(planes, marks, begins): the longest run, or None."},
     {"documents_given", (PyCFunction)(void (*)(void))lt_py_documents_given, METH_FASTCALL, "documents_given(planes, begins, closing, padding): the longest run."},

@@ -294,7 +294,7 @@ end:
 }
 
 /* locate(files, numbers, stride, lengths, fds, offsets), lengths one for all or one each: False where the caller must look closer.
- * files: WatchedFiles(ends, shift, which, sizes, modified, fds) */
+ * files: WatchedFiles(ends, shift, which, sizes, changed, fds) */
 PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     if (count != 6) return PyErr_Format(PyExc_TypeError, "locate: expected 6 arguments, got %zd. Pass all of them.", count);
@@ -322,7 +322,7 @@ PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count
         bad_number("locate", "arrays of one length, and a stride and a length of bytes", files);
         goto end;
     }
-    lt_files from = {.extents = extents, .ends = of[0]->buf, .shift = of[1]->buf, .which = of[2]->buf, .count = files, .sizes = of[3]->buf, .modified = of[4]->buf, .fds = of[5]->buf};
+    lt_files from = {.extents = extents, .ends = of[0]->buf, .shift = of[1]->buf, .which = of[2]->buf, .count = files, .sizes = of[3]->buf, .changed = of[4]->buf, .fds = of[5]->buf};
     /* The GIL is kept: this takes less time than giving it away and asking for it again. */
     result = PyBool_FromLong(lt_locate(&from, numbers->buf, runs, stride, lengths ? lengths->buf : &same, one_length, fds->buf, offsets->buf));
 end:

@@ -104,7 +104,7 @@ typedef struct {
     const int64_t *ends, *shift;
     const int32_t *which;
     int64_t count; /* of files */
-    const int64_t *sizes, *modified;
+    const int64_t *sizes, *changed;
     const int32_t *fds; /* -1: not open */
 } lt_files;
 

@@ -7,8 +7,8 @@
 static int is_same(const lt_files *files, int64_t file) {
     struct stat found;
     if (files->fds[file] < 0 || fstat(files->fds[file], &found) != 0 || found.st_nlink == 0) return 0;
-    int64_t modified = found.st_mtim.tv_sec * INT64_C(1000000000) + found.st_mtim.tv_nsec;
-    return found.st_size == files->sizes[file] && modified == files->modified[file];
+    int64_t changed = found.st_ctim.tv_sec * INT64_C(1000000000) + found.st_ctim.tv_nsec;
+    return found.st_size == files->sizes[file] && changed == files->changed[file];
 }
 
 /* The first extent that ends behind the logical byte; empty ones are passed over. */

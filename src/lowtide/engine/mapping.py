@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import stat
 import weakref
 from typing import Any
 
 import numpy as np
 
-from lowtide.engine.runs import MOST_OFFSET, PAGE, bad_value
+from lowtide.engine.runs import PAGE, bad_value
 
 # What a fault maps around itself where the page cache has it in small folios: fault_around_bytes of the kernel's
 # mm/memory.c, which only debugfs changes.
@@ -49,10 +48,7 @@ class Mapping(np.ndarray[Any, np.dtype[np.uint8]]):
     exports a buffer; unmapped when nobody has a view of it."""
 
     def __new__(cls, fd: int, size: int, shifted: bool, scattered: bool) -> Mapping:
-        if not 1 <= size <= MOST_OFFSET:
-            raise bad_value("size", "1 or more bytes of a file", size)
-        found = os.fstat(fd)
-        if stat.S_ISREG(found.st_mode) and size > found.st_size:
+        if size > os.fstat(fd).st_size:
             raise bad_value("size", "at most the bytes of the file", size)
         at = _shifted(fd, size) if shifted else _mapped(0, size, PROT_READ, MAP_SHARED, fd)
         made = np.asarray(_Pages(at, size)).view(cls)
@@ -63,8 +59,6 @@ class Mapping(np.ndarray[Any, np.dtype[np.uint8]]):
 
     def take_back(self, first: int, length: int) -> None:
         """Let the kernel have the page tables of these bytes back, whole; the next touch maps them again."""
-        if not 0 <= first <= self.nbytes - length or length < 0:
-            raise bad_value("first", "bytes of the mapping", first)
         base = self.ctypes.data
         start = max(base, (base + first) // LARGE * LARGE)
         end = min(base + self.nbytes, -(-(base + first + length) // LARGE) * LARGE)

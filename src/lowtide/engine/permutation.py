@@ -7,12 +7,8 @@ number in calls of 8,192 and four scratch arrays of at most 64 KiB. Knows no see
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
-
-from lowtide.engine.runs import array_of, bad_value, writable
 
 Words = NDArray[np.uint64]
 
@@ -23,24 +19,12 @@ _FACTOR = np.uint64(0xC4CEB9FE1A85EC53)  # the second multiplier of MurmurHash3'
 _HALF = np.uint64(32)
 
 
-def permute(numbers: Any, n: int, constants: Any, tweaks: Any, inverted: bool) -> None:
+def permute(numbers: Words, n: int, constants: Words, tweaks: Words | None, inverted: bool) -> None:
     """Map the numbers, all below n, in place. ``constants``: two words per round; ``tweaks``: one per number."""
-    if not isinstance(n, int):
-        raise TypeError(f"n: expected a whole number, got {type(n).__name__}. Use an int.")
-    rows: Words = array_of("numbers", writable("numbers", numbers), "LQ", 8)
-    rounds: Words = array_of("constants", constants, "LQ", 8)
-    words: Words | None = None if tweaks is None else array_of("tweaks", tweaks, "LQ", 8)
-    if words is not None and len(words) != len(rows):
-        raise bad_value("tweaks", "as many words as numbers", len(words))
-    if not 2 <= n < 2**63 or not 2 <= len(rounds) <= 128 or len(rounds) % 2:
-        raise bad_value("permute", "n from 2 to 2**63 - 1 and two constants per round", len(rounds))
-    outside = rows >= np.uint64(n)
-    if outside.any():
-        raise ValueError(f"numbers: expected numbers below {n}, got {int(rows[outside][0])}. Pass rows of this order.")
-    network = _Network(n, rounds, bool(inverted))
-    for start in range(0, len(rows), PASS_LENGTH):
+    network = _Network(n, constants, inverted)
+    for start in range(0, len(numbers), PASS_LENGTH):
         here = slice(start, start + PASS_LENGTH)
-        network.walk(rows[here], None if words is None else words[here])
+        network.walk(numbers[here], None if tweaks is None else tweaks[here])
 
 
 class _Network:

@@ -6,25 +6,13 @@ scratch has 64 KiB, or one run where that is longer, so a batch of any size need
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lowtide.engine.document_planes import few_true
-from lowtide.engine.runs import (
-    Numbers,
-    Placed,
-    Problem,
-    Runs,
-    array_of,
-    bad_value,
-    place,
-    place_windows,
-    writable,
-)
+from lowtide.engine.runs import Placed, Problem, place
 
 SCRATCH = 65536
 
@@ -36,30 +24,18 @@ class ByteSink:
     scratch: memoryview
 
     def __init__(self, placed: Placed, into: memoryview) -> None:
-        self.placed, self._into = placed, into
-        self.fds = placed.fds
+        self.fds, self.offsets, self.lengths, self.places = placed
+        self._into = into
         self.problem: Problem | None = None
-        self.offsets: list[int] = placed.offsets.tolist()
-        self.lengths: list[int] = placed.lengths.tolist()
-        self.targets: list[int] = placed.targets.tolist()
 
-    def chunks(self, wanted: Sequence[int]) -> Iterable[Sequence[int]]:
+    def chunks(self, wanted: Sequence[int]) -> list[Sequence[int]]:
         """These runs, as many at a time as there is room for."""
         return [wanted] if len(wanted) else []
 
     def buffers(self, some: Sequence[int]) -> list[list[memoryview]]:
         """Where each of these runs is read to, for ``preadv``."""
-        into, targets, lengths = self._into, self.targets, self.lengths
+        into, targets, lengths = self._into, self.places.tolist(), self.lengths
         return [[into[targets[run] : targets[run] + lengths[run]]] for run in some]
-
-    def fds_of(self, some: Sequence[int]) -> Iterable[int]:
-        return self.fds if len(some) == len(self.fds) else [self.fds[run] for run in some]
-
-    def offsets_of(self, some: Sequence[int]) -> list[int]:
-        return self.offsets if len(some) == len(self.offsets) else [self.offsets[run] for run in some]
-
-    def lengths_of(self, some: Sequence[int]) -> list[int]:
-        return self.lengths if len(some) == len(self.lengths) else [self.lengths[run] for run in some]
 
     def note(self, kind: str, run: int, at: int, value: int) -> None:
         """Keep the problem of the lowest run, and of its lowest byte."""
@@ -76,21 +52,19 @@ class ByteSink:
 class WindowSink(ByteSink):
     """Tokens, read into the scratch buffer and widened from there into x and y."""
 
-    def __init__(
-        self, placed: Placed, pair: tuple[Any, ...], x: NDArray[Any], y: NDArray[Any], *, packed: bool
-    ) -> None:
-        super().__init__(placed, memoryview(b""))
-        self.packed = packed  # run i lies behind run i - 1
-        self.x, self.y, self.length = x, y, int(pair[2])
-        self.narrow = np.dtype(pair[3])
-        self.mark = int(pair[6])
-        self.marks = None if pair[5] is None else _marks(pair[5])
+    def __init__(self, runs: Any, pair: Any) -> None:
+        x, y, self.length, source, vocab, marks, _ = pair
+        self.narrow = np.dtype(source)
+        self.x, self.y = (np.asarray(one).reshape(-1, self.length) for one in (x, y))
+        super().__init__(place(runs, len(self.x) * (self.length + 1), self.narrow.itemsize), memoryview(b""))
         self.longest = max(self.lengths, default=0)
         self.needs = max(SCRATCH, self.longest)
         self.whole = self.lengths.count((self.length + 1) * self.narrow.itemsize) == len(self.lengths)
-        self.bounds = _bounds(self.narrow, pair[4], x.dtype)
+        self.bounds = _bounds(self.narrow, vocab, self.x.dtype)
+        if marks is not None:
+            marks[0] = -1  # only the native engine notes them on the way
 
-    def chunks(self, wanted: Sequence[int]) -> Iterable[Sequence[int]]:
+    def chunks(self, wanted: Sequence[int]) -> list[Sequence[int]]:
         step = max(1, self.needs // max(1, self.longest))
         return [wanted[first : first + step] for first in range(0, len(wanted), step)]
 
@@ -99,68 +73,43 @@ class WindowSink(ByteSink):
         return [[scratch[turn * longest : turn * longest + lengths[run]]] for turn, run in enumerate(some)]
 
     def deliver(self, some: Sequence[int], turns: Sequence[int] | None = None) -> None:
-        if not len(some):
-            return
-        if not self.whole or not self.longest:
-            for turn, run in enumerate(some) if turns is None else zip(turns, some, strict=True):
+        turns = range(len(some)) if turns is None else turns
+        if not self.whole:
+            for turn, run in zip(turns, some, strict=True):
                 self.deliver_some(run, turn, self.lengths[run])
-            return
-        columns = self.length + 1
-        last = len(some) if turns is None else max(turns) + 1
-        tokens = np.frombuffer(self.scratch, self.narrow, last * columns).reshape(last, columns)
-        if turns is not None:
-            tokens = tokens[turns]
-        self._look(some, tokens)
-        rows: Any
-        if isinstance(some, range) and self.packed:
-            rows = slice(some.start, some.stop)
-        else:
-            rows = self.placed.targets[np.asarray(some)] // columns
-        self.x[rows], self.y[rows] = tokens[:, :-1], tokens[:, 1:]
+        elif len(some):
+            columns = self.length + 1
+            tokens = np.frombuffer(self.scratch, self.narrow, (max(turns) + 1) * columns).reshape(-1, columns)
+            tokens = tokens[np.asarray(turns)] if len(turns) < len(tokens) else tokens
+            self._look(some, tokens)
+            rows = self.places[np.asarray(some)] // columns
+            self.x[rows], self.y[rows] = tokens[:, :-1], tokens[:, 1:]
 
     def deliver_some(self, run: int, turn: int, came: int) -> None:
-        item, columns = self.narrow.itemsize, self.length + 1
-        tokens = np.frombuffer(self.scratch, self.narrow, came // item, turn * self.longest)
+        tokens = np.frombuffer(self.scratch, self.narrow, came // self.narrow.itemsize, turn * self.longest)
         if len(tokens):
             self._look([run], tokens[None])
-            row, first = divmod(self.targets[run], columns)
+            row, first = divmod(int(self.places[run]), self.length + 1)
             last = first + len(tokens)
             self.x[row, first : min(last, self.length)] = tokens[: self.length - first]
             self.y[row, max(first, 1) - 1 : max(last - 1, 0)] = tokens[first == 0 :]
 
-    def _look(self, some: Sequence[int], tokens: NDArray[Any]) -> None:
-        """Note ids that may not be there, and where the mark stands."""
+    def _look(self, some: Sequence[int], tokens: Any) -> None:
+        """Note ids that may not be there."""
         if self.bounds is not None:
             least, most = self.bounds
             refused = (tokens < least) | (tokens > most)
             if refused.any():
                 turn, column = divmod(int(np.argmax(refused)), tokens.shape[1])
                 self.note("token", some[turn], column * self.narrow.itemsize, int(tokens[turn, column]))
-        if self.marks is not None:
-            hits = few_true((tokens == self.mark).reshape(-1))
-            turns, columns = np.divmod(hits, tokens.shape[1])
-            places = self.placed.targets[np.asarray(some)[turns]] + columns
-            many = int(self.marks[0])
-            room = self.marks[1 + many :]
-            room[: len(places)] = places[: len(room)]
-            self.marks[0] = many + len(places)
 
 
-def sink_of(runs: Runs, target: Any, *, needs_fds: bool = True) -> ByteSink:
-    """Runs and their target, checked."""
+def sink_of(runs: Any, target: Any) -> ByteSink:
+    """Runs and their target: a writable buffer, or a Pair."""
     if isinstance(target, tuple):
-        placed, x, y = place_windows(runs, target, needs_fds=needs_fds)
-        return WindowSink(placed, target, x, y, packed=runs[3] is None)
-    view = writable("target", target).cast("B")
-    return ByteSink(place(runs, len(view), 1, needs_fds=needs_fds), view)
-
-
-def _marks(thing: Any) -> Numbers:
-    marks: Numbers = array_of("marks", writable("marks", thing), "lq", 8)
-    if len(marks) < 1:
-        raise bad_value("marks", "room for a count", marks.nbytes)
-    marks[0] = 0
-    return marks
+        return WindowSink(runs, target)
+    view = memoryview(target).cast("B")
+    return ByteSink(place(runs, len(view), 1), view)
 
 
 @lru_cache(maxsize=64)

@@ -15,11 +15,13 @@ from lowtide.machine.files import (
     read_ahead_bytes,
 )
 from lowtide.machine.limits import MemoryLimit, available_memory, memory_limit, room_for_cache, total_memory
+from lowtide.machine.opening import Descriptor, open_regular, owned
 from lowtide.machine.pages import PAGE, PageCache, drop_page_cache, page_cache
 
 __all__ = [
     "PAGE",
     "Cgroup",
+    "Descriptor",
     "FileKind",
     "MemoryLimit",
     "PageCache",
@@ -33,6 +35,8 @@ __all__ = [
     "memory_cgroup",
     "memory_limit",
     "mounted",
+    "open_regular",
+    "owned",
     "page_cache",
     "read_ahead_bytes",
     "room_for_cache",

@@ -1,6 +1,6 @@
 """A keyed bijection of 0 .. n-1 for any n up to 2**63-1, forwards and backwards, in constant memory.
 
-One idea: a number is split into a low half of ``bits // 2`` bits and a high half that counts to ``heights``,
+A number is split into a low half of ``bits // 2`` bits and a high half that counts to ``heights``,
 so that ``heights << low_bits`` is the first multiple of ``2**low_bits`` that holds n. Eight Feistel rounds
 change one half by a hash of the other: the low half by exclusive or, the high half by addition modulo
 ``heights``. What lands at n or above goes through again (cycle walking): the map stays exactly one to one.
@@ -42,8 +42,8 @@ class Feistel:
 
     def forward(self, numbers: Words, tweaks: Words | None = None) -> None:
         """Map the numbers in place. ``tweaks``, a word for each, choose the number's bijection."""
-        engine().permute(numbers, self.n, self._constants, tweaks)
+        engine().permute(numbers, self.n, self._constants, tweaks, False)
 
     def backward(self, numbers: Words, tweaks: Words | None = None) -> None:
         """Undo ``forward`` in place."""
-        engine().permute(numbers, self.n, self._constants, tweaks, inverted=True)
+        engine().permute(numbers, self.n, self._constants, tweaks, True)

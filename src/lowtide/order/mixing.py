@@ -1,6 +1,6 @@
 """Which source gives row k of a mixture, and which of its own rows that is: integers only.
 
-One idea: shares are whole numbers over a common denominator D of at most 65,536, and one period of D rows is a table
+Shares are whole numbers over a common denominator D of at most 65,536, and one period of D rows is a table
 that the earliest deadline fills. After any k rows since the last change every source has given its share of k to within
 one row, so counts are exact at every row, and row k is found by arithmetic: whole periods, then a look into the table.
 

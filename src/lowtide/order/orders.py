@@ -1,17 +1,13 @@
 """Which row comes at which position when all rows are shuffled. (``local`` shuffles neighbours only.)
 
-One idea: an order is a pure function of (seed, epoch, position). It holds a few numbers instead of an index,
-any stretch of it is computed when asked for, and resuming needs nothing but the position. All kinds share
-the surface named by ``Order``: ``n``, ``at``, ``block`` and ``inverse``.
+An order is a pure function of (seed, epoch, position). It holds a few numbers instead of an index, any stretch of it is
+computed when asked for, and resuming needs nothing but the position.
 
 Ask for thousands of positions per call: 8,192 cost about 30 ns each, one alone about 75 us. Calls share nothing
 they write to, so threads need no lock. Knows rows as integers only - no files, no dtypes, no batches.
 """
 
 from __future__ import annotations
-
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,69 +22,80 @@ TABLE_ROWS = 2**16
 FEW_ROWS = 16  # rows that are selected without sorting all of them, once
 
 
-class Order(Protocol):
+class Order:
     """Every row of 0 .. n-1 at exactly one position of 0 .. n-1."""
 
-    @property
-    def n(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def at(self, positions: ArrayLike) -> Rows:
-        """The rows at these positions."""
-        ...
-
-    def block(self, start: int, count: int) -> Rows:
-        """The rows at positions start .. start+count-1."""
-        ...
-
-    def inverse(self, rows: ArrayLike) -> Rows:
-        """The positions at which these rows come."""
-        ...
-
-
-@dataclass(frozen=True)
-class Permutation:
-    """All n rows shuffled; equal (n, seed, epoch, purpose) are the same order on every machine, for ever.
-
-    Up to 65,536 rows it is an exact shuffle kept as a table of 2 bytes per row, made at first use (2 ms) and
-    left out of pickles. Above, it is a ``Feistel`` bijection and holds 1.2 KiB whatever n is.
-    """
-
-    n: int
-    _: KW_ONLY
-    seed: int
-    epoch: int = 0
-    purpose: str = "rows"
-    _map: Feistel | _Table = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        n = row_count("Permutation", self.n)
-        seed, epoch = (integer("Permutation", name, getattr(self, name)) for name in ("seed", "epoch"))
-        # n is hashed too: nearly equal sizes would else have nearly equal orders under one seed.
-        chosen = key(seed, epoch, self.purpose, n)
-        freeze(self, n=n, seed=seed, epoch=epoch, _map=(_Table if n <= TABLE_ROWS else Feistel)(n, chosen))
+    def __init__(self, n: int, seed: int, epoch: int, purpose: str) -> None:
+        self.n, self.purpose = row_count(type(self).__name__, n), purpose
+        self.seed, self.epoch = (integer(type(self).__name__, *one) for one in (("seed", seed), ("epoch", epoch)))
 
     def __len__(self) -> int:
         return self.n
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _permutation, (self.n, self.seed, self.epoch, self.purpose)
-
     def at(self, positions: ArrayLike) -> Rows:
-        numbers = checked("Permutation.at", positions, self.n)
-        self._map.forward(numbers)
-        return numbers.view(np.int64)
+        """The rows at these positions."""
+        return self._rows(self._checked("at", positions)).view(np.int64)
 
     def block(self, start: int, count: int) -> Rows:
-        numbers = stretch("Permutation.block", start, count, self.n)
-        self._map.forward(numbers)
-        return numbers.view(np.int64)
+        """The rows at positions start .. start+count-1."""
+        where = f"{type(self).__name__}.block"
+        first, length = integer(where, "start", start), integer(where, "count", count)
+        if first < 0 or length < 0 or first + length > self.n:
+            raise IndexError(
+                f"{where}: expected positions within 0 to {self.n}, got start {first} and count {length}. "
+                f"Ask for at most {max(0, self.n - max(0, first))} from there."
+            )
+        return self._rows(np.arange(first, first + length, dtype=np.uint64)).view(np.int64)
 
     def inverse(self, rows: ArrayLike) -> Rows:
-        numbers = checked("Permutation.inverse", rows, self.n)
-        self._map.backward(numbers)
-        return numbers.view(np.int64)
+        """The positions at which these rows come."""
+        return self._positions(self._checked("inverse", rows)).view(np.int64)
+
+    def _rows(self, positions: Words) -> Words:
+        """Of numbers that may be written over."""
+        raise NotImplementedError
+
+    def _positions(self, rows: Words) -> Words:
+        raise NotImplementedError
+
+    def _checked(self, method: str, values: ArrayLike) -> Words:
+        """A fresh uint64 copy of integers that all lie in 0 .. n-1."""
+        where, given = f"{type(self).__name__}.{method}", np.asarray(values)
+        if given.ndim != 1:
+            raise ValueError(f"{where}: expected 1 dimension, got shape {given.shape}. Flatten it first.")
+        if given.size == 0:
+            return np.empty(0, np.uint64)
+        if given.dtype.kind not in "iu":
+            raise TypeError(f"{where}: expected integers, got {given.dtype}. Convert them with astype('int64').")
+        numbers = given.astype(np.uint64)
+        if int(numbers.max()) >= self.n:  # a negative number is a huge uint64, so one comparison finds both
+            wrong = int(given[int(np.argmax(numbers))])
+            raise IndexError(
+                f"{where}: expected numbers of at least 0 and below {self.n}, got {wrong}. "
+                f"Use numbers from 0 to {self.n - 1}."
+            )
+        return numbers
+
+
+class Permutation(Order):
+    """All n rows shuffled; equal (n, seed, epoch, purpose) are the same order on every machine, for ever.
+
+    Up to 65,536 rows it is an exact shuffle kept as a table of 2 bytes per row, made at first use (2 ms).
+    Above, it is a ``Feistel`` bijection and holds 1.2 KiB whatever n is.
+    """
+
+    def __init__(self, n: int, *, seed: int, epoch: int = 0, purpose: str = "rows") -> None:
+        super().__init__(n, seed, epoch, purpose)
+        # n is hashed too: nearly equal sizes would else have nearly equal orders under one seed.
+        self._map = (_Table if self.n <= TABLE_ROWS else Feistel)(self.n, key(self.seed, self.epoch, purpose, self.n))
+
+    def _rows(self, positions: Words) -> Words:
+        self._map.forward(positions)
+        return positions
+
+    def _positions(self, rows: Words) -> Words:
+        self._map.backward(rows)
+        return rows
 
 
 class _Table:
@@ -97,8 +104,6 @@ class _Table:
     Sorting rows by random words gives every order the same chance as long as no two words are equal, and
     words of one stream never are; so any correct sort gives the same table, in every version of NumPy.
     """
-
-    __slots__ = ("_asked", "_backward", "_forward", "key", "n")
 
     def __init__(self, n: int, key: int) -> None:
         self.n, self.key = n, key
@@ -126,45 +131,6 @@ class _Table:
         if self._forward is None:
             self._forward = np.argsort(words(self.key, 0, self.n)).astype(np.uint16)
         return self._forward
-
-
-def freeze(order: object, **values: object) -> None:
-    """Set fields of a frozen dataclass while it is being made."""
-    for name, value in values.items():
-        object.__setattr__(order, name, value)
-
-
-def _permutation(n: int, seed: int, epoch: int, purpose: str) -> Permutation:
-    return Permutation(n, seed=seed, epoch=epoch, purpose=purpose)
-
-
-def checked(where: str, values: ArrayLike, n: int) -> Words:
-    """A fresh uint64 copy of integers that all lie in 0 .. n-1."""
-    given = np.asarray(values)
-    if given.ndim != 1:
-        raise ValueError(f"{where}: expected 1 dimension, got shape {given.shape}. Flatten it first.")
-    if given.size == 0:
-        return np.empty(0, np.uint64)
-    if given.dtype.kind not in "iu":
-        raise TypeError(f"{where}: expected integers, got {given.dtype}. Convert them with astype('int64').")
-    numbers = given.astype(np.uint64)
-    if int(numbers.max()) >= n:  # a negative number is a huge uint64, so one comparison finds both
-        wrong = int(given[int(np.argmax(numbers))])
-        raise IndexError(
-            f"{where}: expected numbers of at least 0 and below {n}, got {wrong}. Use numbers from 0 to {n - 1}."
-        )
-    return numbers
-
-
-def stretch(where: str, start: int, count: int, n: int) -> Words:
-    """The positions start .. start+count-1 as a fresh array, if all of them exist."""
-    first, length = integer(where, "start", start), integer(where, "count", count)
-    if first < 0 or length < 0 or first + length > n:
-        raise IndexError(
-            f"{where}: expected positions within 0 to {n}, got start {first} and count {length}. "
-            f"Ask for at most {max(0, n - max(0, first))} from there."
-        )
-    return np.arange(first, first + length, dtype=np.uint64)
 
 
 def rank_slice(n: int, rank: int, world: int) -> tuple[int, int]:

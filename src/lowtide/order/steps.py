@@ -3,12 +3,17 @@
 ``EpochSteps`` deals the rows of every epoch to ranks in slices; each epoch ends with its own short batch (iterators of
 arrays). ``GlobalSteps`` deals every global batch to ranks (feeds): batches may straddle epochs, steps may be skipped,
 and a finite stream ends with a step of the rows left over and, perhaps, one shorter row.
+
+Both have ``width`` (from one full step to the next), ``share`` (this rank's rows of a full step), ``begin(position)``
+(where the next step begins; None at the end), and of the step at ``at``: ``after(at)`` (the position behind it),
+``count(at)`` (this rank's rows), ``position(at)`` (the stream's position of the first of them) and
+``positions(at, count)`` (those of the next ``count``). Positions count what was delivered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,45 +23,6 @@ from lowtide.order.streams import Positions
 MOST_ROWS = 2**62  # a position beyond this is no place anyone reached, and near where int64 ends
 
 Skips = Sequence[tuple[int, int]]  # steps to leave out: (first, last), both included
-
-
-class Steps(Protocol):
-    """Positions count what was delivered; a step begins at a position."""
-
-    @property
-    def width(self) -> int:
-        """From one full step to the next."""
-        ...
-
-    @property
-    def share(self) -> int:
-        """This rank's rows of a full step."""
-        ...
-
-    @property
-    def contiguous(self) -> bool:
-        """A rank's rows lie one after the other in its own count of positions."""
-        ...
-
-    def position(self, at: int) -> int:
-        """The stream's position of this rank's first row of the step at ``at``."""
-        ...
-
-    def begin(self, position: int) -> int | None:
-        """Where the next step begins; None at the end."""
-        ...
-
-    def after(self, at: int) -> int:
-        """The position behind the step at ``at``."""
-        ...
-
-    def count(self, at: int) -> int:
-        """This rank's rows of the step at ``at``."""
-        ...
-
-    def positions(self, at: int, count: int) -> Positions:
-        """The stream's positions of this rank's next ``count`` rows, from the step at ``at`` on."""
-        ...
 
 
 class EpochSteps:
@@ -206,6 +172,9 @@ class GlobalSteps:
             if position < end and self.row(first) < self.after(position):
                 position = end
         return position
+
+
+Steps = EpochSteps | GlobalSteps
 
 
 def _checked_skip(steps: Any) -> tuple[int, int]:

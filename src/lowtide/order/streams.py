@@ -30,24 +30,14 @@ class Stream(Protocol):
     @property
     def order(self) -> str: ...
     @property
-    def epoch(self) -> int | None:
-        """Items of one epoch; None: the stream has no epochs and never runs out."""
-        ...
-
+    def epoch(self) -> int | None: ...  # items of one epoch; None: the stream has no epochs and never runs out
     @property
-    def rows(self) -> int | None:
-        """Positions of a stream that has an end; None: endless."""
-        ...
-
+    def rows(self) -> int | None: ...  # positions of a stream that has an end; None: endless
     @property
-    def scattered(self) -> bool:
-        """Neighbouring positions are items from all over the data."""
-        ...
+    def scattered(self) -> bool: ...  # neighbouring positions are items from all over the data
 
     def at(self, positions: Positions) -> Items: ...
-    def settings(self) -> dict[str, Any]:
-        """What fixes the order, safe for JSON."""
-        ...
+    def settings(self) -> dict[str, Any]: ...  # what fixes the order, safe for JSON
 
 
 class LocalStretch(NamedTuple):
@@ -68,7 +58,6 @@ class Shuffled:
 
     order = "shuffled"
     rows = None
-    consecutive = False
 
     def __init__(
         self,
@@ -144,7 +133,6 @@ class Drawn:
     """Items of ``n`` drawn with replacement, without end."""
 
     epoch = rows = None
-    consecutive = False
     scattered = True
 
     def __init__(self, n: int, seed: int, purpose: str = "sample") -> None:
@@ -165,7 +153,6 @@ class Drawn:
 class InOrder:
     """Items 0, ``stride``, 2 ``stride`` ... as they lie, ``n`` per epoch; ``finite``: one epoch and no more."""
 
-    consecutive = True
     scattered = False
 
     def __init__(self, n: int, stride: int = 1, *, finite: bool = True) -> None:
@@ -191,7 +178,6 @@ class Given:
 
     order = "gather"
     rows = None
-    consecutive = False
     scattered = False
 
     def __init__(self, indices: NDArray[Any], n: int) -> None:
@@ -201,12 +187,12 @@ class Given:
         if not len(positions):
             return np.empty(0, np.int64)
         places = positions % self.epoch
-        parts = [np.asarray(self.indices[int(places[a]) : int(places[b - 1]) + 1]) for a, b in self._ascending(places)]
+        parts = [
+            np.asarray(self.indices[int(places[a]) : int(places[b - 1]) + 1])
+            for a, b in _equal(places - np.arange(len(places)))
+        ]
         found: Items = np.concatenate(parts).astype(np.int64)
         return np.where(found < 0, found + self.n, found)
-
-    def _ascending(self, places: Positions) -> Iterator[tuple[int, int]]:
-        return _equal(places - np.arange(len(places)))
 
     def settings(self) -> dict[str, Any]:
         import hashlib  # here: it brings OpenSSL, 3 ms at every import

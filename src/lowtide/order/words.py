@@ -1,6 +1,6 @@
 """Random 64-bit words that are computed, not generated: word i of a stream is a function of (key, i).
 
-One idea: a bijective mix of a counter (the SplitMix64 finaliser over multiples of an odd constant). Any word
+A bijective mix of a counter (the SplitMix64 finaliser over multiples of an odd constant). Any word
 of any stream costs the same, so nothing has to be replayed to resume, and no two words of one stream are
 equal. About 4 ns per word, no state. Not for secrets: the streams are statistically sound, not cryptographic.
 """

@@ -20,7 +20,7 @@ import numpy as np
 
 from lowtide.engine import FAULT_MOST, Engine, FileMapping
 from lowtide.errors import ReadError
-from lowtide.machine import PAGE
+from lowtide.machine import PAGE, Descriptor
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.storage.read import SCATTERED, SEQUENTIAL, Refused, Temperature, announce_now, came_short, drop_pages
 from lowtide.storage.spans import Spans, place_of, total_of
@@ -35,32 +35,41 @@ class MappedReads:
 
     __slots__ = ("_how", "_places", "_spans", "_strategy", "_target")
 
-    def __init__(self, strategy: Map, spans: Spans, target: Any, how: int, places: Any) -> None:
+    def __init__(self, strategy: Mapped, spans: Spans, target: Any, how: int, places: Any) -> None:
         self._strategy, self._spans, self._target, self._how, self._places = strategy, spans, target, how, places
 
     def finish(self) -> Refused | None:
         return self._strategy.copy(self._spans, self._target, self._how, self._places)
 
 
-class Map:
-    """Strategy ``map``: one kept mapping per file, nothing taken back."""
+class Mapped:
+    """Strategy ``map``: one kept mapping per file, nothing taken back; and the cures ``remap`` and ``advise``, of which
+    ``allowance`` is the most bytes of pages they hold mapped at any moment."""
 
-    name = "map"
     prepares = False
     staging = 0
-    shifted = False
 
-    def __init__(self, files: Files, engine: Engine, temperature: Temperature, *, drop: bool) -> None:
-        self.files, self.engine, self.drop, self.temperature = files, engine, drop, temperature
-        self.rung = "none: pages of a kept mapping cannot be dropped" if drop else "keep"
-        self._mappings: dict[Any, FileMapping] = {}
+    def __init__(
+        self, files: Files, engine: Engine, temperature: Temperature, *, name: str, drop: bool, allowance: int = 0
+    ) -> None:
+        self.files, self.engine, self.temperature = files, engine, temperature
+        self.name, self.drop, self.allowance, self.cured = name, drop, allowance, name != "map"
+        self.rung = "keep"
+        if drop:
+            how = {"remap": "munmap", "advise": "madvise(DONTNEED)"}.get(name)
+            self.rung = f"{how}, then fadvise(DONTNEED)" if how else "none: pages of a kept mapping cannot be dropped"
+        self._turn = Turn()
+        self.close()
         renew_in_children(self)
 
     def start(self, spans: Spans, target: Any, how: int, early: bool, places: Any = None) -> MappedReads:  # noqa: ARG002
         return MappedReads(self, spans, target, how, places)
 
-    def announce(self, spans: Spans) -> bool:  # noqa: ARG002 - a kept mapping is read where it lies
-        return False
+    def announce(self, spans: Spans) -> bool:
+        """Tell the kernel of reads to come; a kept mapping is read where it lies."""
+        if self.cured:
+            announce_now(self.files, spans)
+        return self.cured and not self.files.in_memory
 
     def read_at(self, file: int, offset: int, view: Any) -> None:
         bytes_ = memoryview(view).cast("B")
@@ -69,18 +78,32 @@ class Map:
 
     def copy(self, spans: Spans, target: Any, how: int, places: Any = None) -> Refused | None:
         """Every span into ``target``, or raise; an id that was refused is told."""
+        if self.cured and how == SCATTERED:
+            self.temperature.cold = not self._probably_cached(spans)
+            if self.temperature.cold:
+                announce_now(self.files, spans)
         total = total_of(spans)
         self.files.counters.asked += total
         self.files.counters.read += total
         for some, runs, file in copies(spans, target, places):
-            descriptor = self.files.descriptor(file, how != SEQUENTIAL)
-            refused = self._copied(self._mapping(file, descriptor.number, how), some, runs, target)
-            if refused is not None:
-                return refused
+            for part in rounds(some, runs, item_of(target), self.allowance) if self.cured else (runs,):
+                descriptor = self.files.descriptor(file, how != SEQUENTIAL)
+                refused = (self._round if self.cured else self._copied)(file, descriptor, some, part, target, how)
+                if refused is not None:
+                    return refused
         return None
 
-    def _copied(self, mapping: FileMapping, spans: Spans, runs: Any, target: Any) -> Refused | None:
-        found = self.engine.fill_mapped(mapping, runs, target)
+    def _copied(
+        self, file: int, descriptor: Descriptor, spans: Spans, runs: Any, target: Any, how: int
+    ) -> Refused | None:
+        mapping = self._made(file, descriptor, how) if self.name == "remap" else self._kept(file, descriptor, how)
+        try:
+            found = self.engine.fill_mapped(mapping, runs, target)
+        finally:
+            if self.name == "advise":
+                for offset, length in _bytes_of(runs):
+                    mapping.take_back(offset, length)
+            del mapping  # the last reference to a remapped file, and the mapping goes with it
         if found is None:
             return None
         kind, number, at, value = found
@@ -89,21 +112,41 @@ class Map:
             return value, self.files.paths[file], offset + at
         raise came_short(self.files.paths[file], offset, length, at)
 
-    def _mapping(self, file: int, number: int, how: int) -> FileMapping:
+    def _round(
+        self, file: int, descriptor: Descriptor, spans: Spans, runs: Any, target: Any, how: int
+    ) -> Refused | None:
+        with self._turn.lock:  # one round at a time, whatever the number of threads: the allowance is for all of them
+            refused = self._copied(file, descriptor, spans, runs, target, how)
+        if self.drop:
+            for offset, length in _bytes_of(runs):
+                drop_pages(descriptor.number, offset, length, sequential=how == SEQUENTIAL)
+        return refused
+
+    def _probably_cached(self, spans: Spans) -> bool:
+        """A look at a few spans with reads that refuse to wait."""
+        probe, count = bytearray(1), len(spans[1])
+        try:
+            for number in range(0, count, max(1, count // PROBES)):
+                file, offset, _ = place_of(spans, number)
+                descriptor = self.files.descriptor(file, True)
+                os.preadv(descriptor.number, (probe,), offset, NOWAIT)
+        except OSError:
+            return False
+        return True
+
+    def _kept(self, file: int, descriptor: Descriptor, how: int) -> FileMapping:
         key = (file, how != SEQUENTIAL)
         found = self._mappings.get(key)
         if found is None:
-            self._mappings[key] = found = self._made(file, number, how)
+            self._mappings[key] = found = self._made(file, descriptor, how)
             KEPT.add(self, key)  # address space is bounded too
-        elif KEPT.crowded:
-            KEPT.used(self, key)
         return found
 
-    def _made(self, file: int, number: int, how: int) -> FileMapping:
+    def _made(self, file: int, descriptor: Descriptor, how: int) -> FileMapping:
         """A new mapping; what the system refuses is a ``ReadError`` with the file's path."""
-        scattered = how != SEQUENTIAL and self.shifted
+        number, scattered = descriptor.number, how != SEQUENTIAL and self.cured
         try:
-            return self.engine.mapping(number, self.files.sizes[file], shifted=self.shifted, scattered=scattered)
+            return self.engine.mapping(number, self.files.sizes[file], self.cured, scattered)
         except ValueError:  # longer than the file: it was truncated since the last look
             raise self.files.changed(file, os.fstat(number)) from None
         except OSError as problem:
@@ -122,74 +165,9 @@ class Map:
         """Holds nothing of the budget that it could do without."""
 
     def close(self) -> None:
-        self._mappings = {}
+        self._mappings: dict[Any, FileMapping] = {}
 
-    def renew_after_fork(self) -> None:
-        self._mappings = {}
-
-
-class Cured(Map):
-    """Strategies ``remap`` and ``advise``; ``allowance`` is the most bytes of pages they hold mapped at any moment."""
-
-    shifted = True
-
-    def __init__(
-        self, files: Files, engine: Engine, temperature: Temperature, *, name: str, drop: bool, allowance: int
-    ) -> None:
-        super().__init__(files, engine, temperature, drop=drop)
-        self.name = name
-        self.allowance = allowance
-        if drop:
-            self.rung = ("madvise(DONTNEED)" if name == "advise" else "munmap") + ", then fadvise(DONTNEED)"
-        self._turn = Turn()
-
-    def announce(self, spans: Spans) -> bool:
-        announce_now(self.files, spans)
-        return not self.files.in_memory
-
-    def copy(self, spans: Spans, target: Any, how: int, places: Any = None) -> Refused | None:
-        if how == SCATTERED:
-            self.temperature.cold = not self._probably_cached(spans)
-            if self.temperature.cold:
-                announce_now(self.files, spans)
-        total = total_of(spans)
-        self.files.counters.asked += total
-        self.files.counters.read += total
-        for some, runs, file in copies(spans, target, places):
-            for part in rounds(some, runs, item_of(target), self.allowance):
-                refused = self._round(file, some, part, target, how)
-                if refused is not None:
-                    return refused
-        return None
-
-    def _probably_cached(self, spans: Spans) -> bool:
-        """A look at a few spans with reads that refuse to wait."""
-        probe, count = bytearray(1), len(spans[1])
-        try:
-            for number in range(0, count, max(1, count // PROBES)):
-                file, offset, _ = place_of(spans, number)
-                descriptor = self.files.descriptor(file, True)
-                os.preadv(descriptor.number, (probe,), offset, NOWAIT)
-        except OSError:
-            return False
-        return True
-
-    def _round(self, file: int, spans: Spans, runs: Any, target: Any, how: int) -> Refused | None:
-        descriptor = self.files.descriptor(file, how != SEQUENTIAL)
-        with self._turn.lock:  # one round at a time, whatever the number of threads: the allowance is for all of them
-            kept = self.name == "advise"
-            mapping = self._mapping(file, descriptor.number, how) if kept else self._made(file, descriptor.number, how)
-            try:
-                refused = self._copied(mapping, spans, runs, target)
-            finally:
-                if kept:
-                    for offset, length in _bytes_of(runs):
-                        mapping.take_back(offset, length)
-                del mapping  # the last reference to a remapped file, and the mapping goes with it
-        if self.drop:
-            for offset, length in _bytes_of(runs):
-                drop_pages(descriptor.number, offset, length, sequential=how == SEQUENTIAL)
-        return refused
+    renew_after_fork = close
 
 
 def _bytes_of(runs: Any) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -178,21 +179,13 @@ class Read:
     def read_at(self, file: int, offset: int, view: Any) -> None:
         """One small read, in the calling thread."""
         descriptor = self.files.descriptor(file, True)  # held to the end: its last reference closes it
-        number = descriptor.number
-        try:
-            got = os.preadv(number, (view,), offset)
-        except InterruptedError:
-            got = 0
-        except OSError as problem:
-            raise read_failed(self.files.paths[file], offset, problem) from problem
         wanted = view.nbytes
-        if got < wanted:
-            read_rest(self.files.paths[file], number, offset, memoryview(view).cast("B"), got)
+        read_all(self.files.paths[file], descriptor.number, offset, memoryview(view).cast("B"))
         counters = self.files.counters
         counters.asked += wanted
         counters.read += wanted
         if self._drops[0] != KEEP:
-            drop_pages(number, offset, wanted)
+            drop_pages(descriptor.number, offset, wanted)
 
     def _of_many(self, spans: Spans, scattered: bool, queued: bool, places: Any = None) -> tuple[Any, Any]:
         files, numbers, stride, shift, length = spans
@@ -231,42 +224,41 @@ class Read:
         """The queue for a call of the calling thread."""
         way = self.way if how == SCATTERED else "read" if how == SEQUENTIAL else "announce"
         if way in QUEUED:
-            found = self._queued or self._open_queue(way)
-            return self.queue(how) if found is None else found[0]
+            found = self._queued
+            if found is None:
+                self._queued = found = self._with_staging(self.engine.queue)
+            if found is not None:
+                return found[0]
+            if self.way == way:  # nothing was refused but the room
+                self.do_without("the budget has no room for its staging")
+            return self.queue(how)
         known: ReadQueue | None = getattr(self._of_thread, way, None)
         if known is None:
             known = self.engine.queue(way, depth=DEPTH)
             setattr(self._of_thread, way, known)
         return known
 
-    def _open_queue(self, way: str) -> tuple[ReadQueue, Holding] | None:
-        holding = self._budget.reserve(self.staging) if self.staging else None
-        if holding is None:
-            self.do_without("the budget has no room for its staging")
-            return None
-        try:
-            self._queued = found = self.engine.queue(way, **self._settings(holding)), holding
-        except OSError as problem:
-            self.do_without(problem.strerror or str(problem), (way,))
-            return None
-        return found
-
-    def _lane(self) -> Laned | None:
-        try:
-            return self.idle.pop()
-        except IndexError:
-            pass
+    def _with_staging(self, make: Callable[..., Any]) -> Any:
+        """A queue or lane and what its staging holds of the budget; None where the budget has no room for that, or
+        the system nothing to make it of: then the next way is taken."""
         holding = None
         if self.way in QUEUED:
             holding = self._budget.reserve(self.staging) if self.staging else None
             if holding is None:
                 return None
         try:
-            return self.engine.lane(self.way, **self._settings(holding)), holding
-        except OSError as problem:  # no descriptor for a ring: the next way is taken
+            return make(self.way, **self._settings(holding)), holding
+        except OSError as problem:  # no descriptor for a ring, say
             if self.way in QUEUED:
                 self.do_without(problem.strerror or str(problem), (self.way,))
             return None
+
+    def _lane(self) -> Laned | None:
+        try:
+            return self.idle.pop()
+        except IndexError:
+            found: Laned | None = self._with_staging(self.engine.lane)
+            return found
 
     def _settings(self, holding: Holding | None) -> dict[str, int]:
         staging = STAGING if holding is None else holding.size
@@ -316,11 +308,12 @@ class Read:
         return f"{rung}; files that live in memory (tmpfs) stay" if self.files.partly_in_memory else rung
 
 
-def read_rest(path: str, number: int, offset: int, view: memoryview, got: int) -> None:
-    """What is missing of a read of which ``got`` bytes came."""
+def read_all(path: str, number: int, offset: int, view: memoryview) -> None:
+    """Fill ``view`` from there on, however short the single reads are."""
+    got = 0
     while got < len(view):
         try:
-            more = os.preadv(number, (view[got:],), offset + got)
+            more = os.preadv(number, (view[got:] if got else view,), offset + got)
         except InterruptedError:
             continue
         except OSError as problem:
@@ -336,13 +329,6 @@ def announce_now(files: Files, spans: Spans) -> None:
         for file, offset, length in each_of(spans):
             descriptor = files.descriptor(file, True)
             advise_file(descriptor.number, offset, length, "POSIX_FADV_WILLNEED")
-
-
-def drop_now(files: Files, spans: Spans) -> None:
-    """Evict these spans from the page cache, whoever read them."""
-    for file, offset, length in each_of(spans):
-        descriptor = files.descriptor(file, True)
-        drop_pages(descriptor.number, offset, length, sequential=True)
 
 
 def drop_pages(number: int, offset: int, length: int, *, sequential: bool = False) -> None:

@@ -8,7 +8,7 @@ the same bytes. Costs one look-up and one ``fstat`` per call on top of the reads
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -20,19 +20,30 @@ from lowtide.machine import direct_alignment, file_kind, room_for_cache
 from lowtide.storage.budget import Budget, Holding
 from lowtide.storage.buffers import Bytes, Pool
 from lowtide.storage.forks import Turn, renew_in_children
-from lowtide.storage.mapped import Cured, Map
+from lowtide.storage.mapped import Mapped, MappedReads, item_of
 from lowtide.storage.read import (
     SCATTERED,
     SEQUENTIAL,
     Read,
+    Reads,
     Refused,
     Temperature,
     announce_now,
-    drop_now,
     drop_pages,
-    read_rest,
+    read_all,
 )
-from lowtide.storage.spans import GAP, NETWORK_GAP, Lengths, Located, MergedRound, Offsets, Spans, few_files, merge
+from lowtide.storage.spans import (
+    GAP,
+    NETWORK_GAP,
+    Lengths,
+    Located,
+    MergedRound,
+    Offsets,
+    Spans,
+    each_of,
+    few_files,
+    merge,
+)
 from lowtide.storage.watched_files import KEPT, MOST_WATCHED, Extent, Files, ReadCounts
 from lowtide.units import KIB, MIB, format_size
 
@@ -46,34 +57,8 @@ SMALLEST_ALLOWANCE = 256 * KIB
 DANGER = "a file truncated while it is mapped kills the process with SIGBUS: use strategy='read' where that may happen"
 
 
-class StartedReads(Protocol):
-    """Reads under way, or still to be made."""
-
-    def finish(self) -> Refused | None: ...
-
-
-class Strategy(Protocol):
-    """How bytes leave the file. All of them fill the same bytes or raise the same errors."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def rung(self) -> str: ...
-    @property
-    def prepares(self) -> bool:
-        """Whether what is started early is read by a thread of its own."""
-        ...
-
-    @property
-    def staging(self) -> int:
-        """Bytes each queue of direct reads holds; 0: none."""
-        ...
-
-    def start(self, spans: Spans, target: Any, how: int, early: bool, places: Any = None) -> StartedReads: ...
-    def announce(self, spans: Spans) -> bool: ...
-    def read_at(self, file: int, offset: int, view: Any) -> None: ...
-    def shrink(self) -> None: ...
-    def close(self) -> None: ...
+# How bytes leave the file: all strategies fill the same bytes or raise the same errors.
+Strategy = Read | Mapped
 
 
 class Store:
@@ -175,20 +160,19 @@ class Store:
         """Evict these consecutive bytes from the page cache, whoever read them."""
         if length > 0:
             for spans, _ in few_files(self.located.spans(np.array([offset], np.int64), 1, length), KEPT.together):
-                drop_now(self.files, spans)
+                for file, start, size in each_of(spans):
+                    descriptor = self.files.descriptor(file, True)
+                    drop_pages(descriptor.number, start, size, sequential=True)
 
     def sample(self, offsets: list[int], length: int) -> bytes:
         """Small blocks, one after the other: by plain reads that need no queue and no lock, so that a signal handler
         may ask for a fingerprint while a batch is under way."""
         found = []
         for offset in offsets:
-            files, numbers, stride, shift, lengths = self.located.spans(np.array([offset], np.int64), 1, length)
-            for number, start in enumerate((numbers * stride + shift).tolist()):
-                file = files if isinstance(files, int) else files[number]
-                size = lengths if isinstance(lengths, int) else int(lengths[number])
+            for file, start, size in each_of(self.located.spans(np.array([offset], np.int64), 1, length)):
                 block = memoryview(bytearray(size))
                 descriptor = self.files.descriptor(file, True)  # held to the end: its last reference closes it
-                read_rest(self.files.paths[file], descriptor.number, start, block, 0)
+                read_all(self.files.paths[file], descriptor.number, start, block)
                 if self.drop:
                     drop_pages(descriptor.number, start, size)
                 found.append(block.tobytes())
@@ -307,11 +291,9 @@ class Store:
             made = Read(self.files, self.engine, self.budget, self.temperature, drop=self.drop, alignment=alignment)
             return made, why
         why = f"{why}; {DANGER}"
-        if asked == "map":
-            return Map(self.files, self.engine, self.temperature, drop=self.drop), why
-        allowance = self._allow(asked)
-        cured = Cured(self.files, self.engine, self.temperature, name=asked, drop=self.drop, allowance=allowance)
-        return cured, why
+        allowance = 0 if asked == "map" else self._allow(asked)
+        made_of = self.files, self.engine, self.temperature
+        return Mapped(*made_of, name=asked, drop=self.drop, allowance=allowance), why
 
     def _allow(self, name: str) -> int:
         """Set aside what the strategy may hold mapped as long as it is open."""
@@ -345,26 +327,20 @@ class _InTurns:
         self._store, self._strategy, self._parts, self._target, self._how = store, strategy, parts, target, how
 
     def finish(self) -> Refused | None:
-        if isinstance(self._target, tuple):
-            return self._widened()
-        view = memoryview(self._target).cast("B")
-        for spans, start in self._parts:
-            self._strategy.start(spans, view[start:], self._how, False).finish()
-        return None
-
-    def _widened(self) -> Refused | None:
-        """Windows: each turn's spans say where in the rows they go."""
-        item = np.dtype(self._target[3]).itemsize
+        item = item_of(self._target)
         for (files, numbers, stride, shift, length), start in self._parts:
             lengths = np.full(len(numbers), length, np.int64) if isinstance(length, int) else length
-            places = (np.cumsum(lengths) - lengths + start) // item
+            places = (np.cumsum(lengths) - lengths + start) // item  # each turn's spans say where they go
             spans: Spans = files, numbers, stride, shift, lengths
             refused = self._strategy.start(spans, self._target, self._how, False, places).finish()
             if refused is not None:
                 return refused
-        if self._target[5] is not None:
+        if isinstance(self._target, tuple) and self._target[5] is not None:
             self._target[5][0] = -1  # each turn noted its own marks: none that hold for all
         return None
+
+
+StartedReads = Reads | MappedReads | _InTurns
 
 
 def _scatter(scratch: Bytes, turn: MergedRound, length: int, out: Bytes) -> None:

@@ -1,8 +1,9 @@
 """Open files: descriptors on demand, one cap for the whole process, and a watch on what happens to the files.
 
 A store's data lies in extents, and any number of extents may lie in one file: files are opened, counted and checked
-once each. A descriptor is an object that closes itself when the last reader lets go, so closing one (thousands of
-shards, a few hundred descriptors) can never make another thread read from a reused number.
+once each, and stores of one process that read the same file share its descriptor. One closes itself when the last
+reader lets go, so closing one (thousands of shards, a few hundred descriptors) can never make another thread read from
+a reused number.
 
 Costs one ``fstat`` per file and call (0.5 microseconds): it tells a file that was truncated, grown, rewritten, replaced
 or deleted. Reads no data.
@@ -24,15 +25,13 @@ import numpy as np
 
 from lowtide.engine import Engine, WatchedFiles
 from lowtide.errors import ReadError
-from lowtide.machine import file_kind
+from lowtide.machine import Descriptor, file_kind, open_regular
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.units import format_size
 
 MOST_TOGETHER = 64  # files one call reads from at a time: it keeps their descriptors, whatever else is closed meanwhile
 MOST_KEPT = 2048  # descriptors and mappings kept open, however many the process may have
-FEW = 64  # kept things among which none will have to go for long: their order of use is not followed
 MOST_WATCHED = 256  # files of a store, up to which all of them are open before long
-TOLD_EVERY = 64  # batches after which watched descriptors are marked as used
 
 OpenKey = tuple[int, bool, int]  # file, scattered, flags
 
@@ -51,19 +50,6 @@ class Extent:
     may_change: bool = False
 
 
-@dataclass(frozen=True)
-class FileIdentity:
-    """Which file it is, and when it was last written."""
-
-    device: int
-    inode: int
-    modified: int  # nanoseconds
-
-    @staticmethod
-    def of(status: os.stat_result) -> FileIdentity:
-        return FileIdentity(status.st_dev, status.st_ino, status.st_mtime_ns)
-
-
 @dataclass(slots=True)
 class ReadCounts:
     """Bytes a store was asked for and read. Races between threads may lose a count, never invent one."""
@@ -73,23 +59,6 @@ class ReadCounts:
     cached: int = 0  # of those, known to have come from the page cache
 
 
-class Descriptor:
-    """One open file. Closes itself with its last reference."""
-
-    __slots__ = ("linked", "number", "status")
-
-    def __init__(self, path: str, flags: int) -> None:
-        self.number = -1
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-        self.status = os.fstat(self.number)
-        self.linked = self.status.st_nlink > 0
-
-    def __del__(self) -> None:
-        if self.number >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self.number)
-
-
 class Keeper(Protocol):
     """Somebody who keeps things open and can let go of them; one still in use stays open until its reader is done."""
 
@@ -97,16 +66,19 @@ class Keeper(Protocol):
 
 
 class KeptDescriptors:
-    """What this process keeps open, over all stores: beyond ``most``, what was not used for longest is let go.
+    """What this process keeps open, over all stores: beyond ``most``, what was opened first is let go.
 
     Knows who keeps what, not the things themselves: a store that dies closes its own.
     """
 
     def __init__(self) -> None:
         self._turn = Turn()
-        self._order: OrderedDict[tuple[int, Any], weakref.ref[Keeper]] = OrderedDict()
-        self.crowded = False  # enough is open that the order of use matters
+        self.renew_after_fork()
         renew_in_children(self)
+
+    def renew_after_fork(self) -> None:
+        self._order: OrderedDict[tuple[int, Any], weakref.ref[Keeper]] = OrderedDict()
+        self._shared: dict[tuple[str, bool, int], weakref.ref[Descriptor]] = {}
 
     @property
     def most(self) -> int:
@@ -121,37 +93,33 @@ class KeptDescriptors:
 
     def add(self, keeper: Keeper, key: Any) -> None:
         """``keeper`` opened something; the oldest go where there are too many."""
-        most = self.most
+        self._order[id(keeper), key] = weakref.ref(keeper)
+        if len(self._order) > self.most:
+            self.make_room(len(self._order) - self.most)
+
+    def share(self, key: tuple[str, bool, int], descriptor: Descriptor) -> None:
+        """Let other stores of this process have it too, as long as somebody keeps it open."""
+        if len(self._shared) > 2 * MOST_KEPT:
+            self._shared = {key: one for key, one in list(self._shared.items()) if one() is not None}
+        self._shared[key] = weakref.ref(descriptor)
+
+    def shared(self, key: tuple[str, bool, int]) -> Descriptor | None:
+        reference = self._shared.get(key)
+        return None if reference is None else reference()
+
+    def make_room(self, count: int | None = None) -> None:
+        """Let go of so many, or of everything: descriptors are needed elsewhere."""
         with self._turn.lock:
-            self._order[id(keeper), key] = weakref.ref(keeper)
-            self.crowded = len(self._order) > min(FEW, most // 2)
-            oldest = [self._order.popitem(last=False) for _ in range(len(self._order) - most)]
-        _let_go(oldest)
-
-    def used(self, keeper: Keeper, key: Any) -> None:
-        """Mark as used last."""
-        with self._turn.lock:
-            if (id(keeper), key) in self._order:
-                self._order.move_to_end((id(keeper), key))
-
-    def make_room(self) -> None:
-        """Let go of everything: descriptors are needed elsewhere."""
-        with self._turn.lock:
-            everything, self._order = list(self._order.items()), OrderedDict()
-        _let_go(everything)
-
-    def renew_after_fork(self) -> None:
-        self._order = OrderedDict()
-
-
-def _let_go(entries: list[tuple[tuple[int, Any], weakref.ref[Keeper]]]) -> None:
-    for (_, key), reference in entries:
-        keeper = reference()
-        if keeper is not None:
-            keeper.let_go(key)
+            many = len(self._order) if count is None else count
+            oldest = [self._order.popitem(last=False) for _ in range(min(many, len(self._order)))]
+        for (_, key), reference in oldest:
+            keeper = reference()
+            if keeper is not None:
+                keeper.let_go(key)
 
 
 KEPT = KeptDescriptors()
+_LOST: list[Descriptor] = []  # closed by others: their numbers may be anybody's by now, so nobody may close them again
 
 
 class Files:
@@ -174,17 +142,15 @@ class Files:
         self._unchanged = engine.unchanged
         self._open: dict[OpenKey, Descriptor] = {}
         self._watched: tuple[WatchedFiles, tuple[Descriptor, ...]] | None = None
-        self._uses = 0
-        self._identities: dict[int, FileIdentity] = {}
+        self._known: dict[int, os.stat_result] = {}  # as each was when the store was made
+        self._changed = [-1] * len(self.paths)  # nanoseconds: when it was last changed; no file has -1
         devices: dict[int, bool] = {}
         for file, path in enumerate(self.paths):
             with contextlib.suppress(OSError):  # one that is missing is reported when it is read
                 status = os.stat(path)  # noqa: PTH116
-                self._identities[file] = FileIdentity.of(status)
+                self._is_now(file, status)
                 if status.st_dev not in devices:
                     devices[status.st_dev] = file_kind(path).memory
-        known = self._identities
-        self._modified = [known[file].modified if file in known else -1 for file in range(len(self.paths))]
         # Bytes of a filesystem that lives in memory cannot miss and cannot be dropped.
         self.in_memory = bool(devices) and all(devices.values())
         self.partly_in_memory = any(devices.values())
@@ -199,13 +165,9 @@ class Files:
         Checks on every call that the file still is what was opened.
         """
         key = (file, scattered, flags)
-        descriptor = self._open.get(key)
-        if descriptor is None:
-            descriptor = self._open_file(key)
-        elif KEPT.crowded:
-            KEPT.used(self, key)
-        if not self._unchanged(descriptor.number, self.sizes[file], self._modified[file]):
-            self._check(file, descriptor)
+        descriptor = self._open.get(key) or self._open_file(key)
+        if not self._unchanged(descriptor.number, self.sizes[file], self._changed[file]):
+            descriptor = self._checked(key, descriptor)
         return descriptor
 
     def descriptors(self, files: list[int], scattered: bool, flags: int = 0) -> dict[int, Descriptor]:
@@ -214,7 +176,6 @@ class Files:
 
     def watched(self, ends: Any, shift: Any) -> tuple[WatchedFiles, tuple[Descriptor, ...]]:
         """What is open, as the arrays that ``Engine.locate`` wants, and the descriptors, which stay open with it."""
-        self._uses += 1
         known = self._watched
         if known is None:
             opened = list(self._open.items())
@@ -222,14 +183,9 @@ class Files:
             fds = np.full(len(self.paths), -1, np.int32)
             for file, descriptor in held.items():
                 fds[file] = descriptor.number
-            # -1, which no file has, where the time proves nothing
-            modified = [-1 if one.may_change else time for one, time in zip(self.extents, self._modified, strict=True)]
-            sizes = np.array(self.sizes, np.int64)
-            files = WatchedFiles(ends, shift, self.which, sizes, np.array(modified, np.int64), fds)
+            sizes, changed = np.array(self.sizes, np.int64), np.array(self._changed, np.int64)
+            files = WatchedFiles(ends, shift, self.which, sizes, changed, fds)
             self._watched = known = files, tuple(held.values())
-        elif self._uses % TOLD_EVERY == 0 and KEPT.crowded:
-            for key in list(self._open):
-                KEPT.used(self, key)
         return known
 
     def changed(self, file: int, status: os.stat_result) -> ReadError:
@@ -239,12 +195,12 @@ class Files:
             event = f"truncated to {format_size(size)} ({size} bytes)"
         elif size > extent.size:
             event = f"grown to {format_size(size)} ({size} bytes)"
-        elif self._rewritten(file, status):
+        elif not self._same_file(file, status) or status.st_nlink == 0:
+            event = "replaced by another file" if Path(extent.path).exists() else "deleted"
+        elif status.st_mtime_ns != self._known[file].st_mtime_ns:
             event = "rewritten in place (its modification time changed)"
-        elif Path(extent.path).exists():
-            event = "replaced by another file"
         else:
-            event = "deleted"
+            event = "rewritten in place (its modification time was put back, the time of its last change was not)"
         return ReadError(
             f"{extent.path}: expected the file of {extent.size} bytes that was opened, got it {event} meanwhile. "
             "Open it again once it is complete.",
@@ -252,42 +208,66 @@ class Files:
             offset=extent.offset,
         )
 
-    def _check(self, file: int, descriptor: Descriptor) -> None:
-        status, extent = os.fstat(descriptor.number), self.extents[file]
-        unlinked = status.st_nlink == 0 and descriptor.linked
-        if status.st_size != extent.size or unlinked or self._rewritten(file, status):
+    def _checked(self, key: OpenKey, descriptor: Descriptor) -> Descriptor:
+        """A closer look: what was closed by others is opened again, what was only renamed or given rights is fine."""
+        file = key[0]
+        try:
+            status = os.fstat(descriptor.number)
+            lost = not self._same_file(file, status)
+        except OSError:
+            lost = True
+        if lost:
+            _LOST.append(descriptor)
+            self.let_go(key)
+            descriptor = self._open_file(key, anew=True)
+            status = os.fstat(descriptor.number)
+        unlinked = status.st_nlink == 0 and descriptor.status.st_nlink > 0
+        if status.st_size != self.sizes[file] or unlinked or self._rewritten(file, status):
             raise self.changed(file, status)
+        return descriptor
+
+    def _same_file(self, file: int, status: os.stat_result) -> bool:
+        return os.path.samestat(status, self._known[file])
 
     def _rewritten(self, file: int, status: os.stat_result) -> bool:
-        identity = self._identities[file]
-        return (
-            status.st_mtime_ns != identity.modified
-            and status.st_ino == identity.inode
-            and status.st_dev == identity.device
-            and not self.extents[file].may_change
-        )
+        known = self._known[file]
+        if self.extents[file].may_change or status.st_ctime_ns == known.st_ctime_ns:
+            return False
+        if status.st_mtime_ns != known.st_mtime_ns:
+            return True
+        # A change without a write: of names, owner or rights; else its bytes are others and the time was put back.
+        rights = (status.st_mode, status.st_uid, status.st_gid, status.st_nlink)
+        if rights == (known.st_mode, known.st_uid, known.st_gid, known.st_nlink):
+            with contextlib.suppress(OSError):
+                return self._same_file(file, os.stat(self.paths[file]))  # noqa: PTH116 - else it was renamed
+        self._is_now(file, status)
+        return False
 
-    def _open_file(self, key: OpenKey) -> Descriptor:
+    def _is_now(self, file: int, status: os.stat_result) -> None:
+        self._known[file] = status
+        self._changed[file] = -1 if self.extents[file].may_change else status.st_ctime_ns
+        self._watched = None
+
+    def _open_file(self, key: OpenKey, *, anew: bool = False) -> Descriptor:
         file, scattered, flags = key
         extent = self.extents[file]
         if self.closed:
             raise ValueError(f"{extent.path}: expected an open store, got a closed one. Open it again.")
-        try:
-            descriptor = _opened(extent.path, flags)
-        except OSError as problem:
-            raise _cannot_open(extent, problem) from problem
-        found = FileIdentity.of(descriptor.status)
-        known = self._identities.setdefault(file, found)
-        if (known.device, known.inode) != (found.device, found.inode):
-            raise self.changed(file, descriptor.status)
-        self._modified[file] = known.modified
-        if scattered and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # a hint, no more
-                os.posix_fadvise(descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
-        self._open[key] = descriptor
+        found = KEPT.shared((extent.path, scattered, flags))
+        if found is None or anew or (file in self._known and not self._same_file(file, found.status)):
+            found = _opened(extent, flags)
+            if scattered and hasattr(os, "posix_fadvise"):
+                with contextlib.suppress(OSError):  # a hint, no more
+                    os.posix_fadvise(found.number, 0, 0, os.POSIX_FADV_RANDOM)
+            KEPT.share((extent.path, scattered, flags), found)
+        if file not in self._known:
+            self._is_now(file, found.status)
+        if not self._same_file(file, found.status):
+            raise self.changed(file, found.status)
+        self._open[key] = found
         self._watched = None
         KEPT.add(self, key)
-        return descriptor
+        return found
 
     def let_go(self, key: OpenKey) -> None:
         self._open.pop(key, None)
@@ -298,29 +278,29 @@ class Files:
         self.renew_after_fork()
 
     def renew_after_fork(self) -> None:
-        self._open = {}  # a child opens its own
-        self._watched = None
+        self._open, self._watched = {}, None  # a child opens its own
 
 
-def _opened(path: str, flags: int) -> Descriptor:
+def _opened(extent: Extent, flags: int) -> Descriptor:
     try:
-        return Descriptor(path, flags)
+        try:
+            return open_regular(extent.path, flags)
+        except OSError as problem:
+            if problem.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            KEPT.make_room()  # somebody else in this process has taken what was left: ours can all be opened again
+            return open_regular(extent.path, flags)
+    except ReadError:  # not a regular file: in our words already
+        raise
     except OSError as problem:
-        if problem.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-    KEPT.make_room()  # somebody else in this process has taken what was left: ours can all be opened again
-    return Descriptor(path, flags)
-
-
-def _cannot_open(extent: Extent, problem: OSError) -> ReadError:
-    way_out = "Put it back and open it anew"
-    if problem.errno in (errno.EMFILE, errno.ENFILE):
-        way_out = "Close files this program no longer needs, or raise the limit (ulimit -n)"
-    elif problem.errno in (errno.EACCES, errno.EPERM):
-        way_out = "Let this user read it"
-    return ReadError(
-        f"{extent.path}: expected to open it again, got {problem.strerror}. {way_out}.",
-        path=extent.path,
-        offset=extent.offset,
-        errno=problem.errno,
-    )
+        way_out = "Put it back and open it anew"
+        if problem.errno in (errno.EMFILE, errno.ENFILE):
+            way_out = "Close files this program no longer needs, or raise the limit (ulimit -n)"
+        elif problem.errno in (errno.EACCES, errno.EPERM):
+            way_out = "Let this user read it"
+        raise ReadError(
+            f"{extent.path}: expected to open it again, got {problem.strerror}. {way_out}.",
+            path=extent.path,
+            offset=extent.offset,
+            errno=problem.errno,
+        ) from problem

@@ -1,11 +1,11 @@
 """Writing with bounded dirty pages: the disk starts on a piece while the caller makes the next one.
 
-One idea: a written piece is handed to the disk at once, and before another may be written the oldest one must have
-arrived. So at most ``most`` bytes of the file are ever dirty, on their way or - when dropping - in the page cache, and
-no ``fsync`` at the end has gigabytes to catch up with.
+A written piece is handed to the disk at once, and before another may be written the oldest one must have arrived. So at
+most ``most`` bytes of the file are ever dirty, on their way or - when dropping - in the page cache, and no ``fsync`` at
+the end has gigabytes to catch up with.
 
 Costs two system calls per piece (``sync_file_range``; ``fdatasync`` where there is none, at about half the speed).
-Writes may come from several threads. Knows no dtypes, rows or names of files; does not make the data durable: that is
+Threads take turns: the kernel lets one at a time write to a file anyway. Does not make the data durable: that is
 ``fsync``'s, at the end.
 """
 
@@ -27,7 +27,7 @@ FOLIO = 2 * MIB  # the kernel drops a large folio only when the range names all 
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4  # of sync_file_range
 
 
-@dataclass
+@dataclass(eq=False)
 class _Stretch:
     """Bytes ``[start, end)`` of the file, ``size`` of which were written since the disk was last asked."""
 
@@ -50,110 +50,45 @@ class WriteBehind:
 
     def __init__(self, number: int, *, most: int, piece: int, keep: int | None) -> None:
         self.piece = piece
-        self._number = number
-        self._most = most
-        self._keep = keep
+        self._number, self._most, self._keep = number, most, keep
         self._written = 0
         self._dropping = keep == 0
         self._over = False
         self._range = _sync_file_range()
-        # By thread, so that one that was interrupted half-way writes over its own entry instead of leaking it.
-        self._writing: dict[int, int] = {}
-        self._waiting: dict[int, _Stretch] = {}
-        self._open: dict[int, _Stretch] = {}  # written, the disk not yet asked
-        self._asked: deque[_Stretch] = deque()
-        # Taken as a lock, not through its condition: only then no interrupt falls between taking and entering.
+        self._dirty: deque[_Stretch] = deque()  # oldest first; of the last one the disk was not yet asked
+        self._asked = True  # unless it was
         self._lock = threading.RLock()
-        self._change = threading.Condition(self._lock)
 
     def write(self, parts: list[memoryview], offset: int) -> None:
         """Write ``parts`` in turn at ``offset``, together at most one piece; returns once others may follow."""
         length = sum(len(part) for part in parts)
-        me = threading.get_ident()
-        try:
-            self._make_room(me, _pages(offset, length))
+        new = _Stretch(offset, offset + length, _up(offset + length) - offset // PAGE * PAGE)
+        with self._lock:
+            if self._over:
+                raise ValueError("expected a file that is being written, got a finished one. Create it again.")
+            while self._dirty and sum(one.size for one in self._dirty) + new.size > self._most:
+                self._settle(self._dirty[0])
+            # Counted before it is written: an interrupt half-way loses no count.
+            if self._asked or not self._dirty:
+                self._dirty.append(new)
+                self._asked = False
+            else:
+                self._dirty[-1].take_in(new)
+            self._written += new.size
             self._put(parts, offset, length)
-        finally:
-            try:
-                full = self._note(me, offset, length)
-                if full is not None:
-                    self._sync(full, _WRITE)  # the disk may start; returns before it is done
-            finally:
-                with self._lock:
-                    self._forget(me)
+            if self._dirty[-1].size >= self.piece:
+                self._asked = True
+                self._sync(self._dirty[-1], _WRITE)  # the disk may start; returns before it is done
 
     def finish(self) -> None:
         """No write begins any more, and none is under way: the descriptor may be closed."""
         with self._lock:
             self._over = True
-            self._forget(threading.get_ident())
-            self._change.wait_for(lambda: not self._writing and not self._waiting)
 
     def leave_cache(self) -> None:
         """After ``fsync``: drop what may not stay."""
         if self._dropping:
             _drop(self._number, 0, 0)
-
-    # Room
-
-    def _make_room(self, me: int, size: int) -> None:
-        while True:
-            with self._lock:
-                if self._over:
-                    raise ValueError("expected a file that is being written, got a finished one. Create it again.")
-                self._forget(me)
-                self._writing[me] = 0
-                held = self._held()
-                if held + size <= self._most or not held:
-                    self._writing[me] = size
-                    return
-                oldest = self._oldest()
-                if oldest is None:  # all of it is being written or waited for by other threads
-                    self._change.wait(1.0)
-                    continue
-                self._waiting[me] = oldest
-            self._settle(oldest)
-
-    def _forget(self, me: int) -> None:
-        """This thread neither writes nor waits any more."""
-        self._writing.pop(me, None)
-        self._waiting.pop(me, None)
-        self._change.notify_all()
-
-    def _held(self) -> int:
-        """Bytes dirty or on their way."""
-        stretches = (*self._waiting.values(), *self._open.values(), *self._asked)
-        return sum(self._writing.values()) + sum(stretch.size for stretch in stretches)
-
-    def _oldest(self) -> _Stretch | None:
-        """What to wait for next; without ``sync_file_range`` everything at once, since ``fdatasync`` is for all."""
-        if not self._asked or self._range is None:
-            self._asked.extend(self._open.values())
-            self._open.clear()
-        if not self._asked:
-            return None
-        oldest = self._asked.popleft()
-        while self._range is None and self._asked:
-            oldest.take_in(self._asked.popleft())
-        return oldest
-
-    def _note(self, me: int, offset: int, length: int) -> _Stretch | None:
-        """Remember what was written; a stretch for the disk to start on, once it is a piece."""
-        with self._lock:
-            size = self._writing.get(me, 0)
-            if me in self._writing:
-                self._writing[me] = 0
-            self._written += size
-            stretch = _Stretch(offset, offset + length, size)
-            mine = self._open.setdefault(me, stretch)
-            if mine is not stretch:
-                mine.take_in(stretch)
-            if mine.size < self.piece:
-                return None
-            self._asked.append(self._open.pop(me))
-            return mine
-
-    # The kernel
 
     def _put(self, parts: list[memoryview], offset: int, length: int) -> None:
         """All of it, however short the single writes are."""
@@ -176,24 +111,23 @@ class WriteBehind:
         return self._range is not None
 
     def _settle(self, stretch: _Stretch) -> None:
-        """Wait until the disk has it, then drop it if it may not stay."""
-        if not self._sync(stretch, _WAIT_BEFORE | _WRITE | _WAIT_AFTER):
+        """Wait until the disk has the oldest, then drop it if it may not stay."""
+        if self._sync(stretch, _WAIT_BEFORE | _WRITE | _WAIT_AFTER):
+            arrived = [stretch]
+        else:  # fdatasync is for all
+            arrived = list(self._dirty)
             getattr(os, "fdatasync", os.fsync)(self._number)
         if self._dropping:
-            start = stretch.start - stretch.start % FOLIO
-            _drop(self._number, start, -(-stretch.end // FOLIO) * FOLIO - start)
+            start = min(one.start for one in arrived) // FOLIO * FOLIO
+            _drop(self._number, start, -(-max(one.end for one in arrived) // FOLIO) * FOLIO - start)
         elif self._keep is not None and self._written > self._keep:
             self._dropping = True
             _drop(self._number, 0, 0)
+        self._dirty = deque(one for one in self._dirty if one not in arrived)
 
 
 def _up(offset: int) -> int:
     return -(-offset // PAGE) * PAGE
-
-
-def _pages(offset: int, length: int) -> int:
-    """Bytes of the pages that a write touches."""
-    return _up(offset + length) - offset // PAGE * PAGE
 
 
 def _drop(number: int, offset: int, length: int) -> None:
