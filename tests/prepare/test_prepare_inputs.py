@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.prepare.conftest import as_bytes, documents_of, make_documents, run_c
 import lowtide
 from lowtide.errors import FormatError
 from lowtide.prepare import Request, Resources, decoder_of, prepare
+from lowtide.prepare.tokenizers import bpe
 
 Encoded = Callable[[Sequence[str]], list[list[int]]]
 TEXTS = make_documents(60)
@@ -144,6 +146,28 @@ def test_a_trained_bpe_is_kept_with_the_corpus_and_decodes_it(tmp_path: Path) ->
     decoder = decoder_of(tmp_path / "out")
     assert decoder is not None
     assert [decoder.text(ids[:-1]) for ids in documents_of(tmp_path / "out")] == texts
+
+
+@pytest.mark.parametrize("trainer", ["gigatoken", "tokenizers"])
+def test_a_text_that_supports_fewer_ids_gives_as_many_and_no_merge_twice(
+    tmp_path: Path, trainer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if trainer == "tokenizers":
+        monkeypatch.setattr(bpe, "find_spec", lambda _: None)
+    path = write_jsonl(tmp_path / "a.jsonl", make_documents(80))
+    found = {asked: prepare([str(path)], tmp_path / f"{asked}", Request(train_bpe=asked)) for asked in (8192, 20000)}
+    merges = json.loads((tmp_path / "20000" / "tokenizer.json").read_text())["model"]["merges"]
+    assert len(merges) == len({tuple(merge) for merge in merges})
+    assert found[8192].tokens == found[20000].tokens, "more ids do not make more tokens"
+    assert f"the text supports {found[20000].vocab} ids of the 20000 asked for" in found[20000].notes
+
+
+def test_a_tokenizer_file_with_a_merge_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    file.write_text(bpe.tokenizer_json([["t", "h"], ["th", "e"], ["t", "h"]]))
+    path = write_jsonl(tmp_path / "a.jsonl", ["the"])
+    with pytest.raises(FormatError, match=r"expected every merge once, got 't h' as merge 0 and again as merge 2"):
+        prepare([str(path)], tmp_path / "out", Request(tokenizer=str(file)))
 
 
 def test_shards_end_with_the_document_that_fills_them(tmp_path: Path) -> None:

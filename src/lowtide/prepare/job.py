@@ -18,7 +18,7 @@ from typing import Any
 from lowtide.atomic import atomic_write
 from lowtide.corpus.conversion import write_foreign
 from lowtide.corpus.finding import corpora_in, stated_manifest
-from lowtide.corpus.journal import Journal, refuse_other_files
+from lowtide.corpus.journal import WORK, Journal, refuse_other_files
 from lowtide.corpus.request import Request
 from lowtide.corpus.shards import ShardWriter
 from lowtide.errors import FormatError, StateError
@@ -27,15 +27,14 @@ from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.cluster import encoded_by_ray
 from lowtide.prepare.encoding import EncodedBlock, Recipe
 from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, inputs_digest, list_inputs
-from lowtide.prepare.inputs.sampling import compared_texts, sample_texts
+from lowtide.prepare.inputs.sampling import sample_texts
 from lowtide.prepare.inputs.sections import sections_of
 from lowtide.prepare.processes import encoded_by_processes, encoded_here
 from lowtide.prepare.resources import Resources
 from lowtide.prepare.tokenizers.bpe import SAMPLE, trained
 from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder
+from lowtide.prepare.tokenizers.features import cut_rule, repeated_merge
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
-
-_OUTSIDE = ("tokenizer", "format")  # settings the manifest records elsewhere, or not at all
 
 
 @dataclass(frozen=True)
@@ -81,16 +80,16 @@ def prepare(
     Killed at any moment, the same call goes on where it stopped. ``progress`` is told how far it is.
     """
     request, resources = request or Request(), resources or Resources()
-    target = Path(output)
-    begun = time.monotonic()
-    refused = _refusal(target)
-    if refused is not None and not _is_finished(target):
-        raise refused
+    target, begun = Path(output), time.monotonic()
+    finished = [] if (target / WORK).exists() else _finished_manifests(target)
+    if not finished:
+        refuse_other_files(target)
     stdin = STDIN in inputs
     listed = [] if stdin else list_inputs(inputs, request)
     vocabulary = None if request.train_bpe else load_vocabulary(request.tokenizer, request.eot)
-    if _is_finished(target):
-        return _complete(target, request, listed, vocabulary)
+    if finished:
+        _refuse_other_corpus(target, finished[0], request, listed, vocabulary)
+        return _prepared(target, finished, (), 0.0, was_complete=True)
     journal = Journal(target)
     with journal.held():
         if stdin:
@@ -98,8 +97,32 @@ def prepare(
             if not spool.exists():
                 copy_stdin(spool)
             listed = list_inputs(inputs, request, spool)
-        job = _Job(journal, request, resources, listed, progress)
-        return job.finish(vocabulary, begun)
+        went_on = journal.read("journal.json") is not None
+        manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
+    return _prepared(target, manifests, notes, time.monotonic() - begun, went_on=went_on)
+
+
+def _prepared(
+    target: Path, manifests: list[dict[str, Any]], notes: tuple[str, ...], took: float, **told: bool
+) -> Prepared:
+    """What came out, by the manifests of the parts."""
+    first = manifests[0]
+    provenance = first["provenance"]
+    return Prepared(
+        str(target),
+        sum(part["tokens"] for part in manifests),
+        sum(part["documents"] for part in manifests),
+        sum(len(part["shards"]) for part in manifests),
+        first["dtype"],
+        first["vocab"],
+        provenance["met"],
+        first["encoder"],
+        notes,
+        took,
+        provenance["inputs"]["bytes"],
+        told.get("went_on", False),
+        told.get("was_complete", False),
+    )
 
 
 class _Job:
@@ -117,8 +140,8 @@ class _Job:
         self._inputs, self._progress = inputs, progress
         self._total = sum(one.size for one in inputs)
 
-    def finish(self, vocabulary: Vocabulary | None, begun: float) -> Prepared:
-        went_on = self._journal.read("journal.json") is not None
+    def finish(self, vocabulary: Vocabulary | None) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+        """Everything that is left to do; the manifests, and what is worth a note."""
         fingerprint = vocabulary.fingerprint if vocabulary is not None else ""
         planned = [(one.path, one.size, one.modified) for one in self._inputs]
         self._journal.agree(self._request, planned, tokenizer=fingerprint)
@@ -134,29 +157,15 @@ class _Job:
         finally:
             assembler.close()
         self._progress(replace(self._status(assembler), stage="writing"))
-        self._write_manifests(assembler, vocabulary, choice)
+        manifests = [self._manifest(assembler, writer, vocabulary, choice) for writer in assembler.writers]
         if foreign:
             write_foreign(target, self._journal, self._request.format, self._request.shard_tokens)
         self._journal.remove()
-        return Prepared(
-            str(self._journal.output),
-            assembler.tokens,
-            sum(writer.documents for writer in assembler.writers),
-            assembler.shards,
-            vocabulary.dtype,
-            vocabulary.size,
-            assembler.tally.as_dict(),
-            choice.told,
-            choice.notes,
-            time.monotonic() - begun,
-            self._total,
-            went_on,
-        )
+        return manifests, choice.notes
 
     def _encode(self, assembler: Assembler, recipe: Recipe) -> None:
         self._progress(self._status(assembler))
-        blocks = self._blocks(assembler, recipe)
-        for block in blocks:
+        for block in self._blocks(assembler, recipe):
             assembler.take(block)
             self._progress(self._status(assembler))
         assembler.end()
@@ -173,18 +182,19 @@ class _Job:
                 )
 
     def _blocks(self, assembler: Assembler, recipe: Recipe) -> Iterator[EncodedBlock]:
-        sections = islice(sections_of(self._inputs, self._request), assembler.section, None)
+        sections = sections_of(self._inputs, self._request, cut_rule(recipe.vocabulary))
+        sections = islice(sections, assembler.section, None)
         skip, workers = assembler.block, self._resources.worker_count
         if self._resources.engine == "ray":
             return encoded_by_ray(sections, recipe, skip, self._resources.address, self._resources.workers)
-        if recipe.encoder == "bytes":
-            return encoded_here(sections, recipe, skip)
+        if recipe.encoder == "bytes" or not workers:
+            return encoded_here(sections, recipe, skip, 2 if workers else 0)
         held = max(16 << 20, self._resources.budget_bytes // 4)
         return encoded_by_processes(sections, recipe, skip, workers, held)
 
     def _cache(self) -> int:
         """Bytes of tokenizer cache per worker: a quarter of the budget among them, and no more than is of use."""
-        return min(CACHE, self._resources.budget_bytes // 4 // self._resources.worker_count)
+        return min(CACHE, self._resources.budget_bytes // 4 // max(1, self._resources.worker_count))
 
     def _status(self, assembler: Assembler) -> Status:
         documents = sum(writer.documents for writer in assembler.writers)
@@ -198,8 +208,7 @@ class _Job:
             texts = sample_texts(self._inputs, self._request, SAMPLE)
             text, trainer = trained(texts, self._request.train_bpe, self._journal.path)
             self._journal.write("trainer.json", {"trainer": trainer})
-            with atomic_write(place) as file:
-                file.write(text.encode())
+            _write(place, text.encode())
         return from_json(str(place), place.read_text(encoding="utf-8"), self._request.eot)
 
     def _chosen(self, vocabulary: Vocabulary) -> Choice:
@@ -208,58 +217,57 @@ class _Job:
         if before is not None:
             return Choice(before["name"], before["version"], tuple(before["notes"]))
         self._progress(Status("tokenizer"))
-        sample = [] if vocabulary.kind in ("bytes", "model") else compared_texts(self._inputs, self._request)
-        choice = choose_encoder(vocabulary, sample, self._resources.tokenizer_engine)
+        choice = choose_encoder(vocabulary, self._resources.tokenizer_engine)
+        if (twice := repeated_merge(vocabulary)) is not None:
+            raise FormatError(
+                f"{self._request.tokenizer}: expected every merge once, got {twice[0]!r} as merge {twice[1]} and again "
+                f"as merge {twice[2]}. Remove the second: it would override the rank of the first."
+            )
+        if vocabulary.size < self._request.train_bpe:
+            note = f"the text supports {vocabulary.size} ids of the {self._request.train_bpe} asked for"
+            choice = replace(choice, notes=(note, *choice.notes))
         self._journal.write("encoder.json", vars(choice))
         return choice
 
-    def _write_manifests(self, assembler: Assembler, vocabulary: Vocabulary, choice: Choice) -> None:
-        """Tokenizer beside the shards, then the manifest: with it a corpus is whole."""
+    def _manifest(
+        self, assembler: Assembler, writer: ShardWriter, vocabulary: Vocabulary, choice: Choice
+    ) -> dict[str, Any]:
+        """Tokenizer beside the shards, then the manifest: with it a corpus is whole. It has no paths and no times,
+        so that equal input gives equal bytes anywhere."""
         trainer = self._journal.read("trainer.json")
-        told = vocabulary.describe() | ({"trained_by": trainer["trainer"]} if trainer else {})
-        for writer in assembler.writers:
-            _keep_tokenizer(writer.directory, vocabulary)
-            content = {
-                "lowtide": 1,
-                "dtype": vocabulary.dtype,
-                "vocab": vocabulary.size,
-                "eot": vocabulary.eot,
-                "tokens": writer.tokens,
-                "documents": writer.documents,
-                "shards": [shard.as_dict() for shard in writer.shards],
-                "tokenizer": told,
-                "encoder": choice.told,
-                "provenance": _provenance(self._request, self._inputs, assembler, writer),
-            }
-            with atomic_write(writer.directory / MANIFEST) as file:
-                file.write(json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+        inputs = {"files": len(self._inputs), "bytes": self._total, "sha256": inputs_digest(self._inputs)}
+        part = {"part": writer.directory.name} if self._request.val else {}
+        content = {
+            "lowtide": 1,
+            "dtype": vocabulary.dtype,
+            "vocab": vocabulary.size,
+            "eot": vocabulary.eot,
+            "tokens": writer.tokens,
+            "documents": writer.documents,
+            "shards": [shard.as_dict() for shard in writer.shards],
+            "tokenizer": vocabulary.describe() | ({"trained_by": trainer["trainer"]} if trainer else {}),
+            "encoder": choice.told,
+            "provenance": {
+                **part,
+                "settings": _settings(self._request),
+                "inputs": inputs,
+                "met": assembler.tally.as_dict(),
+            },
+        }
+        if vocabulary.file:
+            _write(writer.directory / vocabulary.file, vocabulary.content)
+        _write(writer.directory / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+        return content
 
 
-def _provenance(request: Request, inputs: Sequence[Input], assembler: Assembler, writer: ShardWriter) -> dict[str, Any]:
-    """Where a corpus came from: no paths and no times, so that equal input gives equal bytes anywhere."""
-    settings = {name: value for name, value in vars(request).items() if name not in _OUTSIDE}
-    total = sum(one.size for one in inputs)
-    part = {"part": writer.directory.name} if request.val else {}
-    return {
-        **part,
-        "settings": settings,
-        "inputs": {"files": len(inputs), "bytes": total, "sha256": inputs_digest(inputs)},
-        "met": assembler.tally.as_dict(),
-    }
+def _write(path: Path, content: bytes) -> None:
+    with atomic_write(path) as file:
+        file.write(content)
 
 
-def _keep_tokenizer(directory: Path, vocabulary: Vocabulary) -> None:
-    if vocabulary.file:
-        with atomic_write(directory / vocabulary.file) as file:
-            file.write(vocabulary.content)
-
-
-def _refusal(target: Path) -> StateError | None:
-    try:
-        refuse_other_files(target)
-    except StateError as problem:
-        return problem
-    return None
+def _settings(request: Request) -> dict[str, Any]:
+    """Of a manifest: without what it records elsewhere, or not at all."""
+    return {name: value for name, value in vars(request).items() if name not in ("tokenizer", "format")}
 
 
 def _finished_manifests(target: Path) -> list[dict[str, Any]]:
@@ -268,21 +276,13 @@ def _finished_manifests(target: Path) -> list[dict[str, Any]]:
     return [content for content in found if isinstance(content.get("provenance"), dict)]
 
 
-def _is_finished(target: Path) -> bool:
-    """Whether a corpus is there and nobody is still at work in it."""
-    return bool(_finished_manifests(target)) and not Journal(target).path.exists()
-
-
-def _complete(target: Path, request: Request, inputs: list[Input], vocabulary: Vocabulary | None) -> Prepared:
-    """A finished corpus: fine when it is the one that was asked for, refused by name when not."""
-    parts = _finished_manifests(target)
-    content = parts[0]
-    told = content["provenance"]
-    settings = {name: value for name, value in vars(request).items() if name not in _OUTSIDE}
-    advice = "Name another directory with -o"
-    for name, value in settings.items():
-        if told["settings"].get(name) != value:
-            was = told["settings"].get(name)
+def _refuse_other_corpus(
+    target: Path, content: dict[str, Any], request: Request, inputs: list[Input], vocabulary: Vocabulary | None
+) -> None:
+    """A finished corpus is fine when it is the one that was asked for, and refused by name when not."""
+    told, advice = content["provenance"], "Name another directory with -o"
+    for name, value in _settings(request).items():
+        if (was := told["settings"].get(name)) != value:
             raise StateError(f"{target}: expected {name} {was!r} as its corpus has, got {value!r}. {advice}.")
     if inputs and told["inputs"]["sha256"] != inputs_digest(inputs):
         size = sum(one.size for one in inputs)
@@ -293,18 +293,3 @@ def _complete(target: Path, request: Request, inputs: list[Input], vocabulary: V
     fingerprint = content["tokenizer"].get("sha256", "bytes")
     if vocabulary is not None and fingerprint != vocabulary.fingerprint:
         raise StateError(f"{target}: expected the tokenizer its corpus was made with, got another. {advice}.")
-    return Prepared(
-        str(target),
-        sum(part["tokens"] for part in parts),
-        sum(part["documents"] for part in parts),
-        sum(len(part["shards"]) for part in parts),
-        content["dtype"],
-        content["vocab"],
-        told["met"],
-        content["encoder"],
-        (),
-        0.0,
-        told["inputs"]["bytes"],
-        went_on=False,
-        was_complete=True,
-    )

@@ -5,29 +5,24 @@ bounded size for their turn; when it is full only the block that is next in orde
 sockets. What can only be read from the beginning - compressed files - is read by a thread here and its blocks are
 handed out, so that one large .gz keeps every worker busy. A worker that is killed is replaced once per task.
 
-Blocks travel through sockets by pickle, which leaves the arrays out: they follow as they are, so nothing is copied on
-the way in, and once on the way out. For processes this program started, never for data files.
-
-Costs what ``held`` says for blocks, and two tasks per worker. Bytes are encoded without workers: widening is faster
-than any way to send it to another process.
+Blocks travel through sockets by pickle: for processes this program started, never for data files. Costs what ``held``
+says for blocks, and two tasks per worker. Bytes are encoded without workers: widening is faster than any way to send it
+to another process; so is everything where there is no memory for a second process.
 """
 
 from __future__ import annotations
 
-import pickle
+import contextlib
 import queue
-import selectors
-import socket
-import struct
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import numpy as np
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import TypeVar
 
 from lowtide.errors import LowtideError
 from lowtide.prepare.encoding import BlockEncoder, EncodedBlock, Recipe
@@ -36,8 +31,6 @@ from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
 
 Item = TypeVar("Item")
 _AHEAD = 2  # tasks a worker has: the one it works on and the next
-
-_BUFFER = 4 * 1024 * 1024  # asked for; the kernel gives what its limits allow
 
 
 @dataclass
@@ -56,17 +49,17 @@ class _Process:
     """One worker and what it has to do."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self.end, theirs = pair()
+        self.end, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "lowtide.prepare.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()]
             )
         self.tasks: deque[_Task] = deque()
-        send(self.end, recipe)
+        self.end.send(recipe)
 
     def give(self, task: _Task) -> None:
         self.tasks.append(task)
-        send(self.end, (task.number, task.section, task.text, task.skip + task.received))
+        self.end.send((task.number, task.section, task.text, task.skip + task.received))
 
     def stop(self) -> None:
         self.end.close()
@@ -74,8 +67,8 @@ class _Process:
         self.process.wait()
 
 
-def encoded_here(sections: Iterator[InputSection], recipe: Recipe, skip: int) -> Iterator[EncodedBlock]:
-    """Every block in order, encoded by a thread of this process."""
+def encoded_here(sections: Iterator[InputSection], recipe: Recipe, skip: int, depth: int) -> Iterator[EncodedBlock]:
+    """Every block in order, encoded by this process, ``depth`` blocks ahead by a thread of it."""
     encoder = BlockEncoder(recipe)
 
     def blocks() -> Iterator[EncodedBlock]:
@@ -84,7 +77,7 @@ def encoded_here(sections: Iterator[InputSection], recipe: Recipe, skip: int) ->
             yield from encoder.blocks(section, first)
             first = 0
 
-    return ahead(blocks(), 2)
+    return ahead(blocks(), depth) if depth else blocks()
 
 
 def encoded_by_processes(
@@ -114,7 +107,10 @@ class _Pool:
                     exhausted = True
                     break
                 self._waiting.append(task)
-                self._give(process, task)
+                try:
+                    process.give(task)
+                except OSError:
+                    self._replace(process)
             if not self._waiting:
                 return
             head = self._waiting[0]
@@ -138,27 +134,16 @@ class _Pool:
         process = min(self._processes, key=lambda one: len(one.tasks))
         return process if len(process.tasks) < _AHEAD else None
 
-    def _give(self, process: _Process, task: _Task) -> None:
-        try:
-            process.give(task)
-        except OSError:
-            self._replace(process)
-
     def _receive(self, head: _Task) -> None:
         """Wait for a message: from anyone, or, when too much waits already, from the one whose turn it is."""
-        asked = self._processes
-        if self._held > self._most:
-            asked = [process for process in asked if head in process.tasks]
-        with selectors.DefaultSelector() as selector:
-            for process in asked:
-                selector.register(process.end, selectors.EVENT_READ, process)
-            ready = [key.data for key, _ in selector.select()]
-        for process in ready:
-            self._take(process)
+        full = self._held > self._most
+        asked = {process.end: process for process in self._processes if not full or head in process.tasks}
+        for end in wait(list(asked)):
+            self._take(asked[end])  # type: ignore[index]
 
     def _take(self, process: _Process) -> None:
         try:
-            _, content = receive(process.end)
+            _, content = process.end.recv()
         except (EOFError, OSError):
             self._replace(process)
             return
@@ -194,12 +179,9 @@ class _Pool:
 def _tasks(sections: Iterator[InputSection], recipe: Recipe, skip: int) -> Iterator[_Task]:
     number = 0
     for section in sections:
-        if section.streamed:
-            for text in text_blocks(section, recipe.request, skip):
-                yield _Task(number, section, text, 0)
-                number += 1
-        else:
-            yield _Task(number, section, None, skip)
+        texts = text_blocks(section, recipe.request, skip) if section.streamed else [None]
+        for text in texts:
+            yield _Task(number, section, text, 0 if section.streamed else skip)
             number += 1
         skip = 0
 
@@ -216,19 +198,17 @@ def ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
     line: queue.Queue[Item | _Ended] = queue.Queue(depth)
     stopped = threading.Event()
 
-    def put(entry: Item | _Ended) -> bool:
+    def put(entry: Item | _Ended) -> None:
         while not stopped.is_set():
-            try:
+            with contextlib.suppress(queue.Full):
                 line.put(entry, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+                return
 
     def make() -> None:
         try:
             for item in items:
-                if not put(item):
+                put(item)
+                if stopped.is_set():
                     return
             put(_Ended())
         except BaseException as problem:
@@ -237,54 +217,10 @@ def ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
     thread = threading.Thread(target=make, daemon=True)
     thread.start()
     try:
-        while True:
-            entry = line.get()
-            if not isinstance(entry, _Ended):
-                yield entry
-            elif entry.problem is not None:
-                raise entry.problem
-            else:
-                return
+        while not isinstance(entry := line.get(), _Ended):
+            yield entry
+        if entry.problem is not None:
+            raise entry.problem
     finally:
         stopped.set()
         thread.join()
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends."""
-    ends = socket.socketpair()
-    for end in ends:
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            end.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
-    return ends
-
-
-def send(end: socket.socket, message: object) -> None:
-    buffers: list[pickle.PickleBuffer] = []
-    body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    views = [memoryview(body), *(buffer.raw() for buffer in buffers)]
-    end.sendall(struct.pack(f"<Q{len(views)}Q", len(views), *(len(view) for view in views)))
-    for view in views:
-        end.sendall(view)
-
-
-def receive(end: socket.socket) -> Any:
-    """The next message; EOFError where the other side is gone."""
-    (count,) = struct.unpack("<Q", _exactly(end, 8))
-    sizes = struct.unpack(f"<{count}Q", _exactly(end, 8 * count))
-    body, *buffers = [_exactly(end, size) for size in sizes]
-    return pickle.loads(body, buffers=buffers)
-
-
-def _exactly(end: socket.socket, size: int) -> memoryview:
-    buffer = np.empty(size, np.uint8).data if size else memoryview(b"")
-    done = 0
-    while done < size:
-        try:
-            got = end.recv_into(buffer[done:])
-        except ConnectionResetError:
-            got = 0
-        if got == 0:
-            raise EOFError
-        done += got
-    return buffer

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import queue
 import signal
-import socket
 import sys
 import threading
+from multiprocessing.connection import Connection
 from typing import Any
 
 from lowtide.prepare.encoding import BlockEncoder
-from lowtide.prepare.processes import receive, send
 
 
-def serve(end: socket.socket) -> None:
+def serve(end: Connection) -> None:
     """Work on what comes until nothing comes."""
-    encoder = BlockEncoder(receive(end))
+    encoder = BlockEncoder(end.recv())
     tasks: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_take_in, args=(end, tasks), daemon=True).start()
     while (task := tasks.get()) is not None:
@@ -28,28 +27,27 @@ def serve(end: socket.socket) -> None:
         try:
             if block is None:
                 for encoded in encoder.blocks(section, skip):
-                    send(end, (number, encoded))
+                    end.send((number, encoded))
             elif not skip:  # a worker that died may have sent it already
-                send(end, (number, encoder.encode(block)))
-            send(end, (number, None))
+                end.send((number, encoder.encode(block)))
+            end.send((number, None))
         except (BrokenPipeError, ConnectionResetError):
             return
         except Exception as problem:
-            send(end, (number, problem))
+            end.send((number, problem))
 
 
-def _take_in(end: socket.socket, tasks: queue.Queue[Any]) -> None:
+def _take_in(end: Connection, tasks: queue.Queue[Any]) -> None:
     try:
         while True:
-            tasks.put(receive(end))
+            tasks.put(end.recv())
     except (EOFError, OSError):
         tasks.put(None)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it decides what an interrupt means
-    with socket.socket(fileno=int(sys.argv[1])) as given:
-        try:
-            serve(given)
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            sys.exit(0)
+    try:
+        serve(Connection(int(sys.argv[1])))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        sys.exit(0)

@@ -28,47 +28,27 @@ def decompressed(path: str, compression: str) -> Iterator[tuple[bytes, int]]:
             done += len(data)
             while data:
                 try:
-                    text, data = _step(decoder, data)
+                    if compression == "gzip":
+                        text = decoder.decompress(data, _MOST)
+                        data = decoder.unused_data.lstrip(b"\0") if decoder.eof else decoder.unconsumed_tail
+                    else:
+                        text = decoder.decompress(data)
+                        data = decoder.unused_data
                 except errors as problem:
                     raise FormatError(
                         f"{path}: expected whole {compression} data, got damage before compressed byte {done}: "
                         f"{problem}. Download it again or leave it out."
                     ) from problem
-                begun = True
+                begun = not decoder.eof
+                if decoder.eof:
+                    decoder = make()
                 if text:
                     yield text, done
-                if decoder.eof:
-                    # Some tools pad the end with zeros; gzip itself passes over them.
-                    data = data.lstrip(b"\0") if compression == "gzip" else data
-                    decoder, begun = make(), False
     if begun or done == 0:
         raise FormatError(
             f"{path}: expected {compression} data with its end, got {done} bytes that stop in the middle. "
             "Download it again or leave it out."
         )
-
-
-def _step(decoder: Any, data: bytes) -> tuple[bytes, bytes]:
-    """Some text, and the input that is still to be fed."""
-    if isinstance(decoder, _Zstd):
-        return decoder.step(data)
-    text = decoder.decompress(data, _MOST)
-    return text, decoder.unused_data if decoder.eof else decoder.unconsumed_tail
-
-
-class _Zstd:
-    """zstandard's object with zlib's manners."""
-
-    def __init__(self, decoder: Any) -> None:
-        self._decoder = decoder
-
-    @property
-    def eof(self) -> bool:
-        return bool(self._decoder.eof)
-
-    def step(self, data: bytes) -> tuple[bytes, bytes]:
-        text = self._decoder.decompress(data)
-        return text, self._decoder.unused_data if self.eof else b""
 
 
 def _maker(path: str, compression: str) -> tuple[Callable[[], Any], type[Exception]]:
@@ -80,5 +60,4 @@ def _maker(path: str, compression: str) -> tuple[Callable[[], Any], type[Excepti
         raise LowtideError(
             f"{path}: expected zstandard to read it, got none. Install it with: pip install 'lowtide[prepare]'"
         ) from None
-    context = zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW)
-    return lambda: _Zstd(context.decompressobj()), zstandard.ZstdError
+    return zstandard.ZstdDecompressor(max_window_size=_LONGEST_WINDOW).decompressobj, zstandard.ZstdError

@@ -3,7 +3,8 @@
 A section is named by numbers alone - files, and a range of bytes or row groups in one - so that planning reads no text
 and every engine cuts alike. Plain text is cut every `TEXT_BLOCK` bytes wherever that falls: the reader of a section
 takes the documents that begin inside it. Small files share a section. What cannot be entered in the middle - compressed
-files, separators that may overlap themselves - is one *streamed* section, read from its beginning.
+files, separators that may overlap themselves, one document that may not be cut - is one *streamed* section, read from
+its beginning.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowtide.corpus.request import Request
+from lowtide.prepare.inputs.cuts import NOWHERE
 from lowtide.prepare.inputs.listing import Input
 from lowtide.prepare.inputs.parquet_text import row_groups
 
-# Bytes of text encoded at a time: enough to hide the cost of a message, few enough to hold many.
-TEXT_BLOCK = 4 * 1024 * 1024
-# A document longer than this is encoded in slices of TEXT_BLOCK, so that memory stays flat.
-LARGE_DOCUMENT = 16 * 1024 * 1024
+# Bytes of text encoded at a time: enough to hide the cost of a message, few enough for a cgroup of 128 MiB.
+TEXT_BLOCK = 1024 * 1024
+# A document longer than this is encoded in pieces of about TEXT_BLOCK, so that memory stays flat.
+LARGE_DOCUMENT = 4 * 1024 * 1024
 MOST_FILES_SHARING = 4096  # that share a section
 
 
@@ -32,6 +34,7 @@ class InputSection:
     end: int
     streamed: bool = False
     weight: int = 0  # bytes of input this stands for, for progress
+    cut: str = NOWHERE  # where a long document may be cut
 
     @property
     def source(self) -> Input:
@@ -45,7 +48,7 @@ def separator_of(one: Input, request: Request) -> bytes:
     return request.separator.encode("utf-8", "surrogateescape") if one.kind == "separator" else b""
 
 
-def sections_of(inputs: Sequence[Input], request: Request) -> Iterator[InputSection]:
+def sections_of(inputs: Sequence[Input], request: Request, cut: str) -> Iterator[InputSection]:
     """Every section, in input order. Opens Parquet files for their footers, and nothing else."""
     small: list[Input] = []
     number = size = 0
@@ -58,19 +61,20 @@ def sections_of(inputs: Sequence[Input], request: Request) -> Iterator[InputSect
             small.append(one)
             size += one.size
             continue
-        for numbers in _ranges(one, request):
-            yield InputSection(number, (one,), *numbers)
+        for numbers in _ranges(one, request, cut):
+            yield InputSection(number, (one,), *numbers, cut)
             number += 1
     if small:
         yield InputSection(number, tuple(small), 0, 0)
 
 
-def _ranges(one: Input, request: Request) -> Iterator[tuple[int, int, bool, int]]:
+def _ranges(one: Input, request: Request, cut: str) -> Iterator[tuple[int, int, bool, int]]:
     """(begin, end, streamed, weight) of every section of one input."""
+    separator = separator_of(one, request)
     if one.kind == "parquet":
         for begin, end, groups in row_groups(one.path, request.column, TEXT_BLOCK):
             yield begin, end, False, one.size * (end - begin) // groups
-    elif one.compression or overlaps_itself(separator_of(one, request)):
+    elif one.compression or overlaps_itself(separator) or (not separator and cut == NOWHERE):
         yield 0, one.size, True, one.size
     else:
         for begin in range(0, one.size, TEXT_BLOCK):

@@ -1,103 +1,119 @@
-"""From a section to blocks of whole documents, still text.
+"""From a section to blocks of whole documents, still text, and pieces of the documents that are too long for that.
 
 Reading and encoding are two steps with plain bytes between them, so that a block can be read where the file is and
 encoded somewhere else. A section of a plain file holds the documents that *begin* in it: its reader looks for the first
-separator and reads on past the end to finish the last document. Costs one block of `TEXT_BLOCK` bytes, or the longest
-document. Nothing is decoded or parsed here.
+separator and reads on past the end to finish the last document. Costs a few blocks of `TEXT_BLOCK` bytes, however long
+a document is. Nothing but very long lines of JSON is decoded or parsed here.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowtide.corpus.request import Request
 from lowtide.errors import FormatError, ReadError
+from lowtide.prepare.inputs.cuts import NOWHERE, cut_after
 from lowtide.prepare.inputs.decompress import decompressed
+from lowtide.prepare.inputs.json_lines import LongLine, bad_line
 from lowtide.prepare.inputs.listing import Input
 from lowtide.prepare.inputs.parquet_text import column_texts
 from lowtide.prepare.inputs.sections import LARGE_DOCUMENT, TEXT_BLOCK, InputSection, overlaps_itself, separator_of
 from lowtide.units import format_size
 
-LONGEST = 256 * 1024 * 1024  # of a document between separators: a file that lacks them must not fill the memory
-_LOOK = 64 * 1024  # how far behind a mark a line end is looked for when a large document is cut
-_MORE = 256 * 1024  # read at a time while a border is looked for
+LONGEST_PIECE = 4 * 1024 * 1024  # bytes without a place to cut
+_MORE = 256 * 1024  # read at a time
 
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Whole documents as they stand in the input, and where they came from."""
+    """Whole documents as they stand in the input, or a piece of one, and where they came from."""
 
     section: int
-    number: int  # number of this block in its section
-    kind: str  # "documents": payload is a list; "lines", "separator", "jsonl": bytes to be taken apart
+    kind: str  # "documents", "rows": payload is a list; "lines", "separator", "jsonl": bytes to be taken apart
     payload: bytes | list[bytes]
     paths: tuple[str, ...]  # one for each document of a list of files, else one for all
-    first: int = 0  # where the payload begins in its file (in the text, for a compressed one)
+    first: int = 0  # where the payload begins in its file (in the text, for a compressed one), or its first row
     line: int = 0  # number of its first line; 0: not known
     weight: int = 0  # bytes of input this stands for, for progress
     continues: bool = False  # the first document began in the block before
     opens: bool = False  # the last document goes on in the next block
+    met: str = ""  # what happened while a long line was taken apart: "bad" or "replaced", as in Tally
+    number: int = 0  # of this block in its section
 
 
 def text_blocks(section: InputSection, request: Request, skip: int = 0) -> Iterator[TextBlock]:
     """The blocks of a section in order, without the first ``skip``."""
     one = section.source
+    separator = separator_of(one, request)
     if one.kind == "parquet":
         blocks = _parquet(section, request)
-    elif one.compression or section.streamed:
-        separator = separator_of(one, request)
-        blocks = _streamed(section, separator) if separator else _streamed_document(section)
-    elif one.kind == "text":
-        blocks = _small_files(section) if section.end == 0 else _slice(section)
+    elif section.end == 0:
+        blocks = _small_files(section)
+    elif section.streamed and separator:
+        blocks = _Separated(section, request, separator, _text_of(one)).blocks()
+    elif section.streamed:
+        blocks = _streamed_document(section)
+    elif separator:
+        blocks = _range(section, request, separator)
     else:
-        blocks = _range(section, separator_of(one, request))
-    return (block for block in blocks if block.number >= skip)
+        blocks = _piece(section)
+    return (replace(block, number=number) for number, block in enumerate(blocks) if number >= skip)
 
 
-def slice_end(text: bytes, mark: int) -> int:
-    """Where a large document is cut near ``mark``: behind the next line end, else before the next character."""
-    line = text.find(b"\n", mark, mark + _LOOK)
-    if line >= 0:
-        return line + 1
-    while mark < len(text) and text[mark] & 0xC0 == 0x80:  # inside a UTF-8 character
-        mark += 1
-    return mark
+def pieces(chunks: Iterator[bytes], cut: str, where: str) -> Iterator[tuple[bytes, bool]]:
+    """A document that comes in chunks as pieces of about `TEXT_BLOCK` bytes, each with whether it is the last."""
+    kept = bytearray()
+    for chunk in chunks:
+        kept += chunk
+        while len(kept) > 2 * TEXT_BLOCK:
+            end = cut_after(kept, TEXT_BLOCK, cut)
+            if end is None:
+                if len(kept) > TEXT_BLOCK + LONGEST_PIECE:
+                    raise FormatError(_too_long(where, cut))
+                break
+            yield bytes(kept[:end]), False
+            del kept[:end]
+    yield bytes(kept), True
+
+
+def _too_long(where: str, cut: str) -> str:
+    size = format_size(LONGEST_PIECE)
+    if cut == NOWHERE:
+        return (
+            f"{where}: expected documents of at most {size}, because nothing says where this tokenizer may cut "
+            "longer ones, got one. Tell documents apart with --lines or --separator."
+        )
+    return f"{where}: expected a blank or a line end in {size} of text, got none. Leave this document out."
 
 
 def _small_files(section: InputSection) -> Iterator[TextBlock]:
-    payload = [_whole(one) for one in section.inputs]
+    payload = []
+    for one in section.inputs:
+        with _Opened(one) as file:
+            payload.append(file.read(0, one.size))
     paths = tuple(one.path for one in section.inputs)
-    yield TextBlock(section.number, 0, "documents", payload, paths, weight=sum(map(len, payload)))
+    yield TextBlock(section.number, "documents", payload, paths, weight=sum(map(len, payload)))
 
 
-def _slice(section: InputSection) -> Iterator[TextBlock]:
-    """A slice of one document that is too large to encode at once; its neighbours hold the rest."""
+def _piece(section: InputSection) -> Iterator[TextBlock]:
+    """A piece of one document that is too large to encode at once; its neighbours hold the rest."""
     one = section.source
     with _Opened(one) as file:
-        begin = section.begin
-        if begin:
-            begin += slice_end(file.read(begin, _LOOK + 4), 0)
-        end = section.end
-        if end < one.size:
-            end += slice_end(file.read(end, _LOOK + 4), 0)
+        begin = file.cut_after(section.begin, section.cut) if section.begin else 0
+        end = file.cut_after(section.end, section.cut)
+        if end - begin > TEXT_BLOCK + LONGEST_PIECE:
+            raise FormatError(_too_long(f"{one.path}, byte {begin}", section.cut))
         text = file.read(begin, end - begin)
+    continues, opens = section.begin > 0, section.end < one.size
     yield TextBlock(
-        section.number,
-        0,
-        "documents",
-        [text],
-        (one.path,),
-        first=begin,
-        weight=section.weight,
-        continues=section.begin > 0,
-        opens=section.end < one.size,
+        section.number, "documents", [text], (one.path,), begin, 0, section.weight, continues=continues, opens=opens
     )
 
 
-def _range(section: InputSection, separator: bytes) -> Iterator[TextBlock]:
-    """The documents that begin in ``[begin, end)``: find both borders first, then read once, without a copy."""
+def _range(section: InputSection, request: Request, separator: bytes) -> Iterator[TextBlock]:
+    """The documents that begin in ``[begin, end)``: find both borders first, then read."""
     one, size = section.source, len(separator)
     with _Opened(one) as file:
         begin = 0
@@ -110,116 +126,160 @@ def _range(section: InputSection, separator: bytes) -> Iterator[TextBlock]:
         # The separator that ends at `end` or later closes the last document.
         end = file.find(separator, max(begin, section.end - size), one.size) if section.end < one.size else None
         end = one.size if end is None else end
-        _refuse_endless(one, begin, end - begin)
-        data = file.read(begin, end - begin)
-    yield TextBlock(section.number, 0, one.kind, data, (one.path,), begin, 1 if begin == 0 else 0, section.weight)
+        if end - begin <= LARGE_DOCUMENT:
+            data, line = file.read(begin, end - begin), 1 if begin == 0 else 0
+            yield TextBlock(section.number, one.kind, data, (one.path,), begin, line, section.weight)
+        else:
+            yield from _Separated(section, request, separator, file.chunks(begin, end), begin).blocks()
 
 
-def _streamed(section: InputSection, separator: bytes) -> Iterator[TextBlock]:
-    """Documents of a file that must be read from its beginning."""
-    one = section.source
-    kept, first, line, number, told, done = bytearray(), 0, 1, 0, 0, 0
-    for text, done in _text_of(one):
-        kept += text
-        if len(kept) < TEXT_BLOCK:
-            continue
-        end = kept.rfind(separator)
-        if end < 0:
-            _refuse_endless(one, first, len(kept))
-            continue
-        if overlaps_itself(separator):
-            end = len(kept) - len(kept.split(separator)[-1]) - len(separator)  # counted from the left, as section does
-        data = bytes(kept[:end])
-        yield TextBlock(section.number, number, one.kind, data, (one.path,), first, line, done - told)
-        line += data.count(b"\n") + separator.count(b"\n")
-        first += end + len(separator)
-        number, told = number + 1, done
-        del kept[: end + len(separator)]
-    yield TextBlock(section.number, number, one.kind, bytes(kept), (one.path,), first, line, done - told)
+class _Separated:
+    """Documents between separators that come as one stream."""
+
+    def __init__(
+        self,
+        section: InputSection,
+        request: Request,
+        separator: bytes,
+        chunks: Iterator[tuple[bytes, int]],
+        first: int = 0,
+    ) -> None:
+        self._section, self._request, self._separator, self._chunks = section, request, separator, chunks
+        self._at, self._line = first, 1 if first == 0 else 0
+        self._kept, self._done, self._told, self._ended = bytearray(), 0, 0, False
+
+    def blocks(self) -> Iterator[TextBlock]:
+        while True:
+            while len(self._kept) < TEXT_BLOCK and self._more():
+                pass
+            end = self._last_separator()
+            while end < 0 and len(self._kept) <= LARGE_DOCUMENT and self._more():
+                end = self._last_separator()
+            if end < 0 and len(self._kept) > LARGE_DOCUMENT:
+                yield from self._long()
+            elif self._ended and (end < 0 or len(self._kept) <= LARGE_DOCUMENT):
+                yield self._block(len(self._kept))
+                return
+            else:
+                yield self._block(end)
+
+    def _more(self) -> bool:
+        chunk, self._done = next(self._chunks, (b"", self._done))
+        self._kept += chunk
+        self._ended = not chunk
+        return bool(chunk)
+
+    def _last_separator(self) -> int:
+        if overlaps_itself(self._separator):  # then occurrences count from the left
+            return len(self._kept) - len(self._kept.split(self._separator)[-1]) - len(self._separator)
+        return self._kept.rfind(self._separator)
+
+    def _block(self, end: int) -> TextBlock:
+        """What stands before ``end``, taken off together with the separator that follows."""
+        one, line, first = self._section.source, self._line, self._at
+        data = self._take(end)
+        self._take(len(self._separator))
+        return TextBlock(self._section.number, one.kind, data, (one.path,), first, line, self._weight())
+
+    def _take(self, length: int) -> bytes:
+        data = bytes(self._kept[:length])
+        del self._kept[:length]
+        self._at += len(data)
+        self._line += data.count(b"\n") if self._line else 0
+        return data
+
+    def _weight(self) -> int:
+        """Bytes of input since it was asked for."""
+        before, self._told = self._told, self._done
+        return self._done - before
+
+    def _document(self) -> Iterator[bytes]:
+        """The document that begins here, some at a time; leaves the stream behind its separator."""
+        size = len(self._separator)
+        while True:
+            end = self._kept.find(self._separator)
+            if end >= 0 or self._ended:
+                yield self._take(len(self._kept) if end < 0 else end)
+                self._take(size)
+                return
+            yield self._take(max(0, len(self._kept) - size + 1))
+            self._more()
+
+    def _long(self) -> Iterator[TextBlock]:
+        """The pieces of a document that is too long to hold."""
+        one, line, first, continues = self._section.source, self._line, self._at, False
+        document, chunks, reader = self._document(), None, None
+        if one.kind == "jsonl":
+            errors = "replace" if self._request.invalid_utf8 == "replace" else "strict"
+            reader = LongLine(document, self._request.field, errors)
+            chunks = reader.texts()
+        try:
+            for text, last in pieces(chunks or document, self._section.cut, f"{one.path}, byte {first}"):
+                yield TextBlock(
+                    self._section.number,
+                    "documents",
+                    [text.removesuffix(b"\r") if last and one.kind == "lines" else text],
+                    (one.path,),
+                    weight=self._weight(),
+                    continues=continues,
+                    opens=not last,
+                    met="replaced" if last and reader and reader.replaced else "",
+                )
+                continues = True
+        except FormatError:
+            raise
+        except (ValueError, KeyError, TypeError) as problem:
+            told = bad_line(one.path, line, first, self._request.field, problem)
+            if not self._request.skip_bad:
+                raise FormatError(told) from None
+            if continues:  # some of it is written already
+                raise FormatError(
+                    f"{told.partition('. ')[0]}. Leave this line out: it is too long to look ahead."
+                ) from None
+            for _ in document:
+                pass
+            yield TextBlock(self._section.number, "documents", [], (one.path,), weight=self._weight(), met="bad")
 
 
 def _streamed_document(section: InputSection) -> Iterator[TextBlock]:
-    """One compressed document: whole, or in the same slices as the same text in a plain file."""
-    one = section.source
-    kept, base, number, told, done = bytearray(), 0, 0, 0, 0  # kept[0] is byte ``base`` of the document
-    for text, done in _text_of(one):
-        kept += text
-        # A slice can be cut off once the look behind its mark is certain to be complete.
-        while base + len(kept) > max(LARGE_DOCUMENT, (number + 1) * TEXT_BLOCK + _LOOK + 4):
-            end = slice_end(bytes(kept[: TEXT_BLOCK + _LOOK + TEXT_BLOCK]), (number + 1) * TEXT_BLOCK - base)
-            weight, told = done - told, done
-            yield TextBlock(
-                section.number,
-                number,
-                "documents",
-                [bytes(kept[:end])],
-                (one.path,),
-                base,
-                weight=weight,
-                continues=number > 0,
-                opens=True,
-            )
-            del kept[:end]
-            base, number = base + end, number + 1
-    if number == 0 and len(kept) <= LARGE_DOCUMENT:
-        yield TextBlock(section.number, 0, "documents", [bytes(kept)], (one.path,), 0, weight=done)
-        return
-    for place, (text, opens) in enumerate(_rest(bytes(kept), base, number)):
+    """One document that is read from its beginning: whole, or in pieces where it is large."""
+    one, told, done, continues, first = section.source, 0, 0, False, 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal done
+        for chunk, done in _text_of(one):  # noqa: B007 - the last one is the weight
+            yield chunk
+
+    for text, last in pieces(chunks(), section.cut, one.path):
         yield TextBlock(
-            section.number,
-            number + place,
-            "documents",
-            [text],
-            (one.path,),
-            base,
-            weight=done - told,
-            continues=number + place > 0,
-            opens=opens,
+            section.number, "documents", [text], (one.path,), first, 0, done - told, continues=continues, opens=not last
         )
-        base, told = base + len(text), done
-
-
-def _rest(text: bytes, base: int, number: int) -> Iterator[tuple[bytes, bool]]:
-    total = base + len(text)
-    while (number + 1) * TEXT_BLOCK < total:
-        end = slice_end(text, (number + 1) * TEXT_BLOCK - base)
-        yield text[:end], True
-        text, base, number = text[end:], base + end, number + 1
-    yield text, False
+        continues, told, first = True, done, first + len(text)
 
 
 def _parquet(section: InputSection, request: Request) -> Iterator[TextBlock]:
-    one = section.source
+    one, weight, row = section.source, section.weight, 0
     with _Opened(one):  # still the file that was planned with
-        row, groups = 0, range(section.begin, section.end)
-        for number, payload in enumerate(column_texts(one.path, request.column, groups, TEXT_BLOCK)):
-            weight = section.weight if number == 0 else 0
-            yield TextBlock(section.number, number, "documents", payload, (one.path,), row, weight=weight)
-            row += len(payload)
+        for texts in column_texts(one.path, request.column, range(section.begin, section.end), TEXT_BLOCK):
+            begin = 0
+            for place, text in enumerate(texts):
+                if len(text) <= LARGE_DOCUMENT:
+                    continue
+                yield TextBlock(section.number, "rows", texts[begin:place], (one.path,), row + begin, 0, weight)
+                continues = False
+                for piece, last in pieces(iter([text]), section.cut, f"{one.path}, row {row + place}"):
+                    yield TextBlock(
+                        section.number, "rows", [piece], (one.path,), row + place, continues=continues, opens=not last
+                    )
+                    continues = True
+                begin, weight = place + 1, 0
+            yield TextBlock(section.number, "rows", texts[begin:], (one.path,), row + begin, 0, weight)
+            row, weight = row + len(texts), 0
 
 
 def _text_of(one: Input) -> Iterator[tuple[bytes, int]]:
-    if one.compression:
-        with _Opened(one):
-            yield from decompressed(one.path, one.compression)
-        return
     with _Opened(one) as file:
-        for at in range(0, one.size, _MORE):
-            text = file.read(at, min(_MORE, one.size - at))
-            yield text, at + len(text)
-
-
-def _whole(one: Input) -> bytes:
-    with _Opened(one) as file:
-        return file.read(0, one.size)
-
-
-def _refuse_endless(one: Input, first: int, length: int) -> None:
-    if length > LONGEST:
-        raise FormatError(
-            f"{one.path}: expected documents of at most {format_size(LONGEST)}, got a longer one at byte {first}. "
-            "Check how its documents are told apart (--lines, --separator)."
-        )
+        yield from decompressed(one.path, one.compression) if one.compression else file.chunks(0, one.size)
 
 
 class _Opened:
@@ -246,13 +306,30 @@ class _Opened:
 
     def find(self, separator: bytes, begin: int, end: int) -> int | None:
         """Where the separator first begins in ``[begin, end)``, looking past ``end`` for its own end."""
-        reach, first = min(end + len(separator) - 1, self._one.size), begin
-        while begin < end and begin - first <= LONGEST:
+        reach = min(end + len(separator) - 1, self._one.size)
+        while begin < end:
             found = self.read(begin, min(_MORE, reach - begin)).find(separator)
             if found >= 0:
                 return begin + found
             begin += max(1, _MORE - len(separator) + 1)
         return None
+
+    def cut_after(self, mark: int, rule: str) -> int:
+        """The first place from ``mark`` on where the file may be cut; its end where there is none."""
+        before = max(0, mark - 4)  # the letter that stands before the place
+        while before < self._one.size:
+            found = cut_after(self.read(before, _MORE), mark - before, rule)
+            if found is not None:
+                return before + found
+            mark = max(mark, min(before + _MORE, self._one.size) - 3)  # the sign behind the place may be 3 bytes
+            before = mark - 4 if before + _MORE < self._one.size else self._one.size
+        return self._one.size
+
+    def chunks(self, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
+        """(bytes, how many so far) of a range."""
+        for at in range(begin, end, _MORE):
+            data = self.read(at, min(_MORE, end - at))
+            yield data, at + len(data) - begin
 
     def read(self, offset: int, length: int) -> bytes:
         """These bytes; fewer only where the file ends."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -47,10 +47,11 @@ def trained(texts: Iterable[bytes], size: int, directory: Path) -> tuple[str, st
     content = json.loads(found.read_text())
     sample.unlink()
     found.unlink()
-    return tokenizer_json(content["merges"]), trainer
+    # gigatoken says merges again where the text supports fewer than were asked for; the last would count.
+    return tokenizer_json(list(dict.fromkeys((left, right) for left, right in content["merges"]))), trainer
 
 
-def tokenizer_json(merges: list[list[str]]) -> str:
+def tokenizer_json(merges: Sequence[Sequence[str]]) -> str:
     """A byte-level BPE with these merges: end of text is id 0, then the bytes, then what the merges make."""
     letters = byte_letters()
     vocab = {END_OF_TEXT: 0} | {letters[byte]: byte + 1 for byte in range(256)}

@@ -2,18 +2,18 @@
 
 ``encode(texts)`` gives ids in one array with an end of text after each document, and where each ends.
 gigatoken is the fast one: documents are joined with the end-of-text token, which it recognises, so that one call into
-Rust serves a whole block; documents that spell that token themselves are encoded one by one without it. What it may
-keep in its cache is bounded: by its own setting where it has one, else by building it anew once the process has grown
-by that much.
+Rust serves a whole block; documents that spell that token themselves are encoded one by one without it, and those with
+a code point it knows otherwise by tokenizers. Now and then a document is encoded by both: the first difference ends the
+run. Its cache has no bound: it is built anew once the process has grown by `CACHE`.
 
-Which one is used is settled before the first block by `choose_encoder`, on documents of the user's own.
+Which one is used is settled before the first block by `choose_encoder`, by what the tokenizer does (``features.py``).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import FormatError, LowtideError
+from lowtide.prepare.tokenizers.features import holds_unlike, why_not_gigatoken
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, sentencepiece_processor, with_separator
 
 Ids = NDArray[np.unsignedinteger[Any]]
@@ -28,6 +29,9 @@ Ends = NDArray[np.int64]
 # Bytes of gigatoken's cache per worker: chosen to fit the budget, other sizes were not measured.
 CACHE = 48 * 1024 * 1024
 _LONG = 2048  # bytes of an average document from which on joining costs more than a loop
+# One document in so many blocks of a worker is encoded by both, and of it so many bytes: 2 % of the time.
+CHECKED_EVERY = 64
+_CHECKED = 8192
 
 
 class Encoder(Protocol):
@@ -40,7 +44,7 @@ class Encoder(Protocol):
 class Choice:
     """Which library encodes, and what was found out on the way."""
 
-    name: str  # "bytes", "gigatoken", "gigatoken one by one", "tokenizers", "sentencepiece"
+    name: str  # "bytes", "gigatoken", "tokenizers", "sentencepiece"
     version: str
     notes: tuple[str, ...] = ()
 
@@ -75,42 +79,72 @@ class Bytes:
 
 
 class Gigatoken:
-    """gigatoken, a block of documents per call or one by one."""
+    """gigatoken, a block of documents per call, watched by tokenizers."""
 
-    def __init__(self, vocabulary: Vocabulary, *, joined: bool, cache: int = CACHE) -> None:
+    def __init__(self, vocabulary: Vocabulary, cache: int = CACHE) -> None:
         self._vocabulary, self._cache = vocabulary, cache
         self._separator = vocabulary.eot_text.encode()
-        self._bound = _bound_cache(cache)
-        self._joined = self._load(with_separator(vocabulary)) if joined else None
+        self._joined = _load_gigatoken(with_separator(vocabulary))
         self._single: Any = None
+        self._reference: Tokenizers | None = None
+        self._blocks = 0
         self._grown_from = anonymous_bytes()
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
-        if not self._bound and anonymous_bytes() - self._grown_from > self._cache:
-            self._build_anew()
-        if self._joined is not None:
-            whole = self._separator.join((*texts, b""))
-            if whole.count(self._separator) == len(texts):
-                ids = self._joined.encode(whole)
-                ends = np.flatnonzero(ids == self._vocabulary.eot) + 1
-                if len(ends) == len(texts):
-                    return ids, ends
-        if self._single is None:
-            self._single = self._load(self._vocabulary.plain)
+        whole = self._separator.join((*texts, b""))
+        if holds_unlike(whole):
+            return self._some_by_reference(texts)
+        found = self._encoded(texts, whole)
+        if self._blocks % CHECKED_EVERY == 0 and texts:
+            self._check(texts[self._blocks // CHECKED_EVERY % len(texts)])
+        self._blocks += 1
+        return found
+
+    def _encoded(self, texts: Sequence[bytes], whole: bytes) -> tuple[Ids, Ends]:
+        if anonymous_bytes() - self._grown_from > self._cache:
+            self._single, self._joined = None, _load_gigatoken(with_separator(self._vocabulary))
+            self._grown_from = anonymous_bytes()
+        if whole.count(self._separator) == len(texts):
+            ids = self._joined.encode(whole)
+            ends = np.flatnonzero(ids == self._vocabulary.eot) + 1
+            if len(ends) == len(texts):
+                return ids, ends
+        self._single = self._single or _load_gigatoken(self._vocabulary.plain)
         return with_ends([self._single.encode(text) for text in texts], self._vocabulary.eot)
 
-    def _build_anew(self) -> None:
-        joined = self._joined is not None
-        self._joined = self._single = None
-        if joined:
-            self._joined = self._load(with_separator(self._vocabulary))
-        self._grown_from = anonymous_bytes()
+    def _some_by_reference(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
+        """Documents that hold what gigatoken cuts otherwise by tokenizers, the others by gigatoken, in order."""
+        unlike = [holds_unlike(text) for text in texts]
+        like = [text for text, other in zip(texts, unlike, strict=True) if not other]
+        odd = self._by_reference([text for text, other in zip(texts, unlike, strict=True) if other])
+        even = self._encoded(like, self._separator.join((*like, b"")))
+        parts = [np.split(ids, ends[:-1]) if len(ends) else [] for ids, ends in (even, odd)]
+        lines = [iter(part) for part in parts]
+        ordered = [next(lines[other])[:-1] for other in unlike]
+        return with_ends(ordered, self._vocabulary.eot)
 
-    def _load(self, text: str) -> Any:
-        # Its encode() gives plain arrays; encode_batch() would bring awkward into every worker.
-        from gigatoken.gigatoken_rs import load_hf_json
+    def _by_reference(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
+        self._reference = self._reference or Tokenizers(self._vocabulary)
+        return self._reference.encode(texts)
 
-        return load_hf_json(text)
+    def _check(self, text: bytes) -> None:
+        """Both libraries on the beginning of one document."""
+        short = text[:_CHECKED].decode("utf-8", "ignore").encode()
+        fast, _ = self._encoded([short], short + self._separator)
+        slow, _ = self._by_reference([short])
+        if not np.array_equal(fast, slow):
+            raise FormatError(
+                f"gigatoken: expected the {len(slow)} ids of tokenizers for a document that begins "
+                f"{short[:40].decode('utf-8', 'ignore')!r}, got {len(fast)} others. "
+                "Start again in an empty directory with --tokenizer-engine tokenizers."
+            )
+
+
+def _load_gigatoken(text: str) -> Any:
+    # Its encode() gives plain arrays; encode_batch() would bring awkward into every worker.
+    from gigatoken.gigatoken_rs import load_hf_json
+
+    return load_hf_json(text)
 
 
 class Tokenizers:
@@ -141,40 +175,33 @@ class SentencePiece:
 
 def make_encoder(name: str, vocabulary: Vocabulary, cache: int = CACHE) -> Encoder:
     """The encoder of a `Choice`."""
-    if name == "bytes":
-        return Bytes(vocabulary)
-    if name == "sentencepiece":
-        return SentencePiece(vocabulary)
+    if name == "gigatoken":
+        return Gigatoken(vocabulary, cache)
     if name == "tokenizers":
         return Tokenizers(vocabulary)
-    return Gigatoken(vocabulary, joined=name == "gigatoken", cache=cache)
+    return SentencePiece(vocabulary) if name == "sentencepiece" else Bytes(vocabulary)
 
 
-def choose_encoder(vocabulary: Vocabulary, sample: Sequence[bytes], wanted: str = "auto") -> Choice:
-    """The fastest library that gives the reference's ids on every document of ``sample``."""
+def choose_encoder(vocabulary: Vocabulary, wanted: str = "auto") -> Choice:
+    """The fastest library that gives the ids of the tokenizer's own."""
     if vocabulary.kind == "bytes":
         return Choice("bytes", "")
-    reference = "sentencepiece" if vocabulary.kind == "model" else "tokenizers"
-    judge = make_encoder(reference, vocabulary)
-    settled = Choice(reference, _version(reference))
-    if vocabulary.kind == "model" or wanted == reference:
+    if vocabulary.kind == "model":
+        return Choice("sentencepiece", _version("sentencepiece"))
+    hugging_face(vocabulary)  # refuses what cannot be loaded
+    settled = Choice("tokenizers", _version("tokenizers"))
+    if wanted == "tokenizers":
         return settled
-    expected = judge.encode(sample)
-    why = ""
-    for name in ("gigatoken", "gigatoken one by one"):
-        try:
-            found = make_encoder(name, vocabulary).encode(sample)
-        except ModuleNotFoundError:
-            note = "gigatoken is not installed: encoding with tokenizers, many times slower"
-            return Choice(reference, settled.version, (note,))
-        except Exception as problem:  # whatever it could not load or encode, the reference can
-            why = f"gigatoken does not take this tokenizer ({' '.join(str(problem).split())[:120]})"
-            continue
-        difference = _difference(expected, found)
-        if difference is None:
-            return Choice(name, _version("gigatoken"))
-        why = f"gigatoken and tokenizers differ ({difference})"
-    return Choice(reference, settled.version, (f"{why}: encoding with tokenizers",))
+    try:
+        why = why_not_gigatoken(vocabulary, _version("gigatoken"))
+        if not why:
+            _load_gigatoken(with_separator(vocabulary))
+            return Choice("gigatoken", _version("gigatoken"))
+    except ModuleNotFoundError:
+        why = "gigatoken is not installed"
+    except Exception as problem:  # whatever it could not load, the reference can
+        why = f"gigatoken does not take this tokenizer ({' '.join(str(problem).split())[:120]})"
+    return replace(settled, notes=(f"{why}: encoding with tokenizers, many times slower",))
 
 
 def fitting_ids(ids: Ids, vocabulary: Vocabulary, where: str) -> Ids:
@@ -225,28 +252,8 @@ def anonymous_bytes() -> int:
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _bound_cache(size: int) -> bool:
-    """Whether gigatoken bounds its cache itself: versions after 0.10.0 do."""
-    import gigatoken.gigatoken_rs as rust
-
-    if not hasattr(rust, "set_max_cache_bytes"):
-        return False
-    rust.set_max_cache_bytes(size)
-    return True
-
-
-def _difference(expected: tuple[Ids, Ends], found: tuple[Ids, Ends]) -> str | None:
-    if len(expected[1]) != len(found[1]):
-        return f"{len(found[1])} documents instead of {len(expected[1])}"
-    wrong = np.flatnonzero(np.diff(expected[1], prepend=0) != np.diff(found[1], prepend=0))
-    if not wrong.size and not np.array_equal(expected[0], found[0]):
-        at = int(np.flatnonzero(expected[0] != found[0])[0])
-        wrong = np.array([np.searchsorted(expected[1], at, side="right")])
-    return None if not wrong.size else f"document {int(wrong[0])} of the sample"
-
-
 def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "unknown"
+        raise ModuleNotFoundError(package) from None

@@ -1,0 +1,44 @@
+r"""Where a long document may be cut so that the ids of its pieces, put together, are those of the whole.
+
+With bytes anywhere. With a tokenizer whose pattern we know (``tokenizers/features.py``), between a letter or digit and
+a blank, a line end or the signs that end clauses in Chinese and Japanese: none of the known patterns joins the two,
+looks ahead from the first or looks behind from the second. Letters are those that every version of Unicode has. With
+any other tokenizer nowhere: such documents are encoded whole, up to a bound.
+"""
+
+from __future__ import annotations
+
+import re
+
+ANYWHERE, WORDS, NOWHERE = "anywhere", "words", "nowhere"
+_LETTERS = (
+    rb"[A-Za-z0-9]",
+    rb"[\xd0\xd1][\x80-\xbf]",  # Cyrillic, U+0400-047F
+    rb"\xd7[\x90-\xaa]",  # Hebrew
+    rb"\xd8[\xa7-\xba]",  # Arabic
+    rb"\xd9[\x81-\x8a]",
+    rb"\xe0\xa4[\x95-\xb9]",  # Devanagari
+    rb"\xe0\xb8[\x81-\xae]",  # Thai
+    rb"\xe3\x81[\x82-\xbf]",  # Hiragana
+    rb"\xe3\x82[\xa2-\xbf]",  # Katakana
+    rb"[\xe5-\xe8][\x80-\xbf][\x80-\xbf]",  # Han, U+5000-8FFF
+    rb"[\xeb\xec][\x80-\xbf][\x80-\xbf]",  # Hangul, U+B000-CFFF
+)
+_PLACE = re.compile(
+    b"(?:" + b"|".join(b"(?<=" + one + b")" for one in _LETTERS) + rb")(?=[ \n]|\xe3\x80\x82|\xef\xbc\x8c)"
+)
+
+
+def cut_after(text: bytes | bytearray, mark: int, rule: str, end: int | None = None) -> int | None:
+    """The first place from ``mark`` on, before ``end``, where a document may be cut; ``None`` where there is none."""
+    if rule == NOWHERE:
+        return None
+    if rule == ANYWHERE:
+        return mark if mark < len(text) else None
+    found = _PLACE.search(text, mark, len(text) if end is None else end)
+    return None if found is None else found.start()
+
+
+def holds_a_place(token: str) -> bool:
+    """Whether a cut could fall into this spelling."""
+    return _PLACE.search(token.encode()) is not None

@@ -1,0 +1,115 @@
+"""What a tokenizer does to text, by its parts: who may encode with it, and where a long document may be cut.
+
+gigatoken is taken only for tokenizers of a kind on which it was compared with tokenizers over every code point: a
+byte-level BPE with one of the patterns below, no normaliser, and added tokens without conditions. It knows an older
+Unicode: documents with a code point of `UNLIKE` are encoded by tokenizers. ``python -m tests.prepare.engines`` makes
+that table anew, and the tests hold it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lowtide.prepare.inputs.cuts import ANYWHERE, NOWHERE, WORDS, holds_a_place
+from lowtide.prepare.tokenizers.tiktoken_ranks import GPT2, GPT4, GPT4O, byte_letters
+from lowtide.prepare.tokenizers.vocabulary import Vocabulary
+
+_QWEN = GPT4.replace(r"\p{N}{1,3}", r"\p{N}")
+PATTERNS = (GPT2, GPT4, GPT4O, _QWEN)
+COMPARED = ("0.10.0",)  # versions of gigatoken
+_CONDITIONS = ("single_word", "lstrip", "rstrip")
+
+# First and last code point of every range that gigatoken 0.10.0 cuts otherwise than tokenizers 0.23.3.
+_RANGES = (
+    "088F 0C5C 0CDC 1ACF-1ADD 1AE0-1AEB A7CE-A7CF A7D2 A7D4 A7F1 10940-10959 10EC5-10EC7 10EFA-10EFB "
+    "11B60-11B67 11DB0-11DDB 11DE0-11DE9 16EA0-16EB8 16EBB-16ED3 16FF2-16FF6 187F8-187FF 18D09-18D1E "
+    "18D80-18DF2 1E6C0-1E6DE 1E6E0-1E6F5 1E6FE-1E6FF 2B73A-2B73F 2CEA2-2CEAD 323B0-33479"
+)
+UNLIKE = tuple((int(one.split("-")[0], 16), int(one.split("-")[-1], 16)) for one in _RANGES.split())
+
+
+def pattern_of(whole: dict[str, Any]) -> str | None:
+    """The pattern that cuts text into words, where it is one we know and nothing else happens to the text."""
+    cutter = whole.get("pre_tokenizer") or {}
+    parts = cutter.get("pretokenizers") or [cutter]
+    if parts[-1].get("type") != "ByteLevel" or parts[-1].get("add_prefix_space") or whole.get("normalizer"):
+        return None
+    if len(parts) == 1:
+        return GPT2 if parts[0].get("use_regex", True) else None
+    split = parts[0]
+    plain = split.get("type") == "Split" and split.get("behavior") == "Isolated" and not split.get("invert")
+    pattern = (split.get("pattern") or {}).get("Regex")
+    usual = len(parts) == 2 and plain and not parts[1].get("use_regex", True)
+    return pattern if usual and pattern in PATTERNS else None
+
+
+def cut_rule(vocabulary: Vocabulary) -> str:
+    """Where a document may be cut without changing an id."""
+    if vocabulary.kind == "bytes":
+        return ANYWHERE
+    whole = json.loads(vocabulary.plain or "{}")
+    harmless = not any(_conditions(token) or holds_a_place(token["content"]) for token in _added(whole))
+    return WORDS if pattern_of(whole) is not None and harmless else NOWHERE
+
+
+def why_not_gigatoken(vocabulary: Vocabulary, version: str) -> str:
+    """What keeps gigatoken from encoding with this tokenizer; nothing where nothing does."""
+    whole = json.loads(vocabulary.plain)
+    model = whole["model"]
+    if version not in COMPARED:
+        return f"gigatoken {version} was not compared with tokenizers (gigatoken {', '.join(COMPARED)} was)"
+    if whole.get("normalizer"):
+        return f"this tokenizer has a normaliser ({whole['normalizer'].get('type')})"
+    if pattern_of(whole) is None:
+        return "this tokenizer cuts words in a way on which gigatoken was not compared"
+    if conditions := sorted({flag for token in _added(whole) for flag in _conditions(token)}):
+        return f"this tokenizer has added tokens with {', '.join(conditions)}"
+    odd = [name for name in ("dropout", "unk_token", "byte_fallback", "fuse_unk") if model.get(name)]
+    odd += [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
+    if model.get("type", "BPE") != "BPE" or odd:
+        return f"this tokenizer is no plain BPE ({', '.join(odd) or model.get('type')})"
+    if any(letter not in model["vocab"] for letter in byte_letters().values()):
+        return "this tokenizer has no id for some byte"
+    return ""
+
+
+def repeated_merge(vocabulary: Vocabulary) -> tuple[str, int, int] | None:
+    """A merge that stands twice, with both places: libraries differ in which of the two counts."""
+    seen: dict[str, int] = {}
+    for place, merge in enumerate((json.loads(vocabulary.plain or "{}").get("model") or {}).get("merges") or ()):
+        spelled = merge if isinstance(merge, str) else " ".join(merge)
+        if spelled in seen:
+            return spelled, seen[spelled], place
+        seen[spelled] = place
+    return None
+
+
+def _added(whole: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    return whole.get("added_tokens") or ()
+
+
+def _conditions(token: dict[str, Any]) -> list[str]:
+    return [flag for flag in _CONDITIONS if token.get(flag)]
+
+
+_UNLIKE = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in UNLIKE) + "]")
+# The first three bytes of such code points.
+_BEGINNINGS = np.unique(
+    [int.from_bytes(chr(code).encode()[:3], "big") for first, last in UNLIKE for code in range(first, last + 1)]
+)
+_LEADS = np.isin(np.arange(256), _BEGINNINGS >> 16)
+
+
+def holds_unlike(text: bytes) -> bool:
+    """Whether a code point of `UNLIKE` stands in ``text``. Almost free for ASCII, cheap for what begins otherwise."""
+    if text.isascii():
+        return False
+    data = np.frombuffer(text, np.uint8)
+    places = np.flatnonzero(_LEADS[data[:-2]])
+    beginnings = (data[places].astype(np.int32) << 16) | (data[places + 1].astype(np.int32) << 8) | data[places + 2]
+    return bool(np.isin(beginnings, _BEGINNINGS).any()) and _UNLIKE.search(text.decode("utf-8", "replace")) is not None
