@@ -68,7 +68,7 @@ def test_every_layout_opens_as_train_unless_another_part_is_asked_for(tmp_path: 
         assert len(tokens) == SIZES[part or "train"]
         assert f"{part or 'train'} part" in repr(tokens)
         other = "val" if part in (None, "train") else "train"
-        assert f"part={other!r} opens that" in str(tokens.plan())
+        assert f"(part={other!r})" in str(tokens.plan())
     first, *_ = tokens.split(0.5)
     assert f"{part or 'train'} part" in repr(first)
 
@@ -136,7 +136,7 @@ def test_a_directory_of_columns_has_parts_too(tmp_path: Path) -> None:
     with lowtide.open_tokens(tmp_path, column="input_ids", cache_dir=tmp_path / "cache") as tokens:
         assert len(tokens) == 6
         assert "train part" in repr(tokens)
-        assert "part='val' opens that" in str(tokens.plan())
+        assert "(part='val')" in str(tokens.plan())
     with lowtide.open_tokens(tmp_path, column="input_ids", part="val", cache_dir=tmp_path / "cache") as tokens:
         assert len(tokens) == 4
 

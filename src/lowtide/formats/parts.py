@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.errors import FormatError
@@ -57,12 +58,29 @@ def part_directories(directory: Path) -> list[str]:
     return sorted(entry.name for entry in directory.iterdir() if entry.name.lower() in _PART_OF and entry.is_dir())
 
 
-def chosen_part(where: str, names: Sequence[str], stated: str | None) -> tuple[str | None, list[str], tuple[str, ...]]:
-    """Which part of a directory is meant, its names, and a note on it; no part and all names where it holds no two."""
+@dataclass(frozen=True)
+class ChosenPart:
+    """The part of a directory that is meant; None, with all its names, where it does not hold several."""
+
+    part: str | None
+    names: list[str]
+    others: tuple[str, ...] = ()  # parts that lie beside it
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is said of an opened part, so that nobody takes it for the whole."""
+        if self.part is None:
+            return ()
+        also = f", which also holds {' and '.join(self.others)} (part={self.others[0]!r})" if self.others else ""
+        return (f"the {self.part} part of this corpus{also}",)
+
+
+def chosen_part(where: str, names: Sequence[str], stated: str | None) -> ChosenPart:
+    """Which of the names in a directory are meant: those of the part stated, else of train, else all."""
     found = by_part(names)
     parts = [part for part in PARTS if part in found]
     if stated is None and len(parts) < 2:
-        return None, list(names), ()
+        return ChosenPart(None, list(names))
     there = " and ".join(f"{part} ({found[part][0]})" for part in parts) or f"none ({names[0]})"
     part = stated or "train"
     if part not in found:
@@ -73,9 +91,7 @@ def chosen_part(where: str, names: Sequence[str], stated: str | None) -> tuple[s
             f"{where}: expected files of {' and '.join(parts)} alone, got {found[''][0]} beside them. "
             "Name the files to open."
         )
-    others = [other for other in parts if other != part]
-    more = f", which also holds {' and '.join(others)}: part={others[0]!r} opens that" if others else ""
-    return part, found[part], (f"the {part} part of this corpus{more}",)
+    return ChosenPart(part, found[part], tuple(other for other in parts if other != part))
 
 
 def refuse_mixed_parts(where: str, paths: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from lowtide.errors import FormatError
 from lowtide.formats.columns.id_columns import IdBlock, IdColumn, blocks, find_column
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import DocumentIndex, Layout, join, one_extent, stated_ids
-from lowtide.formats.parts import checked_part, chosen_part, refuse_mixed_parts, refuse_part_of_file
+from lowtide.formats.parts import ChosenPart, checked_part, chosen_part, refuse_mixed_parts, refuse_part_of_file
 from lowtide.formats.sources import Source, named, natural_key
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")
@@ -63,16 +63,17 @@ def column_layout(
     if not isinstance(column, str) or not column:
         raise TypeError(f"column: expected the name of a column, got {column!r}. Use column='input_ids'.")
     stated = stated_ids(dtype)
-    paths, chosen, notes = _files(source, checked_part(part))
+    paths, chosen = _files(source, checked_part(part))
     refuse_mixed_parts(f"{len(paths)} files", paths)
     columns = [find_column(path, column) for path in paths]  # all are looked at before one is decoded
     root = cache_directory(cache_dir) / "columns"
     layouts = [_one(found, stated or found.dtype, root) for found in columns]
     kept = [layout for layout in layouts if layout.shape[0]] or layouts[:1]
-    notes.append(f"decoded once from column {column!r} of {len(paths)} file{'s' if len(paths) > 1 else ''} into {root}")
+    files = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
+    notes = [*chosen.notes, f"decoded once from column {column!r} of {files} into {root}"]
     if len(kept) < len(layouts):
         notes.append(f"{len(layouts) - len(kept)} files without ids left out")
-    return replace(join(kept), notes=tuple(notes), part=chosen)
+    return replace(join(kept), notes=tuple(notes), part=chosen.part, other_parts=chosen.others)
 
 
 def cache_directory(stated: str | os.PathLike[str] | None = None) -> Path:
@@ -83,11 +84,10 @@ def cache_directory(stated: str | os.PathLike[str] | None = None) -> Path:
     return (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "lowtide"
 
 
-def _files(source: Source, stated: str | None) -> tuple[list[str], str | None, list[str]]:
-    """The files, the part they are, where a directory holds several, and notes on that."""
+def _files(source: Source, stated: str | None) -> tuple[list[str], ChosenPart]:
+    """The files, and the part they are, where a directory holds several."""
     paths: list[str] = []
-    chosen: str | None = None
-    notes: list[str] = []
+    chosen = ChosenPart(None, [])
     for item in named(source):
         if not isinstance(item, str):
             raise TypeError("source: expected paths for column=, got a memmap. Pass the paths of the files.")
@@ -102,10 +102,9 @@ def _files(source: Source, stated: str | None) -> tuple[list[str], str | None, l
                 f"{item}: expected files that end in {', '.join(_SUFFIXES)} for column=, got none. "
                 "Name the files, or leave column= out."
             )
-        chosen, names, told = chosen_part(item, found, stated)
-        notes += told
-        paths += [str(Path(item).absolute() / name) for name in names]
-    return paths, chosen, notes
+        chosen = chosen_part(item, found, stated)
+        paths += [str(Path(item).absolute() / name) for name in chosen.names]
+    return paths, chosen
 
 
 def _one(column: IdColumn, dtype: np.dtype[Any], root: Path) -> Layout:

@@ -22,13 +22,20 @@ from lowtide.errors import FormatError
 from lowtide.formats.files import memmap, raw
 from lowtide.formats.header import HeaderFile, is_file
 from lowtide.formats.layout import HEADERLESS, Layout, agree, join, stated_ids
-from lowtide.formats.parts import checked_part, chosen_part, part_directories, refuse_mixed_parts, refuse_part_of_file
+from lowtide.formats.parts import (
+    ChosenPart,
+    checked_part,
+    chosen_part,
+    part_directories,
+    refuse_mixed_parts,
+    refuse_part_of_file,
+)
 from lowtide.formats.recognise import recognised
 from lowtide.formats.refusals import LoaderIndex, read_loader_index, refuse_foreign, refuse_foreign_directory
 from lowtide.formats.sources import Mapped, Source, named, natural_key
 from lowtide.formats.tokens.manifest import MANIFEST, Manifest, read_manifest, shard_documents
 
-_SUFFIXES = (".bin", ".npy", ".ds", ".safetensors", ".npz")
+SUFFIXES = (".bin", ".npy", ".ds", ".safetensors", ".npz")
 _LEFT_OUT = 3  # names of empty files that a note shows
 
 
@@ -68,7 +75,7 @@ def token_layout(
     where = source if isinstance(source, str) else f"{len(files)} files"
     refuse_mixed_parts(where, [file for file in files if isinstance(file, str)])
     kept, notes = _without_empty(files)
-    layout = _as_part(_one_format([_item(file, asked) for file in kept]), None, notes)
+    layout = _noted(_one_format([_item(file, asked) for file in kept]), notes)
     refuse_mixed_parts(where, [extent.path for extent in layout.extents])  # directories give the part they hold
     return layout
 
@@ -103,7 +110,7 @@ def _headerless(file: HeaderFile, asked: _Asked) -> Layout:
         if index is not None and f'"{path.name}"'.encode() in index.text:  # its first bytes are offsets, not ids
             raise index.kind.refusal(file.path, tokens=True)
     stated = asked.dtype if manifest is None or entry is None else manifest.dtype
-    format = {".bin": "nanogpt", ".npy": "olmo"}.get(path.suffix, "raw")
+    format = "lowtide" if entry is not None else {".bin": "nanogpt", ".npy": "olmo"}.get(path.suffix, "raw")
     layout = raw.read(file, stated, None, 0, format)
     if manifest is None or entry is None:
         return replace(layout, notes=_notes(path))
@@ -131,26 +138,28 @@ def _directory(path: Path, asked: _Asked) -> Layout:
     index = asked.loader_index(path)
     if index is not None:
         raise index.kind.refusal(str(path), tokens=True)
-    shards = [name for name in names if name.endswith(_SUFFIXES) and not name.startswith(".")]
+    shards = [name for name in names if name.endswith(SUFFIXES) and not name.startswith(".")]
     inside = [] if shards else part_directories(path)
     if inside:
-        part, chosen, notes = chosen_part(str(path), inside, asked.part)
-        if len(chosen) > 1:
-            raise FormatError(f"{path}: expected one directory of a part, got {_few(chosen)}. Name one of them.")
-        return _as_part(_directory(path / chosen[0], replace(asked, part=None)), part, notes)
+        chosen = chosen_part(str(path), inside, asked.part)
+        if len(chosen.names) > 1:
+            raise FormatError(f"{path}: expected one directory of a part, got {_few(chosen.names)}. Name one of them.")
+        return _as_part(_directory(path / chosen.names[0], replace(asked, part=None)), chosen)
     if not shards:
         refuse_foreign_directory(str(path), names, tokens=True)
         raise FormatError(
-            f"{path}: expected token files ({', '.join(_SUFFIXES)}), got {_few(names)}. "
+            f"{path}: expected token files ({', '.join(SUFFIXES)}), got {_few(names)}. "
             "Name the directory or the files that hold the tokens."
         )
-    part, chosen, notes = chosen_part(str(path), shards, asked.part)
-    kept, left_out = _without_empty([str(path / name) for name in chosen])
-    return _as_part(_one_format([_item(file, replace(asked, part=None)) for file in kept]), part, notes + left_out)
+    chosen = chosen_part(str(path), shards, asked.part)
+    kept, notes = _without_empty([str(path / name) for name in chosen.names])
+    return _as_part(_noted(_one_format([_item(file, replace(asked, part=None)) for file in kept]), notes), chosen)
 
 
-def _as_part(layout: Layout, part: str | None, notes: tuple[str, ...]) -> Layout:
-    return replace(layout, part=part or layout.part, notes=(*notes, *layout.notes))
+def _as_part(layout: Layout, chosen: ChosenPart) -> Layout:
+    if chosen.part is None:
+        return layout
+    return replace(layout, part=chosen.part, other_parts=chosen.others, notes=(*chosen.notes, *layout.notes))
 
 
 def _by_manifest(path: Path, manifest: Manifest, asked: _Asked) -> Layout:
@@ -159,19 +168,21 @@ def _by_manifest(path: Path, manifest: Manifest, asked: _Asked) -> Layout:
             f"{path}: expected dtype {manifest.dtype} as its {MANIFEST} says, got dtype={asked.dtype}. "
             "Leave dtype= out."
         )
-    part, chosen, notes = chosen_part(str(path), [entry.file for entry in manifest.entries], asked.part)
+    chosen = chosen_part(str(path), [entry.file for entry in manifest.entries], asked.part)
     layouts = []
-    for entry in [manifest.by_name[name] for name in chosen]:
+    for entry in [manifest.by_name[name] for name in chosen.names]:
         shard = str(path / entry.file)
         if entry.tokens == 0 and _is_empty(shard):
             continue
         layout = _file(shard, replace(asked, dtype=manifest.dtype, part=None))
         _check_count(layout, entry.tokens, manifest)
-        layouts.append(replace(layout, documents=shard_documents(manifest, path, entry) or layout.documents))
+        documents = shard_documents(manifest, path, entry) or layout.documents
+        format = "lowtide" if layout.format in HEADERLESS else layout.format
+        layouts.append(replace(layout, documents=documents, format=format))
     if not layouts:
         raise FormatError(f"{path}: expected tokens, got {len(manifest.entries)} empty shards. Write it again.")
     layout = replace(_one_format(layouts), eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab)
-    return _as_part(layout, part, notes)
+    return _as_part(layout, chosen)
 
 
 def _check_count(layout: Layout, tokens: int, manifest: Manifest) -> None:
@@ -196,6 +207,10 @@ def _without_empty(files: Sequence[str | Mapped]) -> tuple[list[str | Mapped], t
 
 def _is_empty(path: str) -> bool:
     return is_file(path) and os.path.getsize(path) == 0  # noqa: PTH202
+
+
+def _noted(layout: Layout, notes: tuple[str, ...]) -> Layout:
+    return replace(layout, notes=(*layout.notes, *notes)) if notes else layout
 
 
 def _one_format(layouts: Sequence[Layout]) -> Layout:
