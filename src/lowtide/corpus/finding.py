@@ -16,7 +16,7 @@ from lowtide.formats.tokens.manifest import MANIFEST, manifest_content
 
 
 def stated_manifest(directory: Path) -> dict[str, Any]:
-    """What ``manifest.json`` says; empty where there is none of ours, or none that can be read."""
+    """What ``manifest.json`` says; empty where there is none that can be read."""
     try:
         return manifest_content(directory) or {}
     except (LowtideError, OSError):

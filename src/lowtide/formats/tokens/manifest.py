@@ -63,11 +63,11 @@ class Manifest:
 def read_manifest(directory: Path) -> Manifest | None:
     """The manifest of a corpus; ``None`` where there is none, or only another program's."""
     content = manifest_content(directory)
-    return None if content is None else _checked(content, str(directory / MANIFEST))
+    return _checked(content, str(directory / MANIFEST)) if content is not None and "lowtide" in content else None
 
 
 def manifest_content(directory: Path) -> dict[str, Any] | None:
-    """What a manifest of ours says, as it stands; ``None`` where there is none, or only another program's."""
+    """What ``manifest.json`` says, whoever's it is; ``None`` where there is none or it is no JSON object."""
     path = str(directory / MANIFEST)
     if not os.path.exists(path) or os.path.isdir(path):  # noqa: PTH110, PTH112
         return None
@@ -86,7 +86,7 @@ def manifest_content(directory: Path) -> dict[str, Any] | None:
         raise FormatError(
             f"{path}: expected JSON, got {clip(str(error))}. Write it again or name the shards instead."
         ) from error
-    return content if isinstance(content, dict) and "lowtide" in content else None
+    return content if isinstance(content, dict) else None
 
 
 def manifest_digest(content: dict[str, Any]) -> str:
