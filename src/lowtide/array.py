@@ -103,7 +103,8 @@ class Array(RowIteration):
 
     def __repr__(self) -> str:
         part = "" if self._part is None else f" part of {self.layout.shape[0]:,} rows"
-        return f"<lowtide.Array {self.where} shape={self.shape} dtype={self.dtype} {format_size(self.nbytes)}{part}>"
+        facts = f"{self.where} shape={self.shape} dtype={self.dtype} {format_size(self.nbytes)}{part}"
+        return f"<lowtide.Array {'; '.join([facts, *self.layout.notes])}>"
 
     def _repr_html_(self) -> str:
         facts = {"file": self.where, "shape": str(self.shape), "dtype": str(self.dtype)}

@@ -157,6 +157,11 @@ def unsummed(content: dict[str, Any]) -> None:
         del shard["crc32"], shard["ends_crc32"]
 
 
+def unsummed_and_flipped(corpus: Path) -> None:
+    edited(corpus, unsummed)
+    flip(corpus / "shard-00000.bin")
+
+
 def zeroed(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:4096] + bytes(4096) + data[8192:])
@@ -205,7 +210,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "no end of text": lambda c: edited(c, lambda m: m.pop("eot")),
     "another checksum": lambda c: edited(c, lambda m: m["shards"][1].update(crc32="00000000")),
     "another digest": lambda c: edited(c, lambda m: m.update(digest="0" * 64)),
-    "no checksums and one bit": lambda c: (edited(c, unsummed), flip(c / "shard-00000.bin")),
+    "no checksums and one bit": unsummed_and_flipped,
     "another provenance": lambda c: edited(c, lambda m: m["provenance"]["inputs"].update(files=9)),
     "an unfinished run": lambda c: (c / ".lowtide-prepare").mkdir(),
 }

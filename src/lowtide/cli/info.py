@@ -28,7 +28,7 @@ from lowtide.survey.projection import cache_reason, keeps_cache, other_reasons, 
 from lowtide.survey.subject import find, several_members
 from lowtide.units import format_size
 
-GUESSED = "(a guess from the first block: nothing in the file says so)"
+GUESSED = "(a guess from its name or first block: nothing in the file says so)"
 AUTO_BUDGET = " (auto: more where 3 batches need it)"
 
 _FORMATS = {

@@ -135,6 +135,7 @@ class _Part:
         names = {"nanogpt": part, "llmc": f"tokens_{part}", "megatron": f"{part}_text_document", "lowtide": name}
         self.directory = journal.output / name if to == "lowtide" else journal.output
         self.shards: list[ShardEntry] = []
+        self._written_as = ""
         self._target = Target(
             self.directory,
             journal.path,
@@ -165,7 +166,7 @@ class _Part:
                 sink.end()
             self._save(sink, at, check, ended=True)
             self._keep_tokenizer()
-            self._ids, self.shards = sink.ids, sink.shards
+            self._written_as, self.shards = sink.ids, sink.shards
             if isinstance(sink, ShardWriter):
                 shards = [self._entry(shard, self.directory) for shard in sink.shards]
                 documents = {} if self._cut_anywhere else {"documents": sink.documents}
@@ -268,7 +269,7 @@ class _Part:
         boundary = "bos" if self.to == "llmc" else "eot"  # llm.c begins a document with it
         told = {boundary: self._boundary, "vocab": self._vocab, "tokenizer": self._tokenizer}
         known = {name: value for name, value in told.items() if value is not None}
-        return {"lowtide": 1, "dtype": self._ids, **known, "tokens": tokens, "shards": shards}
+        return {"lowtide": 1, "dtype": self._written_as, **known, "tokens": tokens, "shards": shards}
 
     def _entry(self, shard: ShardEntry, directory: Path) -> dict[str, Any]:
         """A shard for the manifest; without documents its ends are where it was cut, and say nothing."""

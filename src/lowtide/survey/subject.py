@@ -67,8 +67,8 @@ class Subject:
         words = [json.dumps(self.paths[0] if len(self.paths) == 1 else list(self.paths), ensure_ascii=False)]
         if layout.format in HEADERLESS and stated.dtype is not None:
             words.append(f"dtype={json.dumps(stated.dtype)}")
-            if len(layout.shape) > 1:
-                words.append(f"shape={(-1, *layout.shape[1:])}")
+            if stated.shape is not None or len(layout.shape) > 1:
+                words.append(f"shape={stated.shape or (-1, *layout.shape[1:])}")
         if stated.tensor is not None:
             words.append(f"tensor={json.dumps(stated.tensor)}")
         if stated.part is not None:
