@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from lowtide.errors import FormatError
 from lowtide.formats.files import memmap, raw
+from lowtide.formats.foreign_directories import LoaderIndex, read_loader_index, refuse_foreign_directory
 from lowtide.formats.header import HeaderFile, is_file
 from lowtide.formats.layout import HEADERLESS, Layout, agree, join, stated_ids
 from lowtide.formats.parts import (
@@ -31,7 +32,7 @@ from lowtide.formats.parts import (
     refuse_part_of_file,
 )
 from lowtide.formats.recognise import recognised
-from lowtide.formats.refusals import LoaderIndex, read_loader_index, refuse_foreign, refuse_foreign_directory
+from lowtide.formats.refusals import refuse_foreign
 from lowtide.formats.sources import Mapped, Source, named, natural_key
 from lowtide.formats.tokens.manifest import MANIFEST, Manifest, read_manifest, shard_documents
 
@@ -107,7 +108,7 @@ def _headerless(file: HeaderFile, asked: _Asked) -> Layout:
     if entry is None:  # what a manifest lists is what the manifest says
         refuse_foreign(file, asked.dtype, tokens=True)
         index = asked.loader_index(path.parent)
-        if index is not None and f'"{path.name}"'.encode() in index.text:  # its first bytes are offsets, not ids
+        if index is not None and path.name in index.files:  # its first bytes are offsets, not ids
             raise index.kind.refusal(file.path, tokens=True)
     stated = asked.dtype if manifest is None or entry is None else manifest.dtype
     format = "lowtide" if entry is not None else {".bin": "nanogpt", ".npy": "olmo"}.get(path.suffix, "raw")
