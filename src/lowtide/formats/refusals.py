@@ -64,7 +64,7 @@ _FILES = (
     Foreign("zstd-compressed data", "Unpack it: zstd -d '{file}'.", b"\x28\xb5\x2f\xfd"),
     Foreign("bzip2-compressed data", "Unpack it: bzip2 -dk '{file}'.", b"BZh", (".bz2",)),
     Foreign("xz-compressed data", "Unpack it: xz -dk '{file}'.", b"\xfd7zXZ\x00"),
-    Foreign("lz4-compressed data", "Unpack it: lz4 -d '{file}'.", b"\x04\x22\x4d\x18"),
+    Foreign("lz4-compressed data", "Unpack it: lz4 -dm '{file}'.", b"\x04\x22\x4d\x18"),
     Foreign("a tar archive", "Unpack it: tar -xf '{file}'.", b"ustar", at=257),
     Foreign("an HDF5 file", "Leave dtype= out: it says its own.", b"\x89HDF\r\n\x1a\n"),
     Foreign("a Parquet file", _COLUMNS, b"PAR1"),
