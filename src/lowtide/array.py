@@ -105,7 +105,8 @@ class Array(RowIteration, OnDisk):
 
     def __repr__(self) -> str:
         part = "" if self._part is None else f" part of {self.layout.shape[0]:,} rows"
-        return f"<lowtide.Array {self.where} shape={self.shape} dtype={self.dtype} {format_size(self.nbytes)}{part}>"
+        facts = f"{self.where} shape={self.shape} dtype={self.dtype} {format_size(self.nbytes)}{part}"
+        return f"<lowtide.Array {'; '.join([facts, *self.layout.notes])}>"
 
     def _repr_html_(self) -> str:
         facts = {"file": self.where, "shape": str(self.shape), "dtype": str(self.dtype)}
@@ -181,9 +182,9 @@ class Array(RowIteration, OnDisk):
         if batch is not None:
             prepared, staging = (0, 0) if reader.fortran else prepared_ahead(self._store)
             held = (2 + prepared) * whole_pages(size) + whole_pages(reader.scratch(rows)) + staging
-        why: tuple[str, ...] = ()
+        why = self.layout.notes
         if reader.fortran:
-            why = ("the file is in Fortran order: a row is one item of every column, so reads are many and small",)
+            why = (*why, "the file is in Fortran order: a row is one item of every column, so reads are many and small")
         index = index_bytes(self._part)
         if index:
             why = (*why, f"an index of {format_size(index)} says which rows are in the subset")

@@ -40,6 +40,7 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     eot: int | None = None,
     bos: int | None = None,
     vocab: int | None = None,
+    part: str | None = None,
     tensor: str | None = None,
     column: str | None = None,
     cache_dir: str | PathLike[str] | None = None,
@@ -50,21 +51,22 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
 ) -> Tokens:
     """Open a corpus: a token file of any known format, a glob, a list or a directory of them.
 
-    Headerless files need ``dtype``. ``vocab`` is the number of ids; a larger id is a ``FormatError`` at the batch that
+    Headerless files need ``dtype``. Of a directory that holds train and val it is the train part; ``part="val"`` or
+    ``"test"`` is the other. ``vocab`` is the number of ids; a larger id is a ``FormatError`` at the batch that
     has it. ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
     ``.safetensors``, ``.npz`` or HDF5 file that holds several. ``column`` names the ids of Parquet or Arrow files,
     which are decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated). ``budget``, ``strategy``, ``cache``
     and ``engine``: as in ``open``.
 
-    Reads headers only. Raises ``FileNotFoundError``, or ``FormatError`` for what does not hold tokens, or holds train
-    and val together.
+    Reads headers only. Raises ``FileNotFoundError``, or ``FormatError`` for what does not hold tokens, and for a list
+    or glob of files that mixes train and val.
 
     >>> tokens = lowtide.open_tokens("train.bin", dtype="uint16", vocab=50257, budget="256MiB")
     """
     if column is None:
-        layout = token_layout(source, dtype=dtype, tensor=tensor)
+        layout = token_layout(source, dtype=dtype, tensor=tensor, part=part)
     elif tensor is None:
-        layout = column_layout(source, column, dtype=dtype, cache_dir=cache_dir)
+        layout = column_layout(source, column, dtype=dtype, part=part, cache_dir=cache_dir)
     else:
         raise ValueError(
             f"column: expected column= or tensor=, got column={column!r} and tensor={tensor!r}. Leave one out."
@@ -99,7 +101,8 @@ class Tokens(TokenRange, Opened, OnDisk):
         return (self.store,)
 
     def __repr__(self) -> str:
-        return f"<lowtide.Tokens {self.store.where} {len(self):,} x {self.dtype} {format_size(self.nbytes)}>"
+        part = "" if self.layout.part is None else f" {self.layout.part} part,"
+        return f"<lowtide.Tokens {self.store.where}{part} {len(self):,} x {self.dtype} {format_size(self.nbytes)}>"
 
     def _repr_html_(self) -> str:
         facts = {"file": self.where, "tokens": f"{len(self):,}", "dtype": str(self.dtype)}
@@ -199,7 +202,8 @@ class Tokens(TokenRange, Opened, OnDisk):
 
     def plan(self) -> Plan:
         """Projected bytes by kind and how reading happens, at most; a feed's own ``plan()`` knows its batches."""
-        return project(self.store, self.store.budget.limit, announced=self.store.budget.limit)
+        limit = self.store.budget.limit
+        return project(self.store, limit, announced=limit, why=self.layout.notes)
 
     def _range(self, first: int, last: int) -> Tokens:
         return Tokens(self.layout, self.store, first, last, self.vocab, self.eot, self.bos)

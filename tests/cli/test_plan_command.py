@@ -129,7 +129,7 @@ def test_a_headerless_file_is_planned_with_a_dtype_that_is_called_a_guess_as_inf
     found = document(tokens)
     assert (found["dtype"], found["dtype_guessed"]) == ("uint16", True)
     assert not document(tokens, "--dtype", "uint16")["dtype_guessed"]
-    assert "uint16 (a guess from the first block" in plan(tokens).stdout
+    assert "uint16 (a guess from its name or first block" in plan(tokens).stdout
     x, _ = next(eval(found["open"], {"lowtide": lowtide}))  # the line states what was guessed
     assert x.shape == (64, 1024)
 

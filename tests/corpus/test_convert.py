@@ -11,10 +11,11 @@ from tests.commands import called
 from tests.prepare.conftest import as_bytes, documents_of, make_documents, snapshot, write_jsonl
 
 import lowtide
-from lowtide.corpus import conversion, convert
+from lowtide.corpus import conversion, convert, verify
 from lowtide.corpus.conversion import Stated
 from lowtide.errors import FormatError
 from lowtide.prepare import Request, prepare
+from lowtide.prepare.tokenizers.spelling import words_of
 
 TEXTS = make_documents(40, longest=60)
 FLAT = [number for ids in as_bytes(TEXTS) for number in ids]
@@ -48,20 +49,25 @@ def megatron_pair(documents: list[list[int]]) -> dict[str, bytes]:
     return {"train_text_document.bin": data, "train_text_document.idx": head + tables + borders}
 
 
+def files(directory: Path) -> dict[str, bytes]:
+    """What a conversion wrote for other programs: all but the manifest that says whose ids they are."""
+    return {name: data for name, data in snapshot(directory).items() if name != "manifest.json"}
+
+
 def test_nanogpt_is_the_ids_and_nothing_else(tmp_path: Path, corpus: Path) -> None:
     convert(corpus, tmp_path / "out", "nanogpt")
-    assert snapshot(tmp_path / "out") == {"train.bin": np.array(FLAT, "<u2").tobytes()}
+    assert files(tmp_path / "out") == {"train.bin": np.array(FLAT, "<u2").tobytes()}
 
 
 def test_llmc_shards_are_exact_and_documents_begin_with_the_boundary(tmp_path: Path, corpus: Path) -> None:
     found = convert(corpus, tmp_path / "out", "llmc", shard_tokens=2500)
-    assert snapshot(tmp_path / "out") == llmc_shards([256, *FLAT[:-1]], 2500)
+    assert files(tmp_path / "out") == llmc_shards([256, *FLAT[:-1]], 2500)
     assert found.moved
 
 
 def test_megatron_s_pair_is_byte_exact(tmp_path: Path, corpus: Path) -> None:
     convert(corpus, tmp_path / "out", "megatron")
-    assert snapshot(tmp_path / "out") == megatron_pair(as_bytes(TEXTS))
+    assert files(tmp_path / "out") == megatron_pair(as_bytes(TEXTS))
 
 
 def test_wide_ids_become_llmc_s_other_magic_and_megatron_s_int32(tmp_path: Path) -> None:
@@ -71,7 +77,7 @@ def test_wide_ids_become_llmc_s_other_magic_and_megatron_s_int32(tmp_path: Path)
     convert(tmp_path / "a.bin", tmp_path / "llmc", "llmc", stated)
     head = struct.pack("<256i", 20240801, 7, 6, *[0] * 253)
     expected = np.array([9, 5, 70_000, 9, 1, 2], "<u4").tobytes()
-    assert snapshot(tmp_path / "llmc") == {"tokens_train_000000.bin": head + expected}
+    assert files(tmp_path / "llmc") == {"tokens_train_000000.bin": head + expected}
     convert(tmp_path / "a.bin", tmp_path / "megatron", "megatron", stated)
     with lowtide.open_tokens(tmp_path / "megatron" / "train_text_document.bin") as tokens:
         assert (tokens.dtype, tokens[:].tolist()) == (np.dtype("<i4"), ids.tolist())
@@ -83,6 +89,31 @@ def test_ids_that_do_not_fit_a_format_are_refused(tmp_path: Path) -> None:
         convert(tmp_path / "a.bin", tmp_path / "out", "nanogpt", Stated(dtype="uint32"))
     with pytest.raises(FormatError, match="expected at most 65536 ids for nanogpt, got a vocabulary of 90000"):
         convert(tmp_path / "a.bin", tmp_path / "other", "nanogpt", Stated(dtype="uint32", vocab=90_000))
+
+
+@pytest.mark.parametrize("through", ["llmc", "megatron", "nanogpt"])
+def test_what_was_converted_needs_nothing_stated_and_keeps_its_tokenizer(
+    tmp_path: Path, tokenizer: Path, through: str
+) -> None:
+    """The manifest beside other projects' files says dtype, vocabulary, boundary and tokenizer, of every part."""
+    path = write_jsonl(tmp_path / "a.jsonl", make_documents(200, longest=10))
+    prepare([str(path)], tmp_path / "corpus", Request(tokenizer=str(tokenizer), val=0.3))
+    convert(tmp_path / "corpus", tmp_path / "there", through)
+    convert(tmp_path / "there", tmp_path / "back", "lowtide")
+    for part in ("train", "val"):
+        with (
+            lowtide.open_tokens(tmp_path / "corpus", part=part) as before,
+            lowtide.open_tokens(tmp_path / "there", part=part) as there,
+            lowtide.open_tokens(tmp_path / "back", part=part) as after,
+        ):
+            assert (len(there), there.vocab) == (len(before), before.vocab)
+            assert (there.bos if through == "llmc" else there.eot) == before.eot
+            assert after[:].tolist() == before[:].tolist()
+    ids = words_of(str(tmp_path / "corpus"), 0).ids("so it goes")
+    for place in ("there", "back"):
+        assert words_of(str(tmp_path / place), 0).ids("so it goes") == ids
+        assert verify([tmp_path / place]).faults == ()
+    assert sum(verify([tmp_path / "there"]).parts.values()) in (0, verify([tmp_path / "corpus"]).tokens)
 
 
 @pytest.mark.parametrize("through", ["llmc", "megatron", "nanogpt"])
@@ -153,7 +184,7 @@ def test_train_and_val_are_converted_together_with_their_tokenizer(tmp_path: Pat
     prepare([str(path)], tmp_path / "corpus", Request(tokenizer=str(tokenizer), val=0.3))
     done = called("convert", tmp_path / "corpus", "-o", tmp_path / "out", "--to", "nanogpt")
     assert done.returncode == 0, done.stderr
-    assert sorted(snapshot(tmp_path / "out")) == ["tokenizer.json", "train.bin", "val.bin"]
+    assert sorted(snapshot(tmp_path / "out")) == ["manifest.json", "tokenizer.json", "train.bin", "val.bin"]
 
 
 @pytest.mark.parametrize("format", ["nanogpt", "llmc", "megatron"])

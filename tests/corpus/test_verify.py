@@ -8,13 +8,16 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.commands import called
 from tests.prepare.conftest import make_documents, write_jsonl
 
+import lowtide
 from lowtide.corpus import convert, verify
+from lowtide.corpus.shards import write_manifest
 from lowtide.prepare import Request, prepare
 
 TEXTS = make_documents(60, longest=60)
@@ -73,7 +76,13 @@ FAULTS: list[tuple[str, Callable[[Path], object], str, int | None, str]] = [
         "cut short: expected",
     ),
     ("a longer file", lambda c: longer(c / "shard-00000.bin"), "shard-00000.bin", None, "too long"),
-    ("a missing shard", lambda c: (c / "shard-00000.bin").unlink(), "shard-00000.bin", None, "No such file"),
+    (
+        "a missing shard",
+        lambda c: (c / "shard-00000.bin").unlink(),
+        "shard-00000.bin",
+        None,
+        "got nothing of that name",
+    ),
     (
         "documents out of order",
         lambda c: change(c / "shard-00000.ends", 8, bytes(8)),
@@ -118,10 +127,144 @@ def test_a_document_that_does_not_end_with_the_end_of_text_is_a_fault(corpus: Pa
     ends[1] += 1
     ends.tofile(corpus / "shard-00000.ends")
     del manifest["shards"][0]["ends_crc32"]
-    (corpus / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest(corpus, manifest)
     (fault,) = verify([corpus]).faults
     assert "expected the end-of-text id 0 at the end of a document" in fault.what
     assert fault.offset == 2 * (int(ends[1]) - 1)
+
+
+def edited(corpus: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """The manifest changed by hand, as it is without its digest being made anew."""
+    content = json.loads((corpus / "manifest.json").read_text())
+    change(content)
+    (corpus / "manifest.json").write_text(json.dumps(content))
+
+
+def flip(path: Path, bit: int = 4321) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def swap(one: Path, other: Path) -> None:
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
+def unsummed(content: dict[str, Any]) -> None:
+    for shard in content["shards"]:
+        del shard["crc32"], shard["ends_crc32"]
+
+
+def unsummed_and_flipped(corpus: Path) -> None:
+    edited(corpus, unsummed)
+    flip(corpus / "shard-00000.bin")
+
+
+def zeroed(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + bytes(4096) + data[8192:])
+
+
+def in_place_of(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "one bit of a shard": lambda c: flip(c / "shard-00000.bin"),
+    "one bit of the last byte": lambda c: flip(c / "shard-00001.bin", 8 * (c / "shard-00001.bin").stat().st_size - 1),
+    "one bit of the ends": lambda c: flip(c / "shard-00000.ends", 70),
+    "one bit of the tokenizer": lambda c: flip(c / "tokenizer.json"),
+    "a shard cut by one byte": lambda c: os.truncate(c / "shard-00000.bin", (c / "shard-00000.bin").stat().st_size - 1),
+    "a shard cut by one id": lambda c: os.truncate(c / "shard-00000.bin", (c / "shard-00000.bin").stat().st_size - 2),
+    "a shard that is longer": lambda c: longer(c / "shard-00000.bin"),
+    "an empty shard": lambda c: (c / "shard-00000.bin").write_bytes(b""),
+    "ends cut by one": lambda c: os.truncate(c / "shard-00001.ends", (c / "shard-00001.ends").stat().st_size - 8),
+    "a page of zeros": lambda c: zeroed(c / "shard-00000.bin"),
+    "a shard that is gone": lambda c: (c / "shard-00001.bin").unlink(),
+    "ends that are gone": lambda c: (c / "shard-00001.ends").unlink(),
+    "a tokenizer that is gone": lambda c: (c / "tokenizer.json").unlink(),
+    "two shards swapped on the disk": lambda c: swap(c / "shard-00000.bin", c / "shard-00001.bin"),
+    "an extra shard": lambda c: shutil.copy(c / "shard-00000.bin", c / "shard-00099.bin"),
+    "extra ends": lambda c: shutil.copy(c / "shard-00000.ends", c / "shard-00099.ends"),
+    "a FIFO for a shard": lambda c: in_place_of(c / "shard-00000.bin", os.mkfifo),
+    "a FIFO for the ends": lambda c: in_place_of(c / "shard-00000.ends", os.mkfifo),
+    "a FIFO for the manifest": lambda c: in_place_of(c / "manifest.json", os.mkfifo),
+    "a directory for a shard": lambda c: in_place_of(c / "shard-00000.bin", Path.mkdir),
+    "a link to another shard": lambda c: in_place_of(
+        c / "shard-00000.bin", lambda p: p.symlink_to(c / "shard-00001.bin")
+    ),
+    "a manifest that is no JSON": lambda c: (c / "manifest.json").write_text("{"),
+    "an empty manifest": lambda c: (c / "manifest.json").write_text(""),
+    "other totals of tokens": lambda c: edited(c, lambda m: m.update(tokens=m["tokens"] + 1)),
+    "other totals of documents": lambda c: edited(c, lambda m: m.update(documents=m["documents"] - 1)),
+    "shards in another order": lambda c: edited(c, lambda m: m["shards"].reverse()),
+    "a shard left out": lambda c: edited(c, lambda m: m["shards"].pop()),
+    "a shard named twice": lambda c: edited(c, lambda m: m["shards"].append(m["shards"][0])),
+    "another number of tokens": lambda c: edited(c, lambda m: m["shards"][0].update(tokens=7)),
+    "another dtype": lambda c: edited(c, lambda m: m.update(dtype="int16")),
+    "another end of text": lambda c: edited(c, lambda m: m.update(eot=5)),
+    "a larger vocabulary": lambda c: edited(c, lambda m: m.update(vocab=60_000)),
+    "no end of text": lambda c: edited(c, lambda m: m.pop("eot")),
+    "another checksum": lambda c: edited(c, lambda m: m["shards"][1].update(crc32="00000000")),
+    "another digest": lambda c: edited(c, lambda m: m.update(digest="0" * 64)),
+    "no checksums and one bit": unsummed_and_flipped,
+    "another provenance": lambda c: edited(c, lambda m: m["provenance"]["inputs"].update(files=9)),
+    "an unfinished run": lambda c: (c / ".lowtide-prepare").mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_no_damage_goes_unseen(corpus: Path, damage: Callable[[Path], object]) -> None:
+    damage(corpus)
+    assert verify([corpus]).faults
+
+
+def test_an_older_manifest_without_a_digest_opens_and_is_said_to_be_less_than_proven(corpus: Path) -> None:
+    edited(corpus, lambda content: content.pop("digest"))
+    found = verify([corpus])
+    assert found.faults == ()
+    assert "manifest" not in found.checks
+    assert "no digest of itself" in found.unverifiable[0]
+    with lowtide.open_tokens(corpus) as tokens:
+        assert len(tokens) == found.tokens
+
+
+def test_a_corpus_without_checksums_is_said_to_be_unverifiable_and_is_no_fault(corpus: Path) -> None:
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    unsummed(manifest)
+    write_manifest(corpus, manifest)
+    done = called("verify", corpus)
+    assert done.returncode == 0
+    text = " ".join(done.stdout.split())
+    assert "has no checksums for its shards: damage to ids cannot be seen" in text
+    assert "no fault found; not verifiable beyond what was checked" in text
+    assert "checksums" not in verify([corpus]).checks
+
+
+def test_every_part_of_a_directory_is_verified(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    prepare([str(path)], tmp_path / "corpus", Request(val=0.3))
+    found = verify([tmp_path / "corpus"])
+    assert found.faults == ()
+    assert (sorted(found.parts), sum(found.parts.values())) == (["train", "val"], found.tokens)
+    assert verify([tmp_path / "corpus"], part="val").tokens == found.parts["val"]
+    flip(tmp_path / "corpus" / "val" / "shard-00000.bin")
+    assert verify([tmp_path / "corpus"]).faults
+    assert verify([tmp_path / "corpus"], part="train").faults == ()
+    shown = " ".join(called("verify", tmp_path / "corpus").stdout.split())
+    assert f"(train {found.parts['train']:,}, val {found.parts['val']:,})" in shown
+
+
+def test_every_part_of_another_format_is_verified(tmp_path: Path) -> None:
+    np.arange(3000, dtype="<u2").tofile(tmp_path / "train.bin")
+    np.arange(99, dtype="<u2").tofile(tmp_path / "val.bin")
+    found = verify([tmp_path], dtype="uint16", vocab=3000)
+    assert (found.parts, found.faults) == ({"train": 3000, "val": 99}, ())
+    np.full(99, 60_000, "<u2").tofile(tmp_path / "val.bin")
+    assert verify([tmp_path], dtype="uint16", vocab=3000).faults
 
 
 def test_the_command_names_faults_and_ends_with_1(corpus: Path) -> None:

@@ -7,13 +7,10 @@ import gzip
 import io
 import lzma
 import pickle
-import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +19,12 @@ from lowtide.errors import FormatError
 from lowtide.formats import layout_of, token_layout
 
 IDS = np.arange(3000, dtype="<u2")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ways out name files as one would type them here."""
+    monkeypatch.chdir(tmp_path)
 
 
 def tar(data: bytes) -> bytes:
@@ -44,7 +47,7 @@ def columns(write: str) -> Callable[[bytes], bytes]:
     def make(data: bytes) -> bytes:
         pyarrow = pytest.importorskip("pyarrow", reason="NOT TESTED: pyarrow's own files, because it is not installed")
         feather, parquet = pytest.importorskip("pyarrow.feather"), pytest.importorskip("pyarrow.parquet")
-        table = pyarrow.table({"input_ids": np.frombuffer(data, "<u2")})
+        table = pyarrow.table({"input_ids": [np.frombuffer(data, "<u2")]})
         out = pyarrow.BufferOutputStream()
         if write == "parquet":
             parquet.write_table(table, out)
@@ -84,7 +87,7 @@ def test_another_format_is_never_read_as_tokens(tmp_path: Path, name: str, state
     write, called, way_out = KINDS[name]
     path = tmp_path / name
     data = write(IDS.tobytes())
-    path.write_bytes(data + b"\0" * (-len(data) % 4 if name not in ("t.parquet", "t.zip") else 0))
+    path.write_bytes(data + b"\0" * (-len(data) % 4 if name not in ("t.parquet", "t.zip", "t.arrow", "t.feather") else 0))
     with pytest.raises(FormatError, match=called) as caught:
         token_layout(path, dtype=stated)
     assert way_out in str(caught.value)
@@ -132,7 +135,7 @@ def test_a_chunk_beside_its_loader_s_index_is_named(tmp_path: Path, index: str, 
     for source in (tmp_path / name, str(tmp_path / f"{name[:5]}*.bin")):
         with pytest.raises(FormatError, match=writer) as caught:
             token_layout(source, dtype="uint16")
-        assert ".tofile(" in str(caught.value)
+        assert "itself." in str(caught.value)  # these indexes name no dtype
     assert token_layout(tmp_path / "ours.bin", dtype="uint16").shape == (3000,)
     assert layout_of(tmp_path / name, dtype="u2").shape == (3000,)  # an array is what its user says
 
@@ -147,10 +150,10 @@ def test_a_sidecar_named_alone_leads_to_its_file(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize(
     ("entries", "name", "way_out"),
     [
-        (["data-00000-of-00001.arrow", "state.json"], "directory of Arrow", r"\*\.arrow', column='input_ids'"),
-        (["0.parquet"], "directory of Parquet", r"\*\.parquet', column='input_ids'"),
-        ([".zgroup"], "Zarr", r"zarr\.open"),
-        (["data.ninja"], "mmap_ninja", "data.ninja"),
+        (["data-00000-of-00001.arrow", "state.json"], "directory of Arrow", "Leave column= out"),
+        (["0.parquet"], "directory of Parquet", "Leave column= out"),
+        ([".zgroup"], "Zarr group without arrays", "Name the group"),
+        (["data.ninja"], "mmap_ninja", "Read it with mmap_ninja itself"),
     ],
 )
 def test_a_directory_of_another_kind_is_named(tmp_path: Path, entries: list[str], name: str, way_out: str) -> None:
@@ -168,22 +171,3 @@ def test_what_torch_save_wrote_is_named(tmp_path: Path) -> None:
     for stated in (None, "uint16"):
         with pytest.raises(FormatError, match=r"torch\.save wrote.*np\.save\('x\.npy', torch\.load\('x\.pt'"):
             token_layout(tmp_path / "x.pt", dtype=stated)
-    scope: dict[str, Any] = {"np": np, "torch": torch}
-    line = "np.save('x.npy', torch.load('x.pt', weights_only=True).numpy())".replace("'x", f"'{tmp_path}/x")
-    exec(line, scope)
-    assert layout_of(tmp_path / "x.npy").shape == (10,)
-
-
-def test_a_zarr_store_and_its_way_out_are_right(tmp_path: Path) -> None:
-    pytest.importorskip("zarr", reason="NOT TESTED: zarr's own store, because zarr is not installed")
-
-    script = """
-import numpy as np, zarr
-z = zarr.create_array('z.zarr', shape=(6, 2), dtype='f4'); z[:] = np.arange(12).reshape(6, 2)
-np.save('z.npy', zarr.open('z.zarr')[:])
-"""
-    # zarr leaves threads behind: in a process of its own
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
-    with pytest.raises(FormatError, match=r"Zarr store.*np\.save\('z\.npy', zarr\.open\('z\.zarr'\)\[:\]\)"):
-        layout_of(tmp_path / "z.zarr")
-    assert layout_of(tmp_path / "z.npy").shape == (6, 2)

@@ -61,3 +61,12 @@ def test_one_axis_becomes_whole_rows_and_the_rest_is_left_out(plain: Path) -> No
 def test_what_was_found_cannot_be_changed(plain: Path) -> None:
     with pytest.raises(FrozenInstanceError):
         found(plain).dtype_guessed = False  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("shape", [(10, 200), (-1, 200), (2000,), (5, 20, 20)])
+def test_the_line_to_copy_opens_what_was_asked_about(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = tmp_path / "x.f32"
+    np.arange(2200, dtype="<f4").tofile(path)
+    subject = find([str(path)], StatedData("float32", shape))
+    with eval(subject.call(Opening())) as data:  # literally, as somebody who pastes it
+        assert data.shape == subject.layout.shape

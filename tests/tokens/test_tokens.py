@@ -243,12 +243,6 @@ def test_a_split_too_short_for_a_window_is_refused_at_its_own_size(tmp_path: Pat
             val.batches(4, length=32)
 
 
-def test_train_and_val_in_one_directory_are_refused_and_the_error_names_both(tmp_path: Path) -> None:
-    train, val = raw_file(tmp_path, IDS, "train.bin"), raw_file(tmp_path, IDS[:99], "val.bin")
-    with pytest.raises(lowtide.FormatError, match=rf"train.bin and val.bin\). Pass {train} or {val}"):
-        lowtide.open_tokens(tmp_path, dtype="uint16")
-
-
 def test_a_header_that_lies_is_refused_with_both_sizes(tmp_path: Path) -> None:
     path = TokenFiles(tmp_path).llmc("fineweb_train_000001.bin", list(range(100)), count=101)
     with pytest.raises(lowtide.FormatError, match=r"expected 1226 bytes \(101 tokens.*got 1224"):

@@ -13,9 +13,13 @@ import pytest
 import torch
 from tests.train.running import TINY, train
 
+import lowtide
 from lowtide.cli import main
+from lowtide.corpus import convert
+from lowtide.prepare import Request, prepare
 from lowtide.prepare.tokenizers.spelling import Decoder, NumberWords, words_of
 from lowtide.train import GPT, Settings, Shape, checkpoints
+from lowtide.train.data import open_data
 from lowtide.train.generate import load_trained
 
 Make = Callable[..., Settings]
@@ -186,3 +190,19 @@ def test_tensorboard_that_is_not_there_is_refused_with_the_way_out(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["train", "--data", str(corpus), "--out-dir", str(tmp_path / "o"), "--tensorboard"]) == 2
     assert "Install it with: pip install tensorboard" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", ["nanogpt", "llmc"])
+def test_a_converted_corpus_is_trained_on_and_sampled_from_with_its_own_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str
+) -> None:
+    """prepare, convert, train, sample: nobody states a dtype, a vocabulary or a tokenizer again."""
+    (tmp_path / "a.txt").write_text("".join(f"the tide is low on day {day}\n" for day in range(400)))
+    prepare([str(tmp_path / "a.txt")], tmp_path / "corpus", Request(lines=True, val=0.2))
+    convert(tmp_path / "corpus", tmp_path / "other", to)
+    tiny = {name: value for name, value in TINY.items() if name not in ("data_dtype", "vocab_size")}
+    settings = Settings(**{**tiny, "max_iters": 2}, data=str(tmp_path / "other"), out_dir=str(tmp_path / "out"))
+    train(settings)
+    with lowtide.open_tokens(tmp_path / "other", part="val") as val:
+        assert len(val) == len(open_data(settings).val)
+    assert said(capsys, str(tmp_path / "out"), "--prompt", "the tide", "--tokens", "3").startswith("the tide")

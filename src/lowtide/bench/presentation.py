@@ -94,7 +94,7 @@ def notes(facts: BenchFacts, outcome: Measurements) -> list[str]:
             f"only the largest of {facts.files:,} files was read, {size} of {everything}: np.memmap opens one file"
         )
     if facts.dtype_guessed:
-        found.append(f"dtype {facts.dtype} is a guess from the first block: nothing in the file says so")
+        found.append(f"dtype {facts.dtype} is a guess from its name or first block: nothing in the file says so")
     if outcome.warm_only:
         found.append(f"warm only: {outcome.warm_only}")
     if facts.holes:

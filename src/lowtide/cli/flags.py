@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from lowtide.engine import ENGINES
+from lowtide.formats.parts import PARTS
 from lowtide.storage import CACHES, STRATEGIES
 from lowtide.survey.subject import Opening, StatedData
 
@@ -51,6 +52,17 @@ def add_stated(parser: argparse.ArgumentParser) -> None:
     option(group, "--dtype NAME", "dtype of a file without a header, such as uint16")
     option(group, "--shape AXES", "shape of a file without a header, such as -1,162 (one axis may be -1)")
     option(group, "--tensor NAME", "which tensor to read from a file that holds several")
+    add_part(group)
+
+
+def add_part(parser: argparse._ActionsContainer) -> None:
+    option(parser, "--part NAME", "train, val or test of a directory that holds several (train)", choices=PARTS)
+
+
+def parts_text(parts: dict[str, int]) -> str:
+    """Every part of a corpus and its tokens; the first is the one that is spoken of."""
+    first, *others = [f"{part} {count:,} tokens" for part, count in parts.items()]
+    return ", ".join([f"{first} (this one)", *others]) + (f"; --part {[*parts][1]} takes another" if others else "")
 
 
 def add_opening(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +91,7 @@ def stated(arguments: argparse.Namespace) -> StatedData:
             raise ValueError(
                 f"--shape: expected whole numbers, got {arguments.shape!r}. Write them as in --shape=-1,162."
             ) from None
-    return StatedData(arguments.dtype, shape, arguments.tensor)
+    return StatedData(arguments.dtype, shape, arguments.tensor, arguments.part)
 
 
 def opening(arguments: argparse.Namespace) -> Opening:

@@ -9,7 +9,18 @@ import argparse
 import json
 from dataclasses import asdict
 
-from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, opening, option, stated, whole
+from lowtide.cli.flags import (
+    above_zero,
+    add_json,
+    add_opening,
+    add_paths,
+    add_stated,
+    opening,
+    option,
+    parts_text,
+    stated,
+    whole,
+)
 from lowtide.cli.tables import HowFar, Styled, counted, facts, show
 from lowtide.formats import ArrayMember
 from lowtide.survey.description import Description, describe, survey_documents
@@ -17,12 +28,13 @@ from lowtide.survey.projection import cache_reason, keeps_cache, other_reasons, 
 from lowtide.survey.subject import find, several_members
 from lowtide.units import format_size
 
-GUESSED = "(a guess from the first block: nothing in the file says so)"
+GUESSED = "(a guess from its name or first block: nothing in the file says so)"
 AUTO_BUDGET = " (auto: more where 3 batches need it)"
 
 _FORMATS = {
     "npy": "NumPy array (.npy)",
     "raw": "raw numbers, no header",
+    "lowtide": "a corpus of Lowtide's own: tokens and a manifest.json",
     "nanogpt": "tokens without a header, as nanoGPT writes them",
     "olmo": "tokens without a header, as OLMo writes them",
     "llm.c": "llm.c tokens",
@@ -108,6 +120,8 @@ def _data(found: Description, documents: dict[str, int | str]) -> list[tuple[str
     pairs = [("what", _FORMATS.get(found.format, found.format)), ("dtype", _dtype_text(found))]
     if found.kind == "tokens":
         pairs.append(("tokens", f"{found.shape[0]:,}"))
+        if found.parts:
+            pairs.append(("parts", parts_text(found.parts)))
     else:
         axes = " x ".join(f"{axis:,}" for axis in found.shape)
         pairs.append(("shape", axes + (", Fortran order" if found.order == "F" else "")))

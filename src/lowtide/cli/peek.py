@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lowtide.cli.flags import add_json, option, whole
+from lowtide.cli.flags import add_json, add_part, option, whole
 from lowtide.cli.tables import Styled, counted, facts, show, visible
 from lowtide.errors import StateError
 from lowtide.prepare.tokenizers.spelling import words_of
@@ -21,7 +21,7 @@ from lowtide.windows import ORDERS
 
 SHOWN_IDS = 12
 SHOWN_TEXT = 300  # characters of a row, unless all is asked for
-FEED_FLAGS = ("batch", "length", "seed", "order", "locality", "rank", "world", "dtype", "eot", "bos")
+FEED_FLAGS = ("batch", "length", "seed", "order", "locality", "rank", "world", "part", "dtype", "eot", "bos")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option(feed, "--locality SIZE", "of a local shuffle, such as 64MiB")
     option(feed, "--rank R", "only the rows of this rank", whole)
     option(feed, "--world W", "of so many ranks", whole)
+    add_part(feed)
     option(feed, "--dtype NAME", "dtype of a file without a header, such as uint16")
     option(feed, "--eot ID", "the id that ends a document", whole)
     option(feed, "--bos ID", "the id that begins a document", whole)
@@ -92,7 +93,9 @@ def _of_run(place: Path, arguments: argparse.Namespace) -> Peeked:
 
 
 def _of_corpus(arguments: argparse.Namespace) -> Peeked:
-    tokens = open_tokens(arguments.place, dtype=arguments.dtype, eot=arguments.eot, bos=arguments.bos)
+    tokens = open_tokens(
+        arguments.place, part=arguments.part, dtype=arguments.dtype, eot=arguments.eot, bos=arguments.bos
+    )
     settings = {
         "batch": 64 if arguments.batch is None else arguments.batch,
         "length": 1024 if arguments.length is None else arguments.length,

@@ -14,6 +14,7 @@ from lowtide.cli.flags import (
     number,
     opening,
     option,
+    parts_text,
     stated,
     whole,
 )
@@ -81,6 +82,7 @@ def _lines(found: Forecast) -> list[Styled]:
     axes = " x ".join(f"{axis:,}" for axis in found.shape)
     guess = [Styled(f"{found.dtype} {GUESSED}", "yellow")] if found.dtype_guessed else []
     head = [Styled(f"{found.path}{more}", "bold"), Styled(f"{axes} {found.dtype}, {format_size(found.nbytes)}"), *guess]
+    head += [Styled(f"parts: {parts_text(found.parts)}")] if found.parts else []
     reading = [("strategy", f"{found.plan.strategy}, engine {found.plan.engine}"), _cache_fact(found)]
     reading += [("because", reason) for reason in other_reasons(found.plan)]
     last = [*reading, *_rate_facts(found), ("state", _state_text(found)), ("run", found.open)]

@@ -7,7 +7,7 @@ import json
 import time
 from dataclasses import asdict
 
-from lowtide.cli.flags import add_json, add_paths, option, whole
+from lowtide.cli.flags import add_json, add_part, add_paths, option, whole
 from lowtide.cli.tables import HowFar, Styled, counted, facts, show
 from lowtide.corpus import Verified, verify
 from lowtide.units import format_duration, format_size
@@ -21,6 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_paths(parser, help="a corpus, a token file of any known format, an array")
     option(parser, "--dtype NAME", "of a file without a header, such as uint16")
     option(parser, "--vocab N", "number of ids, where the data does not say it", whole)
+    add_part(parser)
     add_json(parser)
 
 
@@ -28,7 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     begun = time.monotonic()
     with HowFar() as far:
         tell = lambda done: far.show(f"{format_size(done)} read")  # noqa: E731
-        found = verify(arguments.paths, dtype=arguments.dtype, vocab=arguments.vocab, progress=tell)
+        found = verify(
+            arguments.paths, dtype=arguments.dtype, vocab=arguments.vocab, part=arguments.part, progress=tell
+        )
     seconds = time.monotonic() - begun
     if arguments.json:
         print(json.dumps({**asdict(found), "ok": not found.faults, "seconds": seconds}, indent=2))
@@ -44,10 +47,13 @@ def _lines(found: Verified, seconds: float) -> list[Styled]:
     ]
     if found.tokens:
         documents = "" if found.documents is None else f", {found.documents:,} documents"
-        pairs.append(("tokens", f"{found.tokens:,}{documents}"))
+        parts = ", ".join(f"{part} {count:,}" for part, count in found.parts.items())
+        pairs.append(("tokens", f"{found.tokens:,}{documents}{f' ({parts})' if parts else ''}"))
     pairs.append(("checked", ", ".join(found.checks)))
     for fault in found.faults:
         place = fault.file if fault.offset is None else f"{fault.file}, byte {fault.offset}"
         pairs.append(("fault", f"{place}: {fault.what}" if not fault.what.startswith(fault.file) else fault.what))
-    pairs.append(("result", counted(len(found.faults), "fault") if found.faults else "no fault found"))
+    pairs += [("unverifiable", reason) for reason in found.unverifiable]
+    unsure = "; not verifiable beyond what was checked" if found.unverifiable else ""
+    pairs.append(("result", counted(len(found.faults), "fault") if found.faults else f"no fault found{unsure}"))
     return facts(pairs, {"fault": "red", "result": "red" if found.faults else "green"})

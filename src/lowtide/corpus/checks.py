@@ -25,7 +25,20 @@ from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK
 from lowtide.errors import FormatError, LowtideError
 from lowtide.formats import Layout, document_ends, dtype_smell, layout_of, token_layout
-from lowtide.formats.tokens.manifest import CHECKED, MANIFEST, Manifest, ShardEntry, read_manifest
+from lowtide.formats.header import HeaderFile
+from lowtide.formats.parts import checked_part
+from lowtide.formats.tokens.llmc import HEADER, looks_like
+from lowtide.formats.tokens.manifest import (
+    CHECKED,
+    MANIFEST,
+    Manifest,
+    ShardEntry,
+    manifest_content,
+    manifest_digest,
+    read_manifest,
+)
+from lowtide.formats.tokens.token_files import SUFFIXES
+from lowtide.machine import open_regular
 
 MOST_FAULTS = 100  # listed; a wrong dtype would otherwise list every block
 
@@ -47,13 +60,27 @@ class Verified:
     bytes: int
     tokens: int
     documents: int | None
+    parts: dict[str, int]  # tokens of each, where what was named holds several
     faults: tuple[Fault, ...]
     checks: tuple[str, ...]  # what could be checked
+    unverifiable: tuple[str, ...]  # what could not, and why: no fault, but no proof either
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One corpus, or one part of it, read to its end."""
+
+    part: str
+    files: int
+    tokens: int
+    documents: int | None
+    checks: tuple[str, ...]
 
 
 class _Findings:
     def __init__(self, progress: Callable[[int], None]) -> None:
         self.faults: list[Fault] = []
+        self.unverifiable: list[str] = []
         self.bytes = 0
         self._progress, self._lock = progress, Lock()
 
@@ -73,46 +100,96 @@ def verify(
     *,
     dtype: str | None = None,
     vocab: int | None = None,
+    part: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Verified:
-    """Check what ``paths`` name: corpora of ours (also a directory of ``train`` and ``val``) or any format we open."""
+    """Check what ``paths`` name: corpora of ours or any format we open; of a directory with parts all, or ``part``."""
     findings = _Findings(progress)
-    corpora = [corpus for path in paths for corpus in _corpora(Path(path))]
-    if corpora and all(_corpora(Path(path)) for path in paths):
-        parts = [_corpus(directory, findings, vocab) for directory in corpora]
-        files, tokens = sum(part[0] for part in parts), sum(part[1] for part in parts)
-        known = [part[2] for part in parts if part[2] is not None]
-        documents = sum(known) if len(known) == len(parts) else None
-        checks: tuple[str, ...] = ("sizes", "checksums", "ids", "document ends", "tokenizer")
+    corpora = [_corpora(Path(path), checked_part(part)) for path in paths]
+    if all(corpora):
+        found = [_corpus(directory, name, findings, vocab) for one in corpora for directory, name in one]
     else:
-        files, tokens, documents, checks = _others(paths, dtype, vocab, findings)
-    order = sorted(findings.faults, key=lambda fault: (fault.file, fault.offset or 0))
-    return Verified(files, findings.bytes, tokens, documents, tuple(order), checks)
+        found = _others(paths, dtype, vocab, part, findings)
+    documents = [one.documents for one in found if one.documents is not None]
+    parts = {one.part: 0 for one in found if one.part}
+    for one in found:
+        if one.part:
+            parts[one.part] += one.tokens
+    return Verified(
+        sum(one.files for one in found),
+        findings.bytes,
+        sum(one.tokens for one in found),
+        sum(documents) if len(documents) == len(found) else None,
+        parts,
+        tuple(sorted(findings.faults, key=lambda fault: (fault.file, fault.offset or 0))),
+        tuple(dict.fromkeys(check for one in found for check in one.checks)),
+        tuple(findings.unverifiable),
+    )
 
 
-def _corpora(path: Path) -> list[Path]:
-    """The corpora of ours a directory is or holds, finished or not."""
-    return corpora_in(path) or ([path] if (path / WORK).is_dir() else [])
+def _corpora(path: Path, part: str | None) -> list[tuple[Path, str]]:
+    """The corpora of ours that a directory is or holds, finished or not, and the parts they are."""
+    found = [(place, "" if place == path else place.name) for place in corpora_in(path)]
+    if part is not None and any(name for _, name in found):
+        return [(place, name) for place, name in found if name == part]
+    return found or ([(path, "")] if (path / WORK).is_dir() else [])
 
 
-def _corpus(directory: Path, findings: _Findings, vocab: int | None) -> tuple[int, int, int | None]:
-    """(files, tokens, documents) of one corpus of ours."""
+def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) -> _Read:
+    """One corpus of ours."""
     if (directory / WORK).is_dir() or (directory.parent / WORK).is_dir():
         findings.fault(directory, None, "a run is unfinished here: run its prepare or convert command again")
+    nothing = _Read(part, 0, 0, None, ())
     try:
-        manifest = read_manifest(directory)
+        manifest, content = read_manifest(directory), manifest_content(directory)
     except (LowtideError, OSError) as problem:
         findings.fault(directory / MANIFEST, None, str(problem))
-        return 0, 0, None
-    if manifest is None:
-        return 0, 0, None
+        return nothing
+    if manifest is None or content is None:
+        return nothing
     bound = vocab if vocab is not None else manifest.vocab
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         list(pool.map(lambda entry: _Shard(directory, manifest, entry, bound, findings).check(), manifest.entries))
     _check_tokenizer(directory, findings)
+    tokens = sum(entry.tokens for entry in manifest.entries)
     counts = [entry.documents for entry in manifest.entries]
     documents = sum(count for count in counts if count is not None) if None not in counts else None
-    return 2 * len(manifest.entries), sum(entry.tokens for entry in manifest.entries), documents
+    _check_manifest(directory, content, {"tokens": tokens, "documents": documents}, findings)
+    _check_strangers(directory, manifest, findings)
+    summed = all(entry.crc32 is not None and (entry.ends is None or entry.ends_crc32) for entry in manifest.entries)
+    if not summed:
+        findings.unverifiable.append(
+            f"{directory / MANIFEST} has no checksums for its shards: damage to ids cannot be seen. Convert it again "
+            "to have them: lowtide convert --to lowtide."
+        )
+    checks = ["sizes", *(["checksums"] if summed else []), *(["manifest"] if "digest" in content else [])]
+    checks += [*(["ids"] if bound is not None else []), *(["document ends"] if documents is not None else [])]
+    files = sum(1 + (entry.ends is not None) for entry in manifest.entries)
+    return _Read(part, files, tokens, documents, (*checks, "tokenizer"))
+
+
+def _check_manifest(
+    directory: Path, content: dict[str, Any], counted: dict[str, int | None], findings: _Findings
+) -> None:
+    """The manifest held against its own digest, and its totals against its shards."""
+    path = directory / MANIFEST
+    if "digest" not in content:
+        findings.unverifiable.append(
+            f"{path} has no digest of itself, as older versions wrote it: the order of its shards cannot be checked."
+        )
+    elif content["digest"] != manifest_digest(content):
+        findings.fault(path, None, "changed since it was written (its digest differs): copy it again from the original")
+    for name, count in counted.items():
+        if content.get(name) is not None and count is not None and content[name] != count:
+            findings.fault(path, None, f"expected {name} {count} as its shards add up to, got {content[name]!r}")
+
+
+def _check_strangers(directory: Path, manifest: Manifest, findings: _Findings) -> None:
+    """Files that look like a shard of this corpus and are none: whoever opens them by a glob reads them too."""
+    known = {name for entry in manifest.entries for name in (entry.file, entry.ends)}
+    for path in sorted(directory.iterdir()):
+        if path.suffix in (*SUFFIXES, ".ends") and path.name not in known and not path.name.startswith("."):
+            findings.fault(path, None, f"a shard that {MANIFEST} does not name: remove it, or copy the corpus again")
 
 
 class _Shard:
@@ -128,12 +205,15 @@ class _Shard:
     def check(self) -> None:
         try:
             self._check()
-        except OSError as problem:
-            self._findings.fault(problem.filename or self._path, None, problem.strerror or str(problem))
+        except (LowtideError, OSError) as problem:
+            where = getattr(problem, "filename", None) or getattr(problem, "path", None) or self._path
+            self._findings.fault(where, None, getattr(problem, "strerror", None) or str(problem))
 
     def _check(self) -> None:
         itemsize = self._dtype.itemsize
-        wanted, size = self._entry.tokens * itemsize, self._path.stat().st_size
+        with HeaderFile(str(self._path)) as file:  # what is no regular file is refused here, and not waited for
+            size, lead = file.size, HEADER if looks_like(file.read(0, HEADER)) else 0
+        wanted = lead + self._entry.tokens * itemsize
         if size != wanted:
             what = "cut short" if size < wanted else "too long"
             self._findings.fault(
@@ -141,12 +221,16 @@ class _Shard:
                 min(size, wanted),
                 f"{what}: expected {wanted} bytes ({self._entry.tokens} tokens), got {size}",
             )
+        if self._path.with_suffix(".idx").is_file():  # Megatron's, which has a table of its own
+            _count_documents(token_layout(str(self._path)), self._findings)
         ends = self._document_ends()
         for at, view in self._summed(self._path, self._entry.crc32):
+            if at == 0:
+                at, view = lead, view[lead:]
             ids = np.frombuffer(view[: len(view) // itemsize * itemsize], self._dtype)
             _check_ids(ids, self._vocab, self._path, at, self._findings)
             if ends is not None and self._eot is not None:
-                self._check_ends(ids, at // itemsize, ends)
+                self._check_ends(ids, (at - lead) // itemsize, ends)
 
     def _summed(self, path: Path, sums: str | None) -> Iterator[tuple[int, memoryview]]:
         """The file block by block, each held against its checksum."""
@@ -216,17 +300,23 @@ def _check_tokenizer(directory: Path, findings: _Findings) -> None:
 
 
 def _others(
-    paths: Sequence[str | Path], dtype: str | None, stated: int | None, findings: _Findings
-) -> tuple[int, int, int | None, tuple[str, ...]]:
-    """Any other format: what its own headers and indexes say, held against the data."""
+    paths: Sequence[str | Path], dtype: str | None, vocab: int | None, part: str | None, findings: _Findings
+) -> list[_Read]:
+    """Any other format: what its own headers and indexes say, held against the data; every part of a directory."""
     source = [str(path) for path in paths]
     try:
-        layout = _layout(source, dtype)
+        layout = _layout(source, dtype, part)
+        others = layout.other_parts if part is None else ()
+        layouts = [layout, *(_layout(source, dtype, other) for other in others)]
     except FileNotFoundError:
         raise
     except (LowtideError, OSError) as problem:
         findings.fault(source[0], None, str(problem))
-        return len(source), 0, None, ("headers",)
+        return [_Read("", len(source), 0, None, ("headers",))]
+    return [_other(layout, vocab, findings) for layout in layouts]
+
+
+def _other(layout: Layout, stated: int | None, findings: _Findings) -> _Read:
     vocab = stated if stated is not None else layout.vocab
     tokens = len(layout.shape) == 1 and layout.dtype.kind in "iu"
     smell = dtype_smell(layout) if tokens else None
@@ -244,13 +334,16 @@ def _others(
     checks += ["dtype"] if tokens else []
     checks += ["ids"] if tokens and vocab is not None else []
     checks += ["document ends"] if documents is not None else []
-    return len(layout.extents), layout.shape[0] if tokens else 0, documents, tuple(checks)
+    findings.unverifiable.append(
+        f"{layout.extents[0].path} has no checksums: {layout.format} keeps none, so damage to its data cannot be seen."
+    )
+    return _Read(layout.part or "", len(layout.extents), layout.shape[0] if tokens else 0, documents, tuple(checks))
 
 
-def _layout(source: list[str], dtype: str | None) -> Layout:
+def _layout(source: list[str], dtype: str | None, part: str | None) -> Layout:
     named: Any = source if len(source) > 1 else source[0]
     try:
-        return token_layout(named, dtype=dtype)
+        return token_layout(named, dtype=dtype, part=part)
     except FormatError:
         try:
             layout = layout_of(named, dtype=dtype)
@@ -275,16 +368,13 @@ def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[
     """(offset, bytes) of a file in blocks of CHECKED bytes; a view is good until the next one."""
     # Page-aligned: unaligned reads copy slower. Never closed by hand: arrays over it may live a little longer.
     view = memoryview(mmap.mmap(-1, CHECKED))
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        left = os.fstat(descriptor).st_size - offset if length is None else length
+    with open_regular(path) as file:
+        left = file.status.st_size - offset if length is None else length
         while left > 0:
             wanted, done = min(CHECKED, left), 0
-            while done < wanted and (got := os.preadv(descriptor, [view[done:wanted]], offset + done)):
+            while done < wanted and (got := os.preadv(file.number, [view[done:wanted]], offset + done)):
                 done += got
             if done == 0:
                 return
             yield offset, view[:done]
             offset, left = offset + done, left - done
-    finally:
-        os.close(descriptor)

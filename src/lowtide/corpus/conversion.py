@@ -8,9 +8,8 @@ other side, which shifts all of them by one; where it is not, ids are copied as 
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.arguments import one_of
-from lowtide.corpus.finding import CORPUS_PARTS, stated_manifest
+from lowtide.corpus.finding import stated_manifest
 from lowtide.corpus.journal import Journal, PlannedFile, refuse_other_files
 from lowtide.corpus.request import FORMATS, SHARD_TOKENS, Request
-from lowtide.corpus.shards import OFTEN, ShardWriter
+from lowtide.corpus.shards import OFTEN, ShardWriter, write_manifest
 from lowtide.corpus.writers import Sink, Target, make_sink
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, token_layout
-from lowtide.formats.tokens.manifest import MANIFEST, ShardEntry
+from lowtide.formats.tokens.manifest import ShardEntry
 from lowtide.storage.own_files import atomic_write
 from lowtide.tokens import Tokens, open_tokens
 
@@ -67,14 +66,13 @@ def convert(
     """Write the tokens of ``source`` to ``output`` in another format; of a directory with train and val, both."""
     one_of("--to", to, FORMATS)
     stated, target = stated or Stated(), Path(output)
-    parts = _parts_of(Path(source))
-    layouts = {name: token_layout(str(path), dtype=stated.dtype) for name, path in parts.items()}
+    layouts = _parts_of(str(source), stated.dtype)
     refuse_other_files(target)
     journal = Journal(target)
     with journal.held():
         request = Request(shard_tokens=shard_tokens, format=to)
         journal.agree(request, _planned(layouts), boundary=[stated.eot, stated.bos, stated.vocab, stated.dtype])
-        jobs = [_Part(journal, name, str(parts[name]), to, stated, request) for name in layouts]
+        jobs = [_Part(journal, name, str(source), to, stated, request) for name in layouts]
         total, done = sum(job.tokens for job in jobs), 0
         for job in jobs:
             job.write(_from(progress, done, 2 * total))
@@ -82,6 +80,7 @@ def convert(
         for job in jobs:
             job.compare(_from(progress, done, 2 * total))
             done += job.tokens
+        _write_foreign_manifest(jobs)
         journal.remove()
     notes = tuple(dict.fromkeys(note for job in jobs for note in job.notes))
     return Conversion(str(target), to, total, tuple(layouts), any(job.shift for job in jobs), notes)
@@ -94,44 +93,64 @@ def _from(progress: Callable[[int, int], None], before: int, total: int) -> Call
 def write_foreign(source: Path, journal: Journal, to: str, shard_tokens: int) -> None:
     """A corpus of ours in the work directory, in another format beside it."""
     request = Request(shard_tokens=shard_tokens, format=to)
-    for name, path in _parts_of(source).items():
-        job = _Part(journal, name, str(path), to, Stated(), request)
+    jobs = [_Part(journal, name, str(source), to, Stated(), request) for name in _parts_of(str(source), None)]
+    for job in jobs:
         job.write(lambda _: None)
         job.compare(lambda _: None)
+    _write_foreign_manifest(jobs)
+
+
+def _write_foreign_manifest(jobs: Sequence[_Part]) -> None:
+    """What no other format says of its files - dtype, vocabulary, tokenizer - beside them, for all parts together."""
+    first = jobs[0]
+    if first.to != "lowtide":
+        shards = [shard.as_dict() for job in jobs for shard in job.shards]
+        write_manifest(first.directory, first.manifest(sum(job.tokens for job in jobs), shards))
 
 
 class _Part:
     """Train, val or all of a corpus on its way from one format to another."""
 
     def __init__(self, journal: Journal, name: str, source: str, to: str, stated: Stated, request: Request) -> None:
-        self._journal, self._name, self._source, self._to = journal, name, source, to
+        self._journal, self._name, self._source, self.to = journal, name, source, to
         self._stated, self._request = stated, request
         with self._opened() as tokens:
             self.tokens = len(tokens)
             self._vocab, self._dtype = tokens.vocab, tokens.dtype
-            eot = tokens.eot
+            eot, bos = tokens.eot, stated.bos
+            if bos is None and eot is None:
+                bos = tokens.bos  # of llm.c's files, where a manifest of ours lies beside them
+            self._beside = Path(tokens.layout.extents[0].path).parent
         if self.tokens == 0:
             raise FormatError(f"{source}: expected tokens, got none. Name files that hold some.")
         first = to == "llmc"  # where this format puts the boundary id
-        self._boundary = stated.bos if stated.bos is not None else eot
-        self.shift = 0 if self._boundary is None else int(first) - int(stated.bos is not None)
+        self._boundary = bos if bos is not None else eot
+        self.shift = 0 if self._boundary is None else int(first) - int(bos is not None)
         self._ends_known = not first and self._boundary is not None
-        self._tokenizer: dict[str, Any] | None = None
+        self.tokenizer: dict[str, Any] | None = None
         self.notes = () if self._boundary is not None else ("no boundary id is known: ids are copied as they are",)
         self._cut_anywhere = False
         part = name or "train"
         self._done_file = f"convert-{part}.json"
         names = {"nanogpt": part, "llmc": f"tokens_{part}", "megatron": f"{part}_text_document", "lowtide": name}
-        directory = journal.output / name if to == "lowtide" else journal.output
+        self.directory = journal.output / name if to == "lowtide" else journal.output
+        self.shards: list[ShardEntry] = []
+        self._written_as = ""
         self._target = Target(
-            directory, journal.path, names[to], self.tokens, self._dtype.itemsize, self._vocab, request.shard_tokens
+            self.directory,
+            journal.path,
+            names[to],
+            self.tokens,
+            self._dtype.itemsize,
+            self._vocab,
+            request.shard_tokens,
         )
 
     def write(self, progress: Callable[[int], None]) -> None:
         """Write every id, from where an earlier try stopped."""
         state = self._journal.read(self._done_file) or {}
         at, check = int(state.get("at", 0)), int(state.get("check", 0))
-        sink = make_sink(self._to, self._target, state.get("sink", {}), self._ids_dtype())
+        sink = make_sink(self.to, self._target, state.get("sink", {}), self._ids_dtype())
         unsaved = 0
         try:
             with self._opened() as tokens:
@@ -147,17 +166,20 @@ class _Part:
                 sink.end()
             self._save(sink, at, check, ended=True)
             self._keep_tokenizer()
+            self._written_as, self.shards = sink.ids, sink.shards
             if isinstance(sink, ShardWriter):
-                self._write_manifest(sink)
+                shards = [self._entry(shard, self.directory) for shard in sink.shards]
+                documents = {} if self._cut_anywhere else {"documents": sink.documents}
+                write_manifest(self.directory, {**self.manifest(sink.tokens, shards), **documents})
         finally:
             sink.close()
         self._check = check
 
     def compare(self, progress: Callable[[int], None]) -> None:
         """Open what was written as anyone would and compare every id."""
-        name = {"lowtide": "", "llmc": f"{self._target.name}_*.bin"}.get(self._to, f"{self._target.name}.bin")
-        where = str(self._target.directory / name)
-        dtype = "uint16" if self._to == "nanogpt" else None
+        name = {"lowtide": "", "llmc": f"{self._target.name}_*.bin"}.get(self.to, f"{self._target.name}.bin")
+        where = str(self.directory / name)
+        dtype = "uint16" if self.to == "nanogpt" else None
         check, at = 0, 0
         with open_tokens(where, dtype=dtype, budget=_BUDGET) as tokens:
             while at < len(tokens):
@@ -174,7 +196,10 @@ class _Part:
 
     def _opened(self) -> Tokens:
         stated = self._stated
-        return open_tokens(self._source, dtype=stated.dtype, eot=stated.eot, vocab=stated.vocab, budget=_BUDGET)
+        part = self._name or None
+        return open_tokens(
+            self._source, part=part, dtype=stated.dtype, eot=stated.eot, vocab=stated.vocab, budget=_BUDGET
+        )
 
     def _shifted(self, tokens: Tokens, start: int) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
         """Chunks of output ids from ``start`` on, with the ends of the documents in them."""
@@ -182,7 +207,7 @@ class _Part:
         index = None if self.shift or self._boundary is not None else tokens.documents()
         stored = _between(index, start) if index is not None else None
         self._cut_anywhere = index is None and not self._ends_known
-        if self._cut_anywhere and self._to == "megatron":
+        if self._cut_anywhere and self.to == "megatron":
             raise FormatError(
                 f"{self._source}: expected documents for megatron, got tokens without boundaries. State the id that "
                 "ends a document with --eot."
@@ -197,7 +222,7 @@ class _Part:
             else:  # no documents: shards of ours end wherever they are full
                 step = self._request.shard_tokens
                 ends = np.arange((first // step + 1) * step, last + 1, step, dtype=np.int64) - first
-            if last == self.tokens and self._to in ("lowtide", "megatron") and (not len(ends) or ends[-1] != len(ids)):
+            if last == self.tokens and self.to in ("lowtide", "megatron") and (not len(ends) or ends[-1] != len(ids)):
                 ends = np.append(ends, len(ids))  # tokens behind the last boundary are a document too
             yield ids, ends
 
@@ -239,19 +264,12 @@ class _Part:
         self._journal.write(self._done_file, state)
         sink.settle()
 
-    def _write_manifest(self, writer: ShardWriter) -> None:
-        told = {"eot": self._boundary, "vocab": self._vocab}
-        content = {
-            "lowtide": 1,
-            "dtype": self._ids_dtype(),
-            **{name: value for name, value in told.items() if value is not None},
-            "tokens": writer.tokens,
-            **({} if self._cut_anywhere else {"documents": writer.documents}),
-            "shards": [self._entry(shard, writer.directory) for shard in writer.shards],
-            **({} if self._tokenizer is None else {"tokenizer": self._tokenizer}),
-        }
-        with atomic_write(writer.directory / MANIFEST) as file:
-            file.write(json.dumps(content, indent=1).encode() + b"\n")
+    def manifest(self, tokens: int, shards: list[dict[str, Any]]) -> dict[str, Any]:
+        """What a manifest says of these shards."""
+        boundary = "bos" if self.to == "llmc" else "eot"  # llm.c begins a document with it
+        told = {boundary: self._boundary, "vocab": self._vocab, "tokenizer": self._tokenizer}
+        known = {name: value for name, value in told.items() if value is not None}
+        return {"lowtide": 1, "dtype": self._written_as, **known, "tokens": tokens, "shards": shards}
 
     def _entry(self, shard: ShardEntry, directory: Path) -> dict[str, Any]:
         """A shard for the manifest; without documents its ends are where it was cut, and say nothing."""
@@ -262,16 +280,13 @@ class _Part:
 
     def _keep_tokenizer(self) -> None:
         """The tokenizer that lies beside a corpus of ours goes with its tokens."""
-        source = Path(self._source)
-        content = stated_manifest(source if source.is_dir() else source.parent)
-        told = content.get("tokenizer") if "lowtide" in content else None
-        if not isinstance(told, dict) or not told.get("file"):
-            self._tokenizer = told if isinstance(told, dict) else None
-            return
-        self._tokenizer = told
-        name = Path(str(told["file"])).name
-        with atomic_write(self._target.directory / name) as file:
-            file.write(((source if source.is_dir() else source.parent) / name).read_bytes())
+        told = stated_manifest(self._beside).get("tokenizer")
+        self._tokenizer = told if isinstance(told, dict) else None
+        if isinstance(told, dict) and told.get("file"):
+            name = Path(str(told["file"])).name
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self.directory / name) as file:
+                file.write((self._beside / name).read_bytes())
 
 
 def _between(blocks: Iterator[NDArray[np.int64]], start: int) -> Callable[[int, int], NDArray[np.int64]]:
@@ -293,12 +308,11 @@ def _between(blocks: Iterator[NDArray[np.int64]], start: int) -> Callable[[int, 
     return take
 
 
-def _parts_of(source: Path) -> dict[str, Path]:
-    """A directory with train and val corpora is both; anything else is itself."""
-    for inside in (f"{{}}/{MANIFEST}", "{}.bin"):
-        if all((source / inside.format(part)).is_file() for part in CORPUS_PARTS):
-            return {part: source / inside.format(part).removesuffix(f"/{MANIFEST}") for part in CORPUS_PARTS}
-    return {"": source}
+def _parts_of(source: str, dtype: str | None) -> dict[str, Layout]:
+    """Every part of a directory that holds several; anything else is itself, under ""."""
+    first = token_layout(source, dtype=dtype)
+    others = {part: token_layout(source, dtype=dtype, part=part) for part in first.other_parts}
+    return {first.part or "": first, **others}
 
 
 def _planned(layouts: dict[str, Layout]) -> list[PlannedFile]:

@@ -1,31 +1,29 @@
 """Where the corpora of a directory lie, and what their manifests say, taken as it stands.
 
-A directory is a corpus, or holds one for train and one for val. `lowtide.formats.tokens.manifest` checks a manifest
+A directory is a corpus, or holds one for each part. `lowtide.formats.tokens.manifest` checks a manifest
 before anything is read by it; what is asked here - is there one, which tokenizer does it name - must have an answer
 where a manifest is damaged or of another kind too. Costs one small file per question.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from lowtide.formats.tokens.manifest import MANIFEST
-
-CORPUS_PARTS = ("train", "val")
+from lowtide.errors import LowtideError
+from lowtide.formats.parts import PARTS
+from lowtide.formats.tokens.manifest import MANIFEST, manifest_content
 
 
 def stated_manifest(directory: Path) -> dict[str, Any]:
-    """The JSON object in ``manifest.json``; empty where there is none."""
+    """What ``manifest.json`` says; empty where there is none that can be read."""
     try:
-        content = json.loads((directory / MANIFEST).read_bytes())
-    except (OSError, ValueError):
+        return manifest_content(directory) or {}
+    except (LowtideError, OSError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def corpora_in(directory: Path) -> list[Path]:
     """The corpora that a directory is or holds."""
-    places = (directory, *(directory / part for part in CORPUS_PARTS))
-    return [place for place in places if (place / MANIFEST).is_file()]
+    places = (directory, *(directory / part for part in PARTS))
+    return [place for place in places if (place / MANIFEST).exists()]

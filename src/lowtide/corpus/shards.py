@@ -10,6 +10,7 @@ that no document crosses two files. Costs a MiB for each file that grows.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import zlib
 from pathlib import Path
@@ -19,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import StateError
-from lowtide.formats.tokens.manifest import CHECKED, ShardEntry
-from lowtide.storage.own_files import sync_directory
+from lowtide.formats.tokens.manifest import CHECKED, MANIFEST, ShardEntry, manifest_digest
+from lowtide.storage.own_files import atomic_write, sync_directory
 
 OFTEN = 256 * 1024 * 1024  # bytes written between two checkpoints where shards are larger
 _BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file
@@ -89,7 +90,7 @@ class ShardWriter:
 
     def __init__(self, directory: Path, work: Path, dtype: str, shard_tokens: int, state: dict[str, Any]) -> None:
         self.directory, self._work = directory, work
-        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self.ids, self._dtype = dtype, np.dtype(dtype).newbyteorder("<")
         self._wanted = shard_tokens
         self.shards = [ShardEntry(**entry) for entry in state.get("shards", ())]
         self._tokens = int(state.get("tokens", 0))
@@ -179,6 +180,13 @@ class ShardWriter:
         self.shards.append(entry)
         self._tokens = self._documents = 0
         self._ids, self._ends = self._open("bin", {}), self._open("ends", {})
+
+
+def write_manifest(directory: Path, content: dict[str, Any]) -> None:
+    """The manifest with its own digest, last of a corpus's files: with it a corpus is whole."""
+    signed = {**content, "digest": manifest_digest(content)}
+    with atomic_write(directory / MANIFEST) as file:
+        file.write(json.dumps(signed, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
 
 
 def _no_room(path: Path, problem: OSError) -> OSError:

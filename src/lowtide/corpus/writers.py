@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from lowtide.corpus.shards import GrowingFile, ShardWriter
 from lowtide.errors import FormatError
 from lowtide.formats.tokens.llmc import HEADER
+from lowtide.formats.tokens.manifest import ShardEntry
 from lowtide.formats.tokens.megatron import MAGIC
 from lowtide.storage.own_files import sync_directory
 
@@ -43,7 +44,10 @@ class Target:
 
 
 class Sink(Protocol):
-    """A format in the making."""
+    """A format in the making. ``shards``: the files that are whole, for a manifest; ``ids``: the dtype they hold."""
+
+    shards: list[ShardEntry]
+    ids: str
 
     def add(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> int: ...
     def checkpoint(self) -> dict[str, Any]: ...
@@ -64,49 +68,53 @@ class Flat:
         self._target, self._llmc = target, llmc
         wide = llmc and (target.vocab > 2**16 if target.vocab is not None else target.itemsize > 2)
         self._dtype, self._magic, self._version = ("<u4", 20240801, 7) if wide else ("<u2", 20240520, 1)
+        self.ids = np.dtype(self._dtype).name
         self._most = target.shard_tokens if llmc else target.tokens
-        self._finished = int(state.get("finished", 0))
+        self.shards = [ShardEntry(**entry) for entry in state.get("shards", ())]
         self.settle()
-        self._file = GrowingFile(target.work / self._name(self._finished), state["bin"]) if "bin" in state else None
+        self._file = GrowingFile(target.work / self._name(len(self.shards)), state["bin"]) if "bin" in state else None
 
     def _name(self, number: int) -> str:
         return f"{self._target.name}_{number:06d}.bin" if self._llmc else f"{self._target.name}.bin"
 
     def _open(self) -> GrowingFile:
         """A new file with its header: how many ids it will hold is known."""
-        file = GrowingFile(self._target.work / self._name(self._finished))
+        file = GrowingFile(self._target.work / self._name(len(self.shards)))
         if self._llmc:
-            count = min(self._most, self._target.tokens - self._finished * self._most)
+            count = min(self._most, self._target.tokens - len(self.shards) * self._most)
             header = struct.pack("<3i", self._magic, self._version, count)
             file.append(memoryview(header + bytes(HEADER - len(header))))
         return file
 
     def add(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> int:  # noqa: ARG002 - the formats know no documents
-        before = self._finished
-        size, header = np.dtype(self._dtype).itemsize, HEADER if self._llmc else 0
+        before = len(self.shards)
         while len(ids):
             self._file = self._file or self._open()
-            room = self._most - (self._file.length - header) // size
+            room = self._most - self._held(self._file)
             self._file.append(_as_bytes(_fitting(ids[:room], self._dtype, self._target)))
             if len(ids) >= room:
                 self.end()
             ids = ids[room:]
-        return self._finished - before
+        return len(self.shards) - before
+
+    def _held(self, file: GrowingFile) -> int:
+        return (file.length - (HEADER if self._llmc else 0)) // np.dtype(self._dtype).itemsize
 
     def checkpoint(self) -> dict[str, Any]:
         growing = {} if self._file is None else {"bin": self._file.checkpoint()}
-        return {"finished": self._finished, **growing}
+        return {"shards": [shard.as_dict() for shard in self.shards], **growing}
 
     def end(self) -> None:
         if self._file is not None:
             self._file.sync()
             self._file.close()
+            name = self._name(len(self.shards))
+            self.shards.append(ShardEntry(name, self._held(self._file), self._file.sums()))
             self._file = None
-            self._finished += 1
 
     def settle(self) -> None:
-        for number in range(self._finished):
-            _named(self._target, self._name(number))
+        for shard in self.shards:
+            _named(self._target, shard.file)
 
     def close(self) -> None:
         if self._file is not None:
@@ -121,11 +129,12 @@ class Megatron:
         # Megatron's own rule for the dtype: see DType.optimal_dtype in its indexed_dataset.py.
         narrow = target.vocab < 65_500 if target.vocab is not None else target.itemsize == 2
         self._dtype, self._code = ("<u2", 8) if narrow else ("<i4", 4)
-        self._ended = bool(state.get("ended"))
+        self.ids = np.dtype(self._dtype).name
+        self.shards = [ShardEntry(**entry) for entry in state.get("shards", ())]
         self.settle()
         self._open = int(state.get("open", 0))  # ids of the document that is not at its end
         self._files: list[GrowingFile] = []
-        if not self._ended:
+        if not self.shards:
             self._files = [GrowingFile(self._grown(what), state.get(what)) for what in ("bin", "lengths")]
 
     def _grown(self, what: str) -> Path:
@@ -144,8 +153,8 @@ class Megatron:
         return 0
 
     def checkpoint(self) -> dict[str, Any]:
-        if self._ended:
-            return {"ended": True}
+        if self.shards:
+            return {"shards": [shard.as_dict() for shard in self.shards]}
         states = [file.checkpoint() for file in self._files]
         return {"open": self._open, "bin": states[0], "lengths": states[1]}
 
@@ -157,7 +166,8 @@ class Megatron:
             file.sync()
             file.close()
         self._write_index()
-        self._files, self._ended = [], True
+        self.shards.append(ShardEntry(f"{self._target.name}.bin", self._target.tokens, self._files[0].sums()))
+        self._files = []
 
     def _write_index(self) -> None:
         lengths = np.memmap(self._grown("lengths"), "<i4", "r")
@@ -177,7 +187,7 @@ class Megatron:
             os.fsync(file.fileno())
 
     def settle(self) -> None:
-        if self._ended:
+        if self.shards:
             for what in ("bin", "idx"):
                 _named(self._target, f"{self._target.name}.{what}")
 

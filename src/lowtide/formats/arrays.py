@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from lowtide.errors import FormatError
 from lowtide.formats.files import memmap, raw
+from lowtide.formats.foreign_directories import refuse_foreign_directory
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, agree, join, stated_dtype
 from lowtide.formats.recognise import recognised
-from lowtide.formats.refusals import refuse_foreign, refuse_foreign_directory
+from lowtide.formats.refusals import refuse_foreign
 from lowtide.formats.sources import Mapped, Source, named
 
 

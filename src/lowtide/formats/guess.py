@@ -1,13 +1,15 @@
 """Which dtype a block of bytes looks like: always a guess, never acted on.
 
 Token ids are small, so the upper half of an item that is too wide holds another token, and every second item of one
-that is too narrow is nearly zero. ``guess_dtype`` looks at one block of a file without a header, ``dtype_smell`` at
-sixteen blocks of 8 KiB spread over a layout, to doubt the dtype it is read with.
+that is too narrow is nearly zero. ``named_dtype`` takes a file's suffix at its word; ``guess_dtype`` looks at one block
+of a file without a header and says nothing where it is not sure; ``dtype_smell`` looks at sixteen blocks of 8 KiB
+spread over a layout, to doubt the dtype it is read with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,23 +22,28 @@ _MOST_ID = _TINY * 65_536
 _FEWEST = 64  # items; below this anything looks like anything
 _PLACES = 16
 _SAMPLED_BYTES = 8192  # bytes at each place
+_NAMED = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+def named_dtype(path: str) -> str | None:
+    """The dtype that a file's suffix names, as ``.f32`` and ``.uint16`` do."""
+    suffix = path.rpartition(".")[2].lower()
+    short = re.fullmatch(r"([fui])(8|16|32|64)", suffix)
+    name = {"f": "float", "u": "uint", "i": "int"}[short[1]] + short[2] if short else suffix
+    return name if name in _NAMED else None
 
 
 def guess_dtype(block: bytes, fitting: Sequence[str]) -> str | None:
-    """The most likely of the dtype names in ``fitting``, or ``None`` where nothing stands out."""
+    """The dtype of the names in ``fitting`` that the block looks like; ``None`` where that is not sure.
+
+    uint8, int16 and float16 look like each other and like uint16 too often to be told apart by a block, unless it is
+    text or ids.
+    """
     block = block[: len(block) // 8 * 8]
     if len(block) < 8 * _FEWEST:
         return None
-    for name in ("float64", "float32"):
-        if name in fitting and _like_floats(np.frombuffer(block, name)):
-            return name
-    if "int64" in fitting and _looks_wider(np.frombuffer(block, "<u4")):
-        return "int64"
-    if "uint32" in fitting and _looks_wider(np.frombuffer(block, "<u2")):
-        return "uint32"
-    if "uint8" in fitting and _like_text(np.frombuffer(block, "<u1")):
-        return "uint8"
-    return "uint16" if "uint16" in fitting else None
+    found = next((name for name, looks in _LOOKS.items() if looks(block)), None)
+    return found if found in fitting else None
 
 
 def dtype_smell(layout: Layout) -> str | None:
@@ -94,6 +101,12 @@ def _looks_narrower(items: npt.NDArray[np.unsignedinteger]) -> bool:
     return max(kinds) <= 2 * min(kinds)
 
 
+def _like_float32(block: bytes) -> bool:
+    """Both halves of a float64 hold such floats only where its lower one is zero: then they are no float32."""
+    items = np.frombuffer(block, "<f4")
+    return _like_floats(items) and bool(np.mean(items[0::2] == 0) < 0.5)
+
+
 def _like_floats(items: npt.NDArray[np.floating]) -> bool:
     """Measured numbers lie within a few powers of ten of 1, and ids read as floats almost never do."""
     size = np.abs(items[items != 0])  # comparing NaN or infinity warns about nothing: they are simply not inside
@@ -102,6 +115,30 @@ def _like_floats(items: npt.NDArray[np.floating]) -> bool:
     return bool(np.mean((size > 1e-8) & (size < 1e8)) > 0.95)
 
 
-def _like_text(items: npt.NDArray[np.uint8]) -> bool:
+def _like_text(block: bytes) -> bool:
+    items = np.frombuffer(block, "u1")
     printable = (items >= 32) & (items < 127) | (items == 10) | (items == 9) | (items == 13)
     return bool(np.mean(printable) > 0.95)
+
+
+def _like_ids(block: bytes) -> bool:
+    """Whether uint16 ids: their upper bytes are spread otherwise than their lower ones, hardly any is near 65,536,
+    where small negative numbers are, and they are no float16 within three powers of ten of 1."""
+    pairs = np.frombuffer(block, "u1").reshape(-1, 2)
+    lower, upper = (np.bincount(pairs[:, k], minlength=256) / len(pairs) for k in (0, 1))
+    apart = float(np.abs(lower - upper).sum()) / 2
+    chance = 0.7 * float(np.sqrt(256 / len(pairs)))  # how far apart two samples of the same bytes lie
+    halves = np.abs(np.frombuffer(block, "<f2").astype("f4"))
+    like_halves = np.mean((halves > 1e-3) & (halves < 1e3)) > 0.9
+    return apart > 0.08 + chance and bool(np.mean(pairs[:, 1] >= 0xF0) < 0.01) and not like_halves
+
+
+# In this order: what is tried first would also pass for what is tried later.
+_LOOKS: dict[str, Callable[[bytes], bool]] = {
+    "float32": _like_float32,
+    "float64": lambda block: _like_floats(np.frombuffer(block, "<f8")),
+    "int64": lambda block: _looks_wider(np.frombuffer(block, "<u4")),
+    "uint32": lambda block: _looks_wider(np.frombuffer(block, "<u2")),
+    "uint8": _like_text,
+    "uint16": _like_ids,
+}

@@ -21,7 +21,7 @@ from lowtide.storage import Extent
 MOST_BYTES = 2**63 - 1  # off_t and Py_ssize_t are signed 64-bit
 MOST_AXES = 64  # numpy 2's own bound
 Ends: TypeAlias = "npt.NDArray[np.int64]"  # positions behind the last token of each document
-HEADERLESS = ("raw", "nanogpt", "olmo")  # one family: bytes without a header, named after who writes them
+HEADERLESS = ("raw", "nanogpt", "olmo", "lowtide")  # one family: bytes without a header, named after who writes them
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Layout:
     eot: int | None = None  # the id that ends a document, where a manifest states it
     bos: int | None = None  # the id that begins one
     vocab: int | None = None  # ids are below this, where a manifest states it
+    part: str | None = None  # "train" | "val" | "test", where the directory that was named holds several
+    other_parts: tuple[str, ...] = ()  # that it holds beside this one
 
     @property
     def row_nbytes(self) -> int:
@@ -183,6 +185,8 @@ def join(layouts: Sequence[Layout]) -> Layout:
         eot=first.eot,
         bos=first.bos,
         vocab=first.vocab,
+        part=first.part if all(layout.part == first.part for layout in layouts) else None,
+        other_parts=first.other_parts if all(layout.other_parts == first.other_parts for layout in layouts) else (),
     )
 
 

@@ -1,23 +1,27 @@
-"""Files and directories of other kinds that people hand in, and what to do with each.
+"""Files of other kinds that people hand in, and what to do with each.
 
 "This is gzip: run gzip -dk" helps more than "state a dtype", and a dtype that was stated does not turn another format's
 bytes into tokens. Four bytes or more of magic are believed alone; shorter ones occur in real ids (a uint16 file whose
-first id is 640 starts like a pickle) and count only with their suffix. Looks at 512 bytes; reads none of these formats.
+first id is 640 starts like a pickle) and count only with their suffix. A line of code in a way out can be pasted as it
+stands. Looks at 512 bytes, and at the schema of files with columns; reads none of these formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats.header import HeaderFile, is_file
+from lowtide.formats.columns.id_columns import column_advice
+from lowtide.formats.header import HeaderFile
 
 _LOOK = 512  # a tar archive says what it is at byte 257
+_FIRST_LINES = 16_384
+_COLUMNS = "columns"  # the way out depends on what columns there are
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,11 @@ class Foreign:
 
     def refusal(self, path: str, *, tokens: bool) -> FormatError:
         """The error that names it and says what to do, with one line of code."""
-        name = Path(path).name
         way_out = (self.tokens if tokens else "") or self.way_out
-        way_out = way_out.format(file=name, stem=name.partition(".")[0] or name)
+        way_out = way_out.replace("{file}", as_typed(path)).replace("{stem}", stem_of(path))
         return FormatError(f"{path}: expected {'token ids' if tokens else 'an array'}, got {self.name}. {way_out}")
 
 
-_COLUMN = "Open its column of ids: lowtide.open_tokens('{file}', column='input_ids')."
 _PICKLE = "Where you trust it, load it and save the array: np.save('{stem}.npy', pickle.load(open('{file}', 'rb')))."
 _LOAD_TORCH = "Save the tensor as an array: np.save('{stem}.npy', torch.load('{file}', weights_only=True).numpy())."
 TORCH_ZIP = Foreign("what torch.save wrote", _LOAD_TORCH)
@@ -62,32 +64,16 @@ _FILES = (
     Foreign("zstd-compressed data", "Unpack it: zstd -d '{file}'.", b"\x28\xb5\x2f\xfd"),
     Foreign("bzip2-compressed data", "Unpack it: bzip2 -dk '{file}'.", b"BZh", (".bz2",)),
     Foreign("xz-compressed data", "Unpack it: xz -dk '{file}'.", b"\xfd7zXZ\x00"),
-    Foreign("lz4-compressed data", "Unpack it: lz4 -d '{file}'.", b"\x04\x22\x4d\x18"),
+    Foreign("lz4-compressed data", "Unpack it: lz4 -dm '{file}'.", b"\x04\x22\x4d\x18"),
     Foreign("a tar archive", "Unpack it: tar -xf '{file}'.", b"ustar", at=257),
-    Foreign("an HDF5 file", "Name one dataset: lowtide.open('{file}', tensor='/X').", b"\x89HDF\r\n\x1a\n"),
-    Foreign(
-        "a Parquet file",
-        "Save one column: np.save('{stem}.npy', pyarrow.parquet.read_table('{file}')['COLUMN'].to_numpy()).",
-        b"PAR1",
-        tokens=_COLUMN,
-    ),
+    Foreign("an HDF5 file", "Leave dtype= out: it says its own.", b"\x89HDF\r\n\x1a\n"),
+    Foreign("a Parquet file", _COLUMNS, b"PAR1"),
+    Foreign("an Arrow file (Feather is one)", _COLUMNS, b"ARROW1\x00\x00"),
+    Foreign("an Arrow stream, as Hugging Face datasets keeps it", _COLUMNS, b"\xff\xff\xff\xff", (".arrow", ".arrows")),
     Foreign(
         "a Feather file of the first version",
-        "Save one column: np.save('{stem}.npy', pyarrow.feather.read_table('{file}')['COLUMN'].to_numpy()).",
+        "Save it anew: pyarrow.feather.write_feather(pyarrow.feather.read_table('{file}'), '{stem}.feather').",
         b"FEA1",
-    ),
-    Foreign(
-        "an Arrow file (Feather is one)",
-        "Save one column: np.save('{stem}.npy', pyarrow.feather.read_table('{file}')['COLUMN'].to_numpy()).",
-        b"ARROW1\x00\x00",
-        tokens=_COLUMN,
-    ),
-    Foreign(
-        "an Arrow stream, as Hugging Face datasets keeps it",
-        "Save one column: np.save('{stem}.npy', pyarrow.ipc.open_stream('{file}').read_all()['COLUMN'].to_numpy()).",
-        b"\xff\xff\xff\xff",
-        (".arrow", ".arrows"),
-        tokens=_COLUMN,
     ),
     Foreign("an old fairseq index", "Open it with fairseq and save its ids with ndarray.tofile.", b"TNTIDX\x00\x00"),
     Foreign(
@@ -99,60 +85,27 @@ _FILES = (
     ),
 )
 
-_TABLE = "Save the numbers as an array: np.save('{stem}.npy', np.loadtxt('{file}', delimiter='%s'))."
-_TOKENISE = "Turn the text into ids first: lowtide prepare '{file}'."
+_TOKENISE = "Turn the text into ids: lowtide prepare '{file}' -o corpus/."
+_NO_NUMBERS = "Name the files that hold the numbers."
 # Text has no magic: its name is all there is. Read as bytes (dtype='uint8') it is what it says.
 _TEXT = {
-    ".csv": Foreign("a CSV table", _TABLE % ","),
-    ".tsv": Foreign("a table of tab-separated text", _TABLE % "\\t"),
-    ".jsonl": Foreign("lines of JSON", "Load it and save its numbers with np.save.", tokens=_TOKENISE),
-    ".json": Foreign("a JSON file", "Name the files that hold the numbers."),
-    ".txt": Foreign("text", "Save its numbers: np.save('{stem}.npy', np.loadtxt('{file}')).", tokens=_TOKENISE),
-    ".md": Foreign("text", "Name the files that hold the numbers."),
-    ".yaml": Foreign("a YAML file", "Name the files that hold the numbers."),
-    ".py": Foreign("Python source", "Name the files that hold the numbers.", tokens=_TOKENISE),
+    ".csv": Foreign("a CSV table", _TABLE := "Save the numbers as an array: np.save('{stem}.npy', {load})."),
+    ".tsv": Foreign("a table of tab-separated text", _TABLE),
+    ".txt": Foreign("text", _TABLE, tokens=_TOKENISE),
+    ".text": Foreign("text", _TOKENISE),
+    ".md": Foreign("text", _TOKENISE),
+    ".jsonl": Foreign("lines of JSON", _TOKENISE),
+    ".json": Foreign("a JSON file", _NO_NUMBERS),
+    ".yaml": Foreign("a YAML file", _NO_NUMBERS),
+    ".py": Foreign("Python source", _NO_NUMBERS),
 }
+_MDS = Foreign("a shard of MosaicML's MDS", "Read its samples with streaming itself.")
 _SIDECARS = {
     ".ds.index": "datatrove's table of document ends",
     ".ds.metadata": "datatrove's description of a .ds file",
     ".ds.loss": "datatrove's loss mask",
     ".csv.gz": "a compressed table (dolma writes one beside each .npy)",
 }
-_SAVE_MDS = (
-    "Save its ids: np.concatenate([s['tokens'] for s in streaming.StreamingDataset(local='DIRECTORY')])"
-    ".astype('uint16').tofile('train.bin')."
-)
-_MDS = Foreign("a shard of MosaicML's MDS", _SAVE_MDS)
-
-_MOST_INDEX = 16 * 1024 * 1024
-# What an index.json lists, by the key it lists them under. A litData chunk: u32 items n, u32[n + 1] offsets, then the
-# ids of every item one after the other.
-_LOADERS = {
-    b'"chunks"': Foreign(
-        "what litData writes (index.json lists its chunks)",
-        "Its ids follow a table of offsets. Save those of each chunk, with the dtype that index.json names: "
-        "np.fromfile(chunk, 'int32', offset=4 * (2 + int(np.fromfile(chunk, '<u4', 1)[0]))).tofile('ids.bin').",
-    ),
-    b'"shards"': Foreign("what MosaicML's streaming writes (index.json lists its shards)", _SAVE_MDS),
-}
-
-
-@dataclass(frozen=True)
-class LoaderIndex:
-    """The ``index.json`` that another loader keeps beside its files, as it is, and which loader's it is."""
-
-    kind: Foreign
-    text: bytes
-
-
-def read_loader_index(directory: Path) -> LoaderIndex | None:
-    """Another loader's index of this directory; ``None`` where there is none. Reads at most 16 MiB."""
-    path = str(directory / "index.json")
-    if not is_file(path):
-        return None
-    with HeaderFile(path) as file:
-        text = file.read(0, min(file.size, _MOST_INDEX))
-    return next((LoaderIndex(kind, text) for key, kind in _LOADERS.items() if key in text), None)
 
 
 def refuse_foreign(file: HeaderFile, stated: np.dtype[Any] | None, *, tokens: bool) -> None:
@@ -168,6 +121,8 @@ def refuse_foreign(file: HeaderFile, stated: np.dtype[Any] | None, *, tokens: bo
             raise Foreign(name, f"Name the file of ids: lowtide.open_tokens({data!r}).").refusal(file.path, tokens=True)
     for kind in _FILES:
         if kind.looks_like(file.path, head):
+            if kind.way_out == _COLUMNS:
+                kind = replace(kind, way_out=column_advice(file.path, as_typed(file.path), tokens=tokens))
             raise kind.refusal(file.path, tokens=tokens)
     if _framed_pickle(head, file.size):
         raise _FILES[-1].refusal(file.path, tokens=tokens)
@@ -175,7 +130,7 @@ def refuse_foreign(file: HeaderFile, stated: np.dtype[Any] | None, *, tokens: bo
         raise _MDS.refusal(file.path, tokens=tokens)
     text = _TEXT.get(Path(path).suffix)
     if text is not None and not as_bytes:
-        raise text.refusal(file.path, tokens=tokens)
+        raise _with_numbers(text, file).refusal(file.path, tokens=tokens)
 
 
 def may_be(head: bytes) -> str | None:
@@ -184,35 +139,34 @@ def may_be(head: bytes) -> str | None:
     return next((kind.name for kind in short if head.startswith(kind.start)), None)
 
 
-def refuse_foreign_directory(path: str, names: Collection[str], *, tokens: bool) -> None:
-    """FormatError where a directory is another format's whole; ``names`` are its entries."""
-    found = _directory_kind(names)
-    if found is not None:
-        raise found.refusal(path, tokens=tokens)
+def as_typed(path: str) -> str:
+    """A path as one would type it here: relative where it lies below the current directory."""
+    short = os.path.relpath(path)
+    return path if short.startswith(os.pardir) else short
 
 
-def _directory_kind(names: Collection[str]) -> Foreign | None:
-    if {"zarr.json", ".zarray", ".zgroup"} & set(names):
-        save = (
-            "np.save('{stem}.npy', zarr.open('{file}')[:])"
-            if ".zgroup" not in names
-            else "np.save('{stem}.npy', zarr.open('{file}')['ARRAY'][:])"
-        )
-        return Foreign("a Zarr store", f"Save one array: {save}.")
-    if "data.ninja" in names:
-        return Foreign(
-            "an mmap_ninja directory",
-            "Open its data with the dtype and shape that dtype.ninja and shape.ninja beside it state: "
-            "lowtide.open('{file}/data.ninja', dtype=..., shape=...).",
-        )
-    for ending, name in ((".arrow", "Arrow files"), (".parquet", "Parquet files"), (".feather", "Feather files")):
-        if any(entry.endswith(ending) for entry in names):
-            column = f"Open their column of ids: lowtide.open_tokens('{{file}}/*{ending}', column='input_ids')."
-            load = f"pyarrow.dataset.dataset('{{file}}', format='{ending[1:]}').to_table()['COLUMN'].to_numpy()"
-            return Foreign(
-                f"a directory of {name}", f"Save one column: np.save('{{stem}}.npy', {load}).", tokens=column
-            )
-    return None
+def stem_of(path: str) -> str:
+    name = Path(path).name
+    return name.partition(".")[0] or name
+
+
+def _with_numbers(text: Foreign, file: HeaderFile) -> Foreign:
+    """The call that loads a table, as its first lines have it; prose is for `prepare`."""
+    lines = file.read(0, _FIRST_LINES).decode("utf-8", "replace").splitlines()[:3]
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(Path(file.path.lower()).suffix)
+    plain = [_numbers(line, delimiter) for line in lines if line.strip()]
+    if not any(plain):
+        return replace(text, way_out=_TOKENISE if delimiter is None else _NO_NUMBERS)
+    words = [repr(as_typed(file.path)), *([f"delimiter={delimiter!r}"] if delimiter else [])]
+    words += [] if plain[0] else ["skiprows=1"]  # names of columns
+    return replace(text, way_out=text.way_out.replace("{load}", f"np.loadtxt({', '.join(words)})"))
+
+
+def _numbers(line: str, delimiter: str | None) -> bool:
+    try:
+        return all(np.isfinite(float(word)) for word in line.split(delimiter))
+    except ValueError:
+        return False
 
 
 def _framed_pickle(head: bytes, size: int) -> bool:

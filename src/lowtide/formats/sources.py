@@ -1,9 +1,8 @@
 """What a caller may name as data: a path, a memmap, a list of them, a glob.
 
 Every way of naming files becomes one list in a stated order. Globs sort as people count (shard_2 before shard_10);
-lists keep the caller's order. What the names alone tell is refused here: a corpus that would mix training files with
-held-out ones, and an address such as s3://..., with the command that copies it here. Costs a directory listing for a
-glob. Opens nothing and reaches no other machine.
+lists keep the caller's order. An address such as s3://... is refused with the command that copies it here. Costs a
+directory listing for a glob. Opens nothing and reaches no other machine.
 """
 
 from __future__ import annotations
@@ -12,13 +11,10 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-from lowtide.errors import FormatError
 
 Mapped: TypeAlias = "npt.NDArray[Any]"  # of arrays only an np.memmap, or a view of one, has a file
 Source: TypeAlias = "str | os.PathLike[str] | Mapped | Sequence[str | os.PathLike[str] | Mapped]"
@@ -33,10 +29,6 @@ _COPY = {
     "http": "curl -LO {source}",
     "https": "curl -LO {source}",
 }
-
-_TRAIN = {"train", "training"}
-_HELD_OUT = {"val", "valid", "validation", "dev", "test", "eval"}
-_WORD = re.compile(r"[a-z]+")
 
 
 def natural_key(path: str) -> list[tuple[int, str]]:
@@ -57,26 +49,6 @@ def named(source: object) -> list[str | Mapped]:
     if len(source) == 0:
         raise ValueError("source: expected at least one file, got an empty list. Name the files to open.")
     return [one for item in source for one in _files_of(item)]
-
-
-def refuse_train_with_val(where: str, paths: Sequence[str]) -> None:
-    """FormatError where ``paths``, named together by ``where``, hold both; it names one of each and the way out."""
-    if len(paths) < 2:
-        return
-    whole = [os.path.abspath(path) for path in paths]  # noqa: PTH100 - a Path per shard would cost more
-    shared = os.path.commonpath([os.path.dirname(path) for path in whole])  # noqa: PTH120
-    names = [os.path.relpath(path, shared) for path in whole]
-    words = [set(_WORD.findall(name.lower())) for name in names]
-    held_out = [name for name, found in zip(names, words, strict=True) if found & _HELD_OUT and not found & _TRAIN]
-    train = [name for name, found in zip(names, words, strict=True) if found & _TRAIN and not found & _HELD_OUT]
-    if not train or not held_out:
-        return
-    ending = Path(train[0]).suffix
-    pattern = train[0] if len(train) == 1 else f"*train*{ending}" if os.sep not in train[0] else Path(train[0]).parent
-    raise FormatError(
-        f"{where}: expected one corpus, got train and val files together ({train[0]} and {held_out[0]}). "
-        f"Pass {Path(shared) / pattern} or {Path(shared) / held_out[0]}."
-    )
 
 
 def _files_of(item: object) -> list[str | Mapped]:

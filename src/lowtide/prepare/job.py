@@ -7,7 +7,6 @@ node - the same command goes on, and the bytes are those of one that was never s
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +18,8 @@ from lowtide.corpus.conversion import write_foreign
 from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK, Journal, refuse_other_files
 from lowtide.corpus.request import Request
-from lowtide.corpus.shards import ShardWriter
+from lowtide.corpus.shards import ShardWriter, write_manifest
 from lowtide.errors import FormatError, StateError
-from lowtide.formats.tokens.manifest import MANIFEST
 from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.cluster import encoded_by_ray
 from lowtide.prepare.encoding import EncodedBlock, Recipe
@@ -256,7 +254,7 @@ class _Job:
         }
         if vocabulary.file:
             _write(writer.directory / vocabulary.file, vocabulary.content)
-        _write(writer.directory / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+        write_manifest(writer.directory, content)
         return content
 
 

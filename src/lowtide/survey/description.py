@@ -40,6 +40,7 @@ class Description:
     documents: int | None
     vocab: int | None
     eot: int | None
+    parts: dict[str, int]  # tokens of each part, this one first, of a directory that holds several
     filesystem: str
     read_ahead: int | None
     cached: int | None  # bytes in the page cache now
@@ -76,12 +77,13 @@ def describe(subject: Subject, opening: Opening) -> Description:
         documents=_documents(layout),
         vocab=layout.vocab,
         eot=layout.eot,
+        parts=subject.tokens_by_part(),
         filesystem=file_kind(first.path).name,
         read_ahead=read_ahead_bytes(first.path),
         cached=_cached(layout),
         notes=layout.notes,
         guess=dtype_smell(layout),
-        plan=plan,
+        plan=replace(plan, why=tuple(reason for reason in plan.why if reason not in layout.notes)),  # said as notes
         stated=tuple(name for name, value in said.items() if value not in (None, "auto")),
         open=subject.call(opening),
     )

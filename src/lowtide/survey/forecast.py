@@ -56,6 +56,7 @@ class Forecast:
     dtype: str
     dtype_guessed: bool
     shape: tuple[int, ...]
+    parts: dict[str, int]  # tokens of each part, this one first, of a directory that holds several
     what: str  # "windows" | "rows"
     order: str
     length: int | None
@@ -110,6 +111,7 @@ def forecast(subject: Subject, opening: Opening, asked: RunAsked) -> Forecast:
         dtype=str(layout.dtype),
         dtype_guessed=subject.dtype_guessed,
         shape=layout.shape,
+        parts=subject.tokens_by_part(),
         what="windows" if tokens else "rows",
         order=asked.order,
         length=asked.length if tokens else None,

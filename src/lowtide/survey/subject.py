@@ -26,6 +26,7 @@ class StatedData:
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     tensor: str | None = None
+    part: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,27 @@ class Subject:
     def kind(self) -> str:
         return "tokens" if holds_tokens(self.layout) else "array"
 
+    def tokens_by_part(self) -> dict[str, int]:
+        """How many tokens each part has, of a directory that holds several; the one that is described comes first."""
+        if self.layout.part is None:
+            return {}
+        others = {
+            part: _layout(self.paths, replace(self.stated, part=part)).shape[0] for part in self.layout.other_parts
+        }
+        return {self.layout.part: self.layout.shape[0], **others}
+
     def call(self, opening: Opening) -> str:
         """The line of Python that opens it so."""
         layout, stated = self.layout, self.stated
         words = [json.dumps(self.paths[0] if len(self.paths) == 1 else list(self.paths), ensure_ascii=False)]
         if layout.format in HEADERLESS and stated.dtype is not None:
             words.append(f"dtype={json.dumps(stated.dtype)}")
-            if len(layout.shape) > 1:
-                words.append(f"shape={(-1, *layout.shape[1:])}")
+            if stated.shape is not None or len(layout.shape) > 1:
+                words.append(f"shape={stated.shape or (-1, *layout.shape[1:])}")
         if stated.tensor is not None:
             words.append(f"tensor={json.dumps(stated.tensor)}")
+        if stated.part is not None:
+            words.append(f"part={json.dumps(stated.part)}")
         words += [f"{name}={json.dumps(value)}" for name, value in vars(opening).items() if value != "auto"]
         # open_tokens takes no shape, and a tensor's name does not say that it holds tokens.
         plain = stated.shape is None and stated.tensor is None
@@ -84,6 +96,8 @@ def _layout(paths: Sequence[str], stated: StatedData) -> Layout:
     named = any(path.endswith((".safetensors", ".npz", ".h5", ".hdf5")) for path in paths)
     if stated.shape is not None or stated.tensor is not None or named:
         return layout_of(paths, dtype=stated.dtype, shape=stated.shape, tensor=stated.tensor)
+    if stated.part is not None:
+        return token_layout(paths, dtype=stated.dtype, part=stated.part)
     try:
         return token_layout(paths, dtype=stated.dtype)
     except ValueError as not_tokens:

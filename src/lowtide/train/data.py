@@ -152,13 +152,14 @@ def _as_mixed(tokens: Tokens, settings: Settings) -> Tokens | Windows:
 
 
 def _open_one(path: Path, settings: Settings) -> RunData:
-    """``--val-data``, else a directory's ``train.bin`` and ``val.bin`` or ``train`` and ``val``, else a split."""
-    pairs = [(path, Path(settings.val_data))] if settings.val_data else []
-    pairs += [(path / "train.bin", path / "val.bin"), (path / "train", path / "val")]
-    for train, val in pairs:
-        if settings.val_data or (train.exists() and val.exists()):
-            return _described(_open(train, settings), _open(val, settings), train, settings)
-    return _described(*_open(path, settings).split(val=settings.val_fraction), path, settings)
+    """``--val-data``, else the val part of a directory that holds one, else a split."""
+    train = _open(path, settings)
+    held_out = Path(settings.val_data) if settings.val_data else path
+    if "val" in (_open(held_out, settings) if settings.val_data else train).layout.other_parts:
+        return _described(train, _open(held_out, settings, part="val"), path, settings)
+    if settings.val_data:
+        return _described(train, _open(held_out, settings), path, settings)
+    return _described(*train.split(val=settings.val_fraction), path, settings)
 
 
 def _counts(tokens: Tokens, vocab_size: int) -> NDArray[np.int64]:
@@ -169,9 +170,10 @@ def _counts(tokens: Tokens, vocab_size: int) -> NDArray[np.int64]:
     return counts
 
 
-def _open(path: Path, settings: Settings) -> Tokens:
+def _open(path: Path, settings: Settings, part: str | None = None) -> Tokens:
     return open_tokens(
         path,
+        part=part,
         dtype=settings.data_dtype or None,
         eot=None if settings.eot < 0 else settings.eot,
         bos=None if settings.bos < 0 else settings.bos,

@@ -19,7 +19,7 @@ import pytest
 import lowtide
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, column_layout, document_ends
-from lowtide.formats.columns.id_columns import MOST_IDS
+from lowtide.formats.columns.id_columns import MOST_IDS, blocks, find_column
 from lowtide.storage.own_files import user_cache
 
 pa = pytest.importorskip(
@@ -292,6 +292,58 @@ def test_a_damaged_page_is_a_format_error_and_leaves_nothing_believed(tmp_path: 
         with pytest.raises(FormatError):
             column_layout(path, "input_ids", cache_dir=tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("done.json"))
+
+
+FUZZ = """
+import random, sys
+from pathlib import Path
+from lowtide.errors import FormatError
+from lowtide.formats.columns.id_columns import blocks, find_column
+sound, path, first, rounds = Path(sys.argv[1]).read_bytes(), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+for number in range(first, rounds):
+    draw, data = random.Random(number), bytearray(sound)
+    for _ in range(draw.randrange(1, 4)):  # most of a small file is its footer
+        at = draw.randrange(4, len(data) - 8)
+        data[at] = draw.choice((0, 0x7F, 0x80, 0xFF, draw.randrange(256), data[at] ^ 1 << draw.randrange(8)))
+    Path(path).write_bytes(data)
+    try:
+        for block in blocks(find_column(path, "input_ids")):
+            block.ends.sum()
+        print(number, "read", flush=True)
+    except FormatError:
+        print(number, "refused", flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
+def test_thousands_of_damaged_files_are_a_format_error_or_ids(tmp_path: Path, name: str) -> None:
+    """In processes of their own: pyarrow ends the interpreter (SIGABRT) on a few of them, which no caller can catch."""
+    sound, rounds, ended = write(tmp_path / name, table(DOCUMENTS)), 3000, 0
+    said: list[str] = []
+    while len(said) + ended < rounds:
+        words = [
+            sys.executable,
+            "-c",
+            FUZZ,
+            str(sound),
+            str(tmp_path / f"bad-{name}"),
+            str(len(said) + ended),
+            str(rounds),
+        ]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode in (0, -signal.SIGABRT), done.stderr[-2000:]
+        said += done.stdout.splitlines()
+        ended += done.returncode != 0
+    assert ended < rounds // 200
+    assert sum(line.endswith("refused") for line in said) > rounds // 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_is_no_text_is_a_format_error(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, table(DOCUMENTS))
+    path.write_bytes(path.read_bytes().replace(b"input_ids", b"inp\xff\xfeids"))
+    with pytest.raises(FormatError):
+        list(blocks(find_column(str(path), "input_ids")))
 
 
 def test_train_and_val_columns_together_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,8 +70,8 @@ def test_a_user_block_before_the_data_is_counted(tmp_path: Path, read_back: Read
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("chunked", r"a chunked one\. Rewrite it: h5repack -l CONTI 'x\.h5'"),
-        ("packed", r"a chunked and gzip-compressed one\. Rewrite it: h5repack -f NONE -l CONTI"),
+        ("chunked", r"a chunked one\. Save it, chunk by chunk: s = h5py\.File\("),
+        ("packed", r"a chunked and gzip-compressed one\. Save it, chunk by chunk"),
         ("scalar", "a single value"),
         ("text", "items of variable length"),
         ("unwritten", "without space of its own"),
@@ -100,10 +101,63 @@ def test_data_in_other_files_is_refused(tmp_path: Path) -> None:
     for name, words in (
         ("external", "another file"),
         ("virtual", "view of other files"),
-        ("link", "expected a dataset"),
+        ("link", "expected the file its link names, .*gone.h5, got no such file"),
     ):
         with pytest.raises(FormatError, match=words):
             layout_of(tmp_path / "x.h5", tensor=name)
+
+
+def linked(place: Path) -> Path:
+    """x.h5, whose names lead in every way to a dataset of ``data/y.h5`` that lies at another offset there."""
+    (place / "data").mkdir()
+    with h5py.File(place / "data" / "y.h5", "w") as out:
+        out["before"] = np.arange(999)
+        out["deep/X"] = X
+    with h5py.File(place / "x.h5", "w") as out:
+        out["own"] = np.zeros(5000)
+        out["link"] = h5py.ExternalLink("data/y.h5", "/deep/X")
+        out["group"] = h5py.ExternalLink("data/y.h5", "/deep")
+        out["soft"] = h5py.SoftLink("/link")
+        out["inner/soft"] = h5py.SoftLink("/group/X")
+        out["circle"] = h5py.SoftLink("/circle")
+    return place / "x.h5"
+
+
+@pytest.mark.parametrize("name", ["link", "group/X", "soft", "inner/soft", "/inner/./soft"])
+def test_a_link_is_read_from_the_file_that_holds_the_dataset(tmp_path: Path, read_back: ReadBack, name: str) -> None:
+    layout = layout_of(linked(tmp_path), tensor=name)
+    assert layout.extents[0].path == str(tmp_path / "data" / "y.h5")
+    assert np.array_equal(read_back(layout), X)
+    assert "which is the file that is read" in layout.notes[0]
+
+
+def test_a_link_out_of_the_directory_has_to_be_asked_for(
+    tmp_path: Path, read_back: ReadBack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "below").mkdir()
+    with h5py.File(tmp_path / "secret.h5", "w") as out:
+        out["X"] = X
+    (tmp_path / "below" / "beside.h5").symlink_to(tmp_path / "secret.h5")
+    with h5py.File(tmp_path / "below" / "x.h5", "w") as out:
+        out["up"] = h5py.ExternalLink("../secret.h5", "X")
+        out["absolute"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "X")
+        out["symbolic"] = h5py.ExternalLink("beside.h5", "X")
+    monkeypatch.chdir(tmp_path)  # HDF5 itself would look there too
+    for name in ("up", "absolute", "symbolic"):
+        with pytest.raises(FormatError, match="expected links to files in its own directory, got one to") as caught:
+            layout_of(tmp_path / "below" / "x.h5", tensor=name)
+        with eval(str(caught.value).rpartition("open that file: ")[2].rstrip(".")) as asked:
+            assert np.array_equal(asked[:], X)
+
+
+def test_a_link_that_leads_nowhere_or_to_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = linked(tmp_path)
+    with pytest.raises(FormatError, match="expected a dataset 'circle'"):
+        layout_of(path, tensor="circle")
+    (tmp_path / "data" / "y.h5").unlink()
+    os.mkfifo(tmp_path / "data" / "y.h5")
+    with pytest.raises(FormatError, match="expected a regular file, got a FIFO"):
+        layout_of(path, tensor="link")
 
 
 def test_a_dataset_that_does_not_exist_is_told_with_those_that_do(file: Path) -> None:

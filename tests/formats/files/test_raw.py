@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import lowtide
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, layout_of
 from lowtide.formats.guess import guess_dtype
@@ -71,6 +72,69 @@ GUESSES: dict[str, Callable[[np.random.Generator], npt.NDArray[Any]]] = {
     "int64": lambda rng: rng.integers(0, 50_257, 4096).astype("<i8"),
     "uint8": lambda rng: np.frombuffer(b"To be, or not to be: that is the question.\n" * 64, "u1"),
 }
+
+
+# What a block cannot tell: each of these has been taken for uint16 or float64, and pasted.
+UNSURE: dict[str, Callable[[np.random.Generator], npt.NDArray[Any]]] = {
+    "float16": lambda rng: rng.normal(size=8192).astype("<f2"),
+    "pictures": lambda rng: rng.integers(0, 256, 8192).astype("u1"),
+    "dark pictures": lambda rng: (rng.gamma(2, 20, 8192) % 256).astype("u1"),
+    "sound": lambda rng: (rng.normal(size=8192) * 900).astype("<i2"),
+    "all of uint16": lambda rng: rng.integers(0, 65_536, 8192).astype("<u2"),
+    "nothing": lambda rng: np.zeros(8192, "<u2"),
+}
+
+
+@pytest.mark.parametrize("name", UNSURE)
+def test_what_is_not_sure_is_no_guess(name: str) -> None:
+    for seed in range(20):
+        assert guess_dtype(UNSURE[name](np.random.default_rng(seed)).tobytes(), list(GUESSES)) is None
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1, 1e3])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_floats_of_one_width_are_not_taken_for_the_other(dtype: str, scale: float) -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        for numbers in (rng.normal(size=4096) * scale, rng.uniform(0, scale, 4096), np.arange(4096) % 100 * scale):
+            assert guess_dtype(numbers.astype(dtype).tobytes(), list(GUESSES)) == dtype
+
+
+def test_an_unsure_dtype_gives_no_line_to_paste(tmp_path: Path) -> None:
+    UNSURE["pictures"](np.random.default_rng(0)).tofile(tmp_path / "x.raw")
+    with pytest.raises(FormatError, match="State the dtype it was written with") as caught:
+        layout_of(tmp_path / "x.raw")
+    assert "dtype='" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dtype"),
+    [
+        ("f16", "float16"), ("f32", "float32"), ("f64", "float64"), ("u8", "uint8"), ("u16", "uint16"), ("i8", "int8"),
+        ("u32", "uint32"), ("u64", "uint64"), ("i16", "int16"), ("i32", "int32"), ("i64", "int64"), ("F32", "float32"),
+        ("float32", "float32"), ("uint8", "uint8"), ("int16", "int16"),
+    ],
+)  # fmt: skip
+def test_a_suffix_that_names_a_type_decides_whatever_the_bytes_look_like(
+    tmp_path: Path, suffix: str, dtype: str
+) -> None:
+    path = tmp_path / f"x.{suffix}"
+    rng = np.random.default_rng(0)
+    for numbers in (rng.normal(size=4096), rng.integers(0, 50_000, 4096)):
+        numbers.astype("<f8").tofile(path)
+        with pytest.raises(FormatError, match=f"As its name says: dtype='{dtype}'"):
+            layout_of(path)
+    (tmp_path / "y.f32").write_bytes(bytes(4097))
+    with pytest.raises(FormatError, match="State the dtype"):  # no whole float32
+        layout_of(tmp_path / "y.f32")
+
+
+def test_bytes_that_are_ignored_are_said_by_the_array_too(numbers: Path) -> None:
+    with lowtide.open(numbers, dtype="f4", shape=(5, 10)) as a:
+        assert "40 bytes after the data were left alone" in repr(a)
+        assert "40 bytes after the data were left alone" in str(a.plan())
+    with lowtide.open(numbers, dtype="f4", shape=(6, 10)) as a:
+        assert "left alone" not in repr(a) + str(a.plan())
 
 
 @pytest.mark.parametrize("name", GUESSES)

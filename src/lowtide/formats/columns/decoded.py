@@ -25,7 +25,8 @@ from lowtide.errors import FormatError
 from lowtide.formats.columns.id_columns import IdBlock, IdColumn, blocks, find_column
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import DocumentIndex, Layout, join, one_extent, stated_ids
-from lowtide.formats.sources import Source, named, natural_key, refuse_train_with_val
+from lowtide.formats.parts import ChosenPart, checked_part, chosen_part, refuse_mixed_parts, refuse_part_of_file
+from lowtide.formats.sources import Source, named, natural_key
 from lowtide.storage.own_files import NotOursError, OwnDirectory, atomic_write, seal, user_cache, wait_for_lock
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")
@@ -45,26 +46,33 @@ class DecodedSoFar:
 
 
 def column_layout(
-    source: Source, column: str, *, dtype: npt.DTypeLike | None = None, cache_dir: str | os.PathLike[str] | None = None
+    source: Source,
+    column: str,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    part: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> Layout:
     """Where the ids of ``column`` lie, after they have been decoded: files, a glob, or a directory of them.
 
-    ``dtype``: what to store, where another than the column's own is wanted; ids that do not fit are refused.
+    ``dtype``: what to store, where another than the column's own is wanted; ids that do not fit are refused. ``part``:
+    of a directory that holds several, as in ``token_layout``.
     ``cache_dir``: where; ``$XDG_CACHE_HOME/lowtide`` or ``~/.cache/lowtide`` unless stated.
     """
     if not isinstance(column, str) or not column:
         raise TypeError(f"column: expected the name of a column, got {column!r}. Use column='input_ids'.")
     stated = stated_ids(dtype)
-    paths = _files(source)
-    refuse_train_with_val(f"{len(paths)} files", paths)
+    paths, chosen = _files(source, checked_part(part))
+    refuse_mixed_parts(f"{len(paths)} files", paths)
     columns = [find_column(path, column) for path in paths]  # all are looked at before one is decoded
     root = _root(cache_dir)
     layouts = [_one(found, stated or found.dtype, root) for found in columns]
     kept = [layout for layout in layouts if layout.shape[0]] or layouts[:1]
-    notes = [f"decoded once from column {column!r} of {len(paths)} file{'s' if len(paths) > 1 else ''} into {root}"]
+    files = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
+    notes = [*chosen.notes, f"decoded once from column {column!r} of {files} into {root}"]
     if len(kept) < len(layouts):
         notes.append(f"{len(layouts) - len(kept)} files without ids left out")
-    return replace(join(kept), notes=tuple(notes))
+    return replace(join(kept), notes=tuple(notes), part=chosen.part, other_parts=chosen.others)
 
 
 def _root(stated: str | os.PathLike[str] | None) -> Path:
@@ -75,23 +83,27 @@ def _root(stated: str | os.PathLike[str] | None) -> Path:
     return OwnDirectory(user_cache() / "columns").path
 
 
-def _files(source: Source) -> list[str]:
+def _files(source: Source, stated: str | None) -> tuple[list[str], ChosenPart]:
+    """The files, and the part they are, where a directory holds several."""
     paths: list[str] = []
+    chosen = ChosenPart(None, [])
     for item in named(source):
         if not isinstance(item, str):
             raise TypeError("source: expected paths for column=, got a memmap. Pass the paths of the files.")
         if not Path(item).is_dir():
+            refuse_part_of_file(item, stated)
             paths.append(str(Path(item).absolute()))
             continue
-        inside = sorted((str(one) for one in Path(item).absolute().iterdir()), key=natural_key)
-        found = [path for path in inside if path.endswith(_SUFFIXES)]
+        inside = sorted((one.name for one in Path(item).iterdir()), key=natural_key)
+        found = [name for name in inside if name.endswith(_SUFFIXES)]
         if not found:
             raise FormatError(
                 f"{item}: expected files that end in {', '.join(_SUFFIXES)} for column=, got none. "
                 "Name the files, or leave column= out."
             )
-        paths += found
-    return paths
+        chosen = chosen_part(item, found, stated)
+        paths += [str(Path(item).absolute() / name) for name in chosen.names]
+    return paths, chosen
 
 
 def _one(column: IdColumn, dtype: np.dtype[Any], root: Path) -> Layout:

@@ -49,25 +49,66 @@ def find_column(path: str, column: str) -> IdColumn:
     pyarrow = _pyarrow(path)
     try:
         schema = _schema(pyarrow, path, kind)
-    except (pyarrow.ArrowException, OSError) as error:
+        columns = list(schema.names)
+    except Exception as error:  # of hostile bytes pyarrow raises what it likes, UnicodeDecodeError for one
         raise FormatError(
             f"{path}: expected a whole {kind} file, got one that pyarrow cannot read ({clip(str(error))}). "
             "It is cut short or damaged: copy or write it again."
         ) from error
-    if column not in schema.names:
-        names = [clip(name, 40) for name in schema.names[:_MOST_LISTED]]
-        more = f" and {len(schema.names) - _MOST_LISTED} more" if len(schema.names) > _MOST_LISTED else ""
+    if column not in columns:
+        names = [clip(name, 40) for name in columns[:_MOST_LISTED]]
+        more = f" and {len(columns) - _MOST_LISTED} more" if len(columns) > _MOST_LISTED else ""
         raise FormatError(
             f"{path}: expected a column {clip(column)}, got {', '.join(names) or 'none'}{more}. "
             "State column= with one of these."
         )
-    item = _item_type(pyarrow, schema.field(column).type)
+    if columns.count(column) > 1:
+        raise FormatError(
+            f"{path}: expected one column {clip(column)}, got {columns.count(column)}. Rename all but one."
+        )
+    type = schema.field(column).type
+    item = _item_type(pyarrow, type)
     if item is None:
         raise FormatError(
-            f"{path}, column {clip(column)}: expected a list of integers in each row, got {schema.field(column).type}. "
+            f"{path}, column {clip(column)}: expected a list of integers in each row, got {type}. "
             "Tokenise it first, or name the column of ids."
         )
     return IdColumn(path, kind, column, np.dtype(item.to_pandas_dtype()))
+
+
+def column_advice(path: str, where: str, *, tokens: bool) -> str:
+    """What to do with the columns of such a file, in a line to paste; ``where``: the files as one types them."""
+    try:
+        kind, pyarrow = _kind(path), _pyarrow(path)
+        schema = _schema(pyarrow, path, kind)
+    except FormatError as problem:  # it says what is missing, or what is wrong with the file
+        return str(problem).partition(". ")[2] or str(problem)
+    except Exception as problem:  # hostile bytes: pyarrow raises what it likes
+        return f"It is damaged ({clip(str(problem))}): copy or write it again."
+    types = pyarrow.types
+    columns = {name: schema.field(at).type for at, name in enumerate(schema.names)}
+    ids = [name for name, type in columns.items() if _item_type(pyarrow, type) is not None]
+    text = [name for name, type in columns.items() if types.is_string(type) or types.is_large_string(type)]
+    numbers = [name for name, type in columns.items() if types.is_integer(type) or types.is_floating(type)]
+    lists = [name for name, type in columns.items() if types.is_list(type) or types.is_fixed_size_list(type)]
+    if ids and (tokens or not numbers):
+        best = "input_ids" if "input_ids" in ids else ids[0]
+        return f"Open its column of ids: lowtide.open_tokens({where!r}, column={best!r})."
+    if text and (tokens or not numbers + lists) and kind == "parquet":
+        best = "text" if "text" in text else text[0]
+        return f"Turn its text into ids: lowtide prepare '{where}' -o corpus/ --column {best}."
+    if not numbers + lists:
+        return "It has no column of numbers: name the files that hold them."
+    best = (numbers + lists)[0]
+    table = f"pyarrow.dataset.dataset({where!r}, format={kind.split()[0]!r}).to_table()"
+    if "*" in where:
+        table = f"pyarrow.dataset.dataset(sorted(glob.glob({where!r})), format={kind.split()[0]!r}).to_table()"
+    if kind == "arrow stream":
+        table = f"pyarrow.ipc.open_stream({where!r}).read_all()"
+    column = f"{table}[{best!r}].to_numpy()"
+    if best in lists:  # rows of equal length stay rows
+        column = f"np.{'stack' if types.is_fixed_size_list(columns[best]) else 'concatenate'}({column})"
+    return f"Save one column: np.save({best + '.npy'!r}, {column})."
 
 
 def blocks(column: IdColumn, first: int = 0) -> Iterator[IdBlock]:
@@ -77,7 +118,9 @@ def blocks(column: IdColumn, first: int = 0) -> Iterator[IdBlock]:
     try:
         for piece, array in source(pyarrow, column, first):
             yield from _cut(pyarrow, column, piece, array)
-    except (pyarrow.ArrowException, OSError) as error:
+    except FormatError:
+        raise
+    except Exception as error:  # of hostile bytes pyarrow raises what it likes
         raise FormatError(
             f"{column.path}: expected rows of {clip(column.name)}, got what pyarrow cannot decode "
             f"({clip(str(error))}). Copy or write it again."
@@ -162,6 +205,7 @@ def _arrow(pyarrow: Any, column: IdColumn, first: int) -> Iterator[tuple[int, An
 
 def _cut(pyarrow: Any, column: IdColumn, piece: int, array: Any) -> Iterator[IdBlock]:
     """One array of lists in blocks; a row without a list is an empty document."""
+    array.validate(full=True)  # Arrow files are mapped and believed: an offset beyond the end would end the process
     lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(array), 0)
     ends: Ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
     values = array.flatten()

@@ -2,24 +2,26 @@
 
 h5py is asked once for a dataset's dtype, shape and the offset of its bytes; every row after that is read like any other
 file's, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``, imported only here). Only
-contiguous datasets have one offset: chunked and compressed ones are refused with the command that rewrites them.
+contiguous datasets have one offset: chunked and compressed ones are refused with the line that saves them anew.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lowtide.errors import FormatError
 from lowtide.formats.files.members import ArrayMember
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, one_extent
+from lowtide.formats.refusals import as_typed
 
 WHAT = "dataset"
 MAGIC = b"\x89HDF\r\n\x1a\n"
 SUFFIXES = (".h5", ".hdf5", ".he5", ".hdf", ".nc")
+_MOST_LINKS = 32  # on the way to one dataset; more are a circle
 _USER_BLOCKS = [512 << k for k in range(8)]  # the signature may follow a block of the user's own
 
 
@@ -32,26 +34,73 @@ def looks_like(file: HeaderFile, head: bytes) -> bool:
 
 def read(file: HeaderFile, name: str) -> Layout | None:
     """The layout of the dataset of that name; ``None`` where there is none."""
-    with _opened(file) as root:
-        try:
-            dataset = root.get(name) if name.strip("/") else None
-        except (KeyError, ValueError, OSError, RuntimeError):  # a link that leads nowhere
+    with ExitStack() as opened:
+        found = _followed(file, name, opened)
+        if found is None or not _is_dataset(found[1]):
             return None
-        if dataset is None or not _is_dataset(dataset):
-            return None
+        holder, dataset = found
         where = f"{file.path}, dataset {clip(name)}"
-        why_not = _why_not(file, dataset)
+        why_not = _why_not(holder, dataset)
         if why_not:
             raise FormatError(f"{where}: expected a contiguous dataset, got {why_not}.")
         dtype = checked_dtype(dataset.dtype, where)
         length = checked_nbytes(dataset.shape, dtype.itemsize, where)
         offset = int(dataset.id.get_offset() or 0)
-        if offset + length > file.size:
+        if offset + length > holder.size:
             raise FormatError(
-                f"{where}: expected data up to byte {offset + length}, got a file of {file.size}. "
+                f"{where}: expected data up to byte {offset + length}, got a file of {holder.size}. "
                 "It is cut short: copy or write it again."
             )
-        return one_extent("hdf5", dtype, tuple(dataset.shape), file.extent(offset, length))
+        notes = () if holder is file else (f"a link leads to {holder.path}, which is the file that is read",)
+        return one_extent("hdf5", dtype, tuple(dataset.shape), holder.extent(offset, length), notes=notes)
+
+
+def _followed(file: HeaderFile, name: str, opened: ExitStack) -> tuple[HeaderFile, Any] | None:
+    """What the name leads to and the file that holds it; ``None`` where it leads nowhere.
+
+    Links are followed here, step by step, and never by HDF5 itself: it would open whatever file a link names. A link
+    may lead to another file in this one's directory or below; whoever wants one elsewhere names that file.
+    """
+    holder, rest, links = file, name.split("/"), 0
+    item = root = opened.enter_context(_opened(file))
+    while rest:
+        part = rest.pop(0)
+        if part in ("", "."):
+            continue
+        try:
+            link = item.get(part, getlink=True)
+            kind = type(link).__name__
+            if kind == "HardLink":
+                item = item[part]
+                continue
+            target = link.path.split("/")
+        except (AttributeError, KeyError, ValueError, TypeError, OSError, RuntimeError):
+            return None  # nothing of that name, or something that HDF5 itself cannot follow
+        links += 1
+        if links > _MOST_LINKS:
+            return None
+        rest = [*target, *rest]
+        if kind == "ExternalLink":
+            path = _linked(file, holder, link.filename, "/".join(rest))
+            holder = opened.enter_context(HeaderFile(path))
+            item = root = opened.enter_context(_opened(holder))
+        elif link.path.startswith("/"):
+            item = root
+    return holder, item
+
+
+def _linked(file: HeaderFile, holder: HeaderFile, name: str, dataset: str) -> str:
+    """The file that a link in ``holder`` names, where it may lead there."""
+    allowed = os.path.realpath(os.path.dirname(file.path))  # noqa: PTH120
+    path = os.path.realpath(os.path.join(os.path.dirname(holder.path), name))  # noqa: PTH118, PTH120
+    if os.path.commonpath([allowed, path]) != allowed:
+        raise FormatError(
+            f"{file.path}: expected links to files in its own directory, got one to {path}. If you trust it, open that "
+            f"file: lowtide.open({path!r}, tensor={dataset!r})."
+        )
+    if not os.path.exists(path):  # noqa: PTH110
+        raise FormatError(f"{file.path}: expected the file its link names, {path}, got no such file. Copy it too.")
+    return path
 
 
 def members(file: HeaderFile) -> Iterator[ArrayMember]:
@@ -95,13 +144,17 @@ def _is_dataset(item: Any) -> bool:
 
 def _why_not(file: HeaderFile, dataset: Any) -> str:
     """Why a dataset cannot be read in place, and what to do; empty where it can."""
-    name = Path(file.path).name
-    filters = "-f NONE " if dataset.compression or dataset.shuffle or dataset.fletcher32 or dataset.scaleoffset else ""
-    repack = f"Rewrite it: h5repack {filters}-l CONTI {name!r} 'contiguous.h5'"
+    source = f"h5py.File({as_typed(file.path)!r})[{dataset.name!r}]"
+    output = f"{dataset.name.rpartition('/')[2]}.npy"
+    save = f"Save it: np.save({output!r}, {source}[:])"
+    by_chunks = (
+        f"Save it, chunk by chunk: s = {source}; d = np.lib.format.open_memmap({output!r}, 'w+', s.dtype, s.shape); "
+        "[d.__setitem__(c, s[c]) for c in s.iter_chunks()]"
+    )
     if dataset.shape is None or dataset.shape == ():
         return "a single value. Read it with h5py"
     if dataset.dtype.hasobject:
-        return "items of variable length. Read it with h5py and save it with np.save"
+        return "items of variable length. Read it with h5py"
     if dataset.dtype.itemsize != dataset.id.get_type().get_size():
         return f"items of {dataset.id.get_type().get_size()} bytes that numpy does not have. Read it with h5py"
     if dataset.is_virtual:
@@ -110,7 +163,7 @@ def _why_not(file: HeaderFile, dataset: Any) -> str:
         return "data kept in another file. Open that file with dtype= and shape="
     if dataset.chunks is not None:
         packed = f" and {dataset.compression}-compressed" if dataset.compression else ""
-        return f"a chunked{packed} one. {repack}"
+        return f"a chunked{packed} one. {by_chunks}"
     if dataset.id.get_offset() is None and dataset.size:
-        return f"one without space of its own (never written, or kept in its header). {repack}"
+        return f"one without space of its own (never written, or kept in its header). {save}"
     return ""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.errors import FormatError
@@ -20,7 +19,7 @@ from lowtide.formats.files import npy
 from lowtide.formats.files.members import ArrayMember
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, clip
-from lowtide.formats.refusals import TORCH_ZIP, ZIP
+from lowtide.formats.refusals import TORCH_ZIP, ZIP, as_typed
 
 if TYPE_CHECKING:
     from zipfile import ZipInfo
@@ -82,7 +81,7 @@ def _layout(file: HeaderFile, info: ZipInfo) -> Layout:
 
 def _why_not(file: HeaderFile, info: ZipInfo) -> str:
     """Why a member cannot be read in place, and what to do; empty where it can."""
-    name = Path(file.path).name
+    name = as_typed(file.path)
     if info.flag_bits & 0x1:
         return "an encrypted one. Unpack it with its password: unzip " + repr(name)
     if info.compress_type != 0:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats.guess import guess_dtype
+from lowtide.formats.guess import guess_dtype, named_dtype
 from lowtide.formats.header import HeaderFile, refuse_empty
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, one_extent
 from lowtide.formats.refusals import may_be
 
 
 class MissingDtypeError(FormatError):
-    """Nothing in the file says its dtype. ``guess``: what its first block looks like, if anything."""
+    """Nothing in the file says its dtype. ``guess``: what its name says or its first block looks like, if anything."""
 
     def __init__(self, message: str, guess: str | None = None) -> None:
         super().__init__(message)
@@ -88,11 +88,17 @@ def _divisors_hint(size: int, dtype: np.dtype[Any]) -> str:
 
 
 def _missing_dtype(file: HeaderFile, offset: int) -> FormatError:
-    """What to state, from the size and a look at the first block."""
+    """What to state, from the name, the size and a look at the first block."""
     size = file.size - offset
     fitting = [name for name in _COMMON if size % np.dtype(name).itemsize == 0]
-    guess = guess_dtype(file.read(offset, _FIRST_BLOCK), fitting)
-    advice = f"A guess from its first block: dtype={guess!r}" if guess else "State the dtype it was written with"
+    said = named_dtype(file.path)
+    guess = said if said is not None and size % np.dtype(said).itemsize == 0 else None
+    if guess is not None:
+        advice = f"As its name says: dtype={guess!r}"
+    elif (guess := guess_dtype(file.read(offset, _FIRST_BLOCK), fitting)) is not None:
+        advice = f"A guess from its first block: dtype={guess!r}"
+    else:
+        advice = "State the dtype it was written with, which its first block does not tell"
     other = may_be(file.read(0, 16))
     doubt = f" Its first bytes also fit {other}: then unpack or load it first." if other else ""
     return MissingDtypeError(

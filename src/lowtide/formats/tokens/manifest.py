@@ -2,16 +2,18 @@
 
     {"lowtide": 1, "dtype": "uint16", "vocab": 257, "eot": 256,
      "shards": [{"file": "shard-00000.bin", "tokens": 1000, "crc32": "...", "documents": 7,
-                 "ends": "shard-00000.ends", "ends_crc32": "..."}]}
+                 "ends": "shard-00000.ends", "ends_crc32": "..."}], "digest": "..."}
 
 The manifest says what a headerless shard cannot - its dtype, its order, how many tokens it must have, where its
-documents end and what its bytes must add up to - and nothing that could be computed. All but ``lowtide``, ``dtype`` and
-the shards' ``file`` and ``tokens`` may be missing; unknown keys are left for later versions. Costs one read of at most
-16 MiB. A manifest of another program is not ours and is passed over. ``docs/corpus-format.md`` is the whole format.
+documents end and what its bytes must add up to - and carries a digest of itself, which `verify` checks. All but
+``lowtide``, ``dtype`` and the shards' ``file`` and ``tokens`` may be missing; unknown keys are left for later versions.
+Costs one read of at most 16 MiB. A manifest of another program is not ours and is passed over.
+``docs/corpus-format.md`` is the whole format.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats.header import HeaderFile, is_file
+from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import DocumentIndex, clip
 
 MANIFEST = "manifest.json"
@@ -60,10 +62,16 @@ class Manifest:
 
 def read_manifest(directory: Path) -> Manifest | None:
     """The manifest of a corpus; ``None`` where there is none, or only another program's."""
+    content = manifest_content(directory)
+    return _checked(content, str(directory / MANIFEST)) if content is not None and "lowtide" in content else None
+
+
+def manifest_content(directory: Path) -> dict[str, Any] | None:
+    """What ``manifest.json`` says, whoever's it is; ``None`` where there is none or it is no JSON object."""
     path = str(directory / MANIFEST)
-    if not is_file(path):
+    if not os.path.exists(path) or os.path.isdir(path):  # noqa: PTH110, PTH112
         return None
-    with HeaderFile(path) as file:
+    with HeaderFile(path) as file:  # a FIFO in its place is refused, not waited for
         if file.size > _MOST_MANIFEST:
             raise FormatError(
                 f"{path}: expected a manifest of at most {_MOST_MANIFEST} bytes, got {file.size}. "
@@ -78,9 +86,17 @@ def read_manifest(directory: Path) -> Manifest | None:
         raise FormatError(
             f"{path}: expected JSON, got {clip(str(error))}. Write it again or name the shards instead."
         ) from error
-    if not isinstance(content, dict) or "lowtide" not in content:
-        return None
-    return _checked(content, path)
+    return content if isinstance(content, dict) else None
+
+
+def manifest_digest(content: dict[str, Any]) -> str:
+    """SHA-256 of everything else that a manifest says, the order of its shards included."""
+    import hashlib
+    import json
+
+    others = {name: value for name, value in content.items() if name != "digest"}
+    text = json.dumps(others, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def shard_documents(manifest: Manifest, directory: Path, entry: ShardEntry) -> tuple[DocumentIndex, ...] | None:

@@ -1,7 +1,8 @@
 """From what a caller names to the layout of one run of tokens.
 
-A corpus is its token files in counting order, all of one format and dtype; anything that would silently mix - train
-with val, two formats, two dtypes - or that is no token file is refused by name. Empty files are left out, with a note.
+A corpus is its token files in counting order, all of one format and dtype; of a directory that holds train and val it
+is the train part unless another was asked for. Anything that would silently mix - files of two parts, two formats, two
+dtypes - or that is no token file is refused by name. Empty files are left out, with a note.
 Costs one open and one small read per file, and one listing and one look for a manifest per directory, however many
 shards of it were named. Reads no tokens, and never a pickle.
 """
@@ -19,14 +20,23 @@ import numpy.typing as npt
 
 from lowtide.errors import FormatError
 from lowtide.formats.files import memmap, raw
+from lowtide.formats.foreign_directories import LoaderIndex, read_loader_index, refuse_foreign_directory
 from lowtide.formats.header import HeaderFile, is_file
 from lowtide.formats.layout import HEADERLESS, Layout, agree, join, stated_ids
+from lowtide.formats.parts import (
+    ChosenPart,
+    checked_part,
+    chosen_part,
+    part_directories,
+    refuse_mixed_parts,
+    refuse_part_of_file,
+)
 from lowtide.formats.recognise import recognised
-from lowtide.formats.refusals import LoaderIndex, read_loader_index, refuse_foreign, refuse_foreign_directory
-from lowtide.formats.sources import Mapped, Source, named, natural_key, refuse_train_with_val
+from lowtide.formats.refusals import refuse_foreign
+from lowtide.formats.sources import Mapped, Source, named, natural_key
 from lowtide.formats.tokens.manifest import MANIFEST, Manifest, read_manifest, shard_documents
 
-_SUFFIXES = (".bin", ".npy", ".ds", ".safetensors", ".npz")
+SUFFIXES = (".bin", ".npy", ".ds", ".safetensors", ".npz")
 _LEFT_OUT = 3  # names of empty files that a note shows
 
 
@@ -36,6 +46,7 @@ class _Asked:
 
     dtype: np.dtype[Any] | None
     tensor: str | None
+    part: str | None = None
     manifests: dict[Path, Manifest | None] = field(default_factory=dict)
     indexes: dict[Path, LoaderIndex | None] = field(default_factory=dict)
 
@@ -50,19 +61,24 @@ class _Asked:
         return self.indexes[directory]
 
 
-def token_layout(source: Source, *, dtype: npt.DTypeLike | None = None, tensor: str | None = None) -> Layout:
+def token_layout(
+    source: Source, *, dtype: npt.DTypeLike | None = None, tensor: str | None = None, part: str | None = None
+) -> Layout:
     """Where the tokens behind ``source`` lie: a token file, a list, a glob, or a directory; one axis of integers.
 
     ``tensor`` names the array of a ``.safetensors``, ``.npz`` or HDF5 file; without it, the only one that fits.
+    ``part``: which part of a directory that holds several; train where nothing is stated.
     """
-    asked = _Asked(stated_ids(dtype), tensor)
+    asked = _Asked(stated_ids(dtype), tensor, checked_part(part))
     files = _without_sidecars(named(source))
     if len(files) == 1:
         return _item(files[0], asked)
-    texts = [file for file in files if isinstance(file, str)]
-    refuse_train_with_val(source if isinstance(source, str) else f"{len(files)} files", texts)
+    where = source if isinstance(source, str) else f"{len(files)} files"
+    refuse_mixed_parts(where, [file for file in files if isinstance(file, str)])
     kept, notes = _without_empty(files)
-    return _noted(_one_format([_item(file, asked) for file in kept]), notes)
+    layout = _noted(_one_format([_item(file, asked) for file in kept]), notes)
+    refuse_mixed_parts(where, [extent.path for extent in layout.extents])  # directories give the part they hold
+    return layout
 
 
 def _item(item: str | Mapped, asked: _Asked) -> Layout:
@@ -70,6 +86,7 @@ def _item(item: str | Mapped, asked: _Asked) -> Layout:
         return _tokens(agree(memmap.read(item), asked.dtype, None, 0))
     if Path(item).is_dir():
         return _directory(Path(item).absolute(), asked)
+    refuse_part_of_file(item, asked.part)
     if not os.path.lexists(item) and is_file(f"{item}.bin") and is_file(f"{item}.idx"):
         return _file(f"{item}.idx", asked)  # Megatron's users name the pair by its prefix
     return _file(item, asked)
@@ -91,10 +108,10 @@ def _headerless(file: HeaderFile, asked: _Asked) -> Layout:
     if entry is None:  # what a manifest lists is what the manifest says
         refuse_foreign(file, asked.dtype, tokens=True)
         index = asked.loader_index(path.parent)
-        if index is not None and f'"{path.name}"'.encode() in index.text:  # its first bytes are offsets, not ids
+        if index is not None and path.name in index.files:  # its first bytes are offsets, not ids
             raise index.kind.refusal(file.path, tokens=True)
     stated = asked.dtype if manifest is None or entry is None else manifest.dtype
-    format = {".bin": "nanogpt", ".npy": "olmo"}.get(path.suffix, "raw")
+    format = "lowtide" if entry is not None else {".bin": "nanogpt", ".npy": "olmo"}.get(path.suffix, "raw")
     layout = raw.read(file, stated, None, 0, format)
     if manifest is None or entry is None:
         return replace(layout, notes=_notes(path))
@@ -122,17 +139,28 @@ def _directory(path: Path, asked: _Asked) -> Layout:
     index = asked.loader_index(path)
     if index is not None:
         raise index.kind.refusal(str(path), tokens=True)
-    shards = [name for name in names if name.endswith(_SUFFIXES) and not name.startswith(".")]
+    shards = [name for name in names if name.endswith(SUFFIXES) and not name.startswith(".")]
+    inside = [] if shards else part_directories(path)
+    if inside:
+        chosen = chosen_part(str(path), inside, asked.part)
+        if len(chosen.names) > 1:
+            raise FormatError(f"{path}: expected one directory of a part, got {_few(chosen.names)}. Name one of them.")
+        return _as_part(_directory(path / chosen.names[0], replace(asked, part=None)), chosen)
     if not shards:
         refuse_foreign_directory(str(path), names, tokens=True)
         raise FormatError(
-            f"{path}: expected token files ({', '.join(_SUFFIXES)}), got {_few(names)}. "
+            f"{path}: expected token files ({', '.join(SUFFIXES)}), got {_few(names)}. "
             "Name the directory or the files that hold the tokens."
         )
-    paths = [str(path / name) for name in shards]
-    refuse_train_with_val(str(path), paths)
-    kept, notes = _without_empty(paths)
-    return _noted(_one_format([_item(file, asked) for file in kept]), notes)
+    chosen = chosen_part(str(path), shards, asked.part)
+    kept, notes = _without_empty([str(path / name) for name in chosen.names])
+    return _as_part(_noted(_one_format([_item(file, replace(asked, part=None)) for file in kept]), notes), chosen)
+
+
+def _as_part(layout: Layout, chosen: ChosenPart) -> Layout:
+    if chosen.part is None:
+        return layout
+    return replace(layout, part=chosen.part, other_parts=chosen.others, notes=(*chosen.notes, *layout.notes))
 
 
 def _by_manifest(path: Path, manifest: Manifest, asked: _Asked) -> Layout:
@@ -141,18 +169,21 @@ def _by_manifest(path: Path, manifest: Manifest, asked: _Asked) -> Layout:
             f"{path}: expected dtype {manifest.dtype} as its {MANIFEST} says, got dtype={asked.dtype}. "
             "Leave dtype= out."
         )
-    refuse_train_with_val(str(path), [str(path / entry.file) for entry in manifest.entries])
+    chosen = chosen_part(str(path), [entry.file for entry in manifest.entries], asked.part)
     layouts = []
-    for entry in manifest.entries:
+    for entry in [manifest.by_name[name] for name in chosen.names]:
         shard = str(path / entry.file)
         if entry.tokens == 0 and _is_empty(shard):
             continue
-        layout = _file(shard, replace(asked, dtype=manifest.dtype))
+        layout = _file(shard, replace(asked, dtype=manifest.dtype, part=None))
         _check_count(layout, entry.tokens, manifest)
-        layouts.append(replace(layout, documents=shard_documents(manifest, path, entry) or layout.documents))
+        documents = shard_documents(manifest, path, entry) or layout.documents
+        format = "lowtide" if layout.format in HEADERLESS else layout.format
+        layouts.append(replace(layout, documents=documents, format=format))
     if not layouts:
         raise FormatError(f"{path}: expected tokens, got {len(manifest.entries)} empty shards. Write it again.")
-    return replace(_one_format(layouts), eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab)
+    layout = replace(_one_format(layouts), eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab)
+    return _as_part(layout, chosen)
 
 
 def _check_count(layout: Layout, tokens: int, manifest: Manifest) -> None:
