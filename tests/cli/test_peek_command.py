@@ -108,7 +108,7 @@ def test_a_corpus_is_looked_at_without_torch(text: Path) -> None:
 
 def test_bad_input_is_refused_in_one_line(text: Path, tmp_path: Path) -> None:
     words = (text, "--dtype", "uint8", "--length", 16)
-    assert "expected a step from 0 to" in refusal(*words, "--step", -1, code=2)
+    assert "--step: expected 0 or more, got -1. Use --step 0." in refusal(*words, "--step", -1, code=2)
     assert "got 99999" in refusal(*words, "--step", 99999, "--order", "sequential", code=2)
     assert "expected a whole number" in refusal(*words, "--step", "x", code=2)
     assert "got nothing of that name" in refusal(tmp_path / "none.bin", "--step", 0, code=1)

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lowtide.arguments import at_least
 from lowtide.cli.flags import add_json, option, whole
 from lowtide.cli.tables import Styled, counted, facts, show, visible
 from lowtide.errors import StateError
@@ -57,6 +58,7 @@ class Peeked(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
+    at_least("--step", arguments.step, 0, example="--step 0")
     place = Path(arguments.place)
     has_checkpoints = place.suffix == ".pt" or (place.is_dir() and any(place.glob("step-*.pt")))
     if not has_checkpoints and (place / "metrics.jsonl").is_file():

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lowtide.errors import BudgetError, FormatError
+from lowtide.errors import FormatError
 from lowtide.feed import Feed
 from lowtide.mixture import Mixture, mix
 from lowtide.prepare import Control, kept_memmap, machine_corpus
@@ -87,26 +86,9 @@ class RunData:
         return max(0.0, float(-(shares * np.log(shares)).sum())) if len(shares) else math.nan
 
 
-# What the reader calls a thing, and the flag that sets it here.
-_FLAG_OF = {"length=": "--block-size", "dtype=": "--data-dtype", "budget=": "--budget", "vocab=": "--vocab-size"}
-
-
-@contextmanager
-def in_flags() -> Iterator[None]:
-    """Add to the reader's errors which flag sets the value they name."""
-    try:
-        yield
-    except (FormatError, BudgetError) as problem:
-        flags = [f"{name[:-1]} is {flag}" for name, flag in _FLAG_OF.items() if name in str(problem)]
-        if not flags:
-            raise
-        raise type(problem)(f"{problem} Here {', '.join(flags)}.") from problem
-
-
 def open_data(settings: Settings) -> RunData:
     """Open what the settings name."""
-    with in_flags():
-        return _open_mix(settings) if settings.mix else _open_one(Path(settings.data), settings)
+    return _open_mix(settings) if settings.mix else _open_one(Path(settings.data), settings)
 
 
 def _open_mix(settings: Settings) -> RunData:

@@ -34,7 +34,7 @@ class RunStep:
 
 def run_step(place: Path, step: int) -> RunStep:
     """Step ``step`` of the run in ``place``, all ranks' rows, from its newest checkpoint (or the one ``place`` is)."""
-    path = checkpoints.newest(place) if place.is_dir() else place
+    path = checkpoints.named(place)
     known = checkpoints.glance(path)
     settings = layered(remembered(known["settings"]))
     if not 1 <= step <= settings.max_iters:

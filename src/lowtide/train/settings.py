@@ -80,7 +80,7 @@ class Settings:
     n_head: int = _setting(4, "attention heads of a block", 1)
     n_embd: int = _setting(128, "width of the residual stream", 2)
     dropout: float = _setting(0.0, "share of activations dropped while training")
-    learning_rate: float = _setting(2e-3, "highest learning rate")
+    learning_rate: float = _setting(2e-3, "highest learning rate", 0)
     max_iters: int = _setting(400, "optimiser steps in all", 1)
     warmup_iters: int = _setting(50, "steps of rising learning rate", 0)
     lr_decay_iters: int = _setting(0, "step where the learning rate reaches --min-lr; 0: as --max-iters", 0)
@@ -127,8 +127,10 @@ class Settings:
                 raise ValueError(f"--mix: expected no {flag} beside it, got {stated}. Leave {flag} out.")
         if self.mix:
             mix_plan(self.mix)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"--dropout: expected a share from 0 up to 1, got {self.dropout}. Use --dropout 0.")
+        for name, example in (("dropout", 0), ("beta1", 0.9), ("beta2", 0.99), ("val_fraction", 0.005)):
+            value, flag = getattr(self, name), _flag(name)
+            if not 0 <= value < 1:
+                raise ValueError(f"{flag}: expected a share from 0 up to 1, got {value}. Use {flag} {example}.")
         if self.budget != "auto":
             parse_size(self.budget, what="--budget")
 
