@@ -8,6 +8,8 @@ where a manifest is damaged or of another kind too. Costs one small file per que
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ CORPUS_PARTS = ("train", "val")
 
 
 def stated_manifest(directory: Path) -> dict[str, Any]:
-    """The JSON object in ``manifest.json``; empty where there is none."""
+    """The JSON object in ``manifest.json``; empty where there is none, or something that is no file."""
     try:
-        content = json.loads((directory / MANIFEST).read_bytes())
+        descriptor = os.open(directory / MANIFEST, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block
+        with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor
+            content = json.loads(file.read()) if stat.S_ISREG(os.fstat(descriptor).st_mode) else {}
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

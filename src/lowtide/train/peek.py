@@ -13,10 +13,11 @@ from pathlib import Path
 
 from lowtide.errors import StateError
 from lowtide.feed import Feed
+from lowtide.survey.mix_plan import mix_plan
 from lowtide.survey.step_rows import Read
 from lowtide.train import checkpoints
 from lowtide.train.data import open_data, train_feed
-from lowtide.train.settings import Settings, first_corpus, layered, mix_plan, remembered
+from lowtide.train.settings import Settings, first_corpus, layered, remembered
 
 
 @dataclass(frozen=True)
