@@ -102,7 +102,7 @@ def test_a_file_that_looks_like_nothing_is_refused_in_one_line(tmp_path: Path) -
     path = tmp_path / "noise.bin"
     path.write_bytes(np.random.default_rng(0).bytes(4097))
     line = refusal(path)
-    assert "expected dtype=" in line
+    assert "expected --dtype for a file without a header" in line
 
 
 def test_a_stated_dtype_is_not_called_a_guess(tokens: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def test_a_corpus_is_looked_at_without_torch(text: Path) -> None:
 
 def test_bad_input_is_refused_in_one_line(text: Path, tmp_path: Path) -> None:
     words = (text, "--dtype", "uint8", "--length", 16)
-    assert "expected a step from 0 to" in refusal(*words, "--step", -1, code=2)
+    assert "--step: expected 0 or more, got -1. Use --step 0." in refusal(*words, "--step", -1, code=2)
     assert "got 99999" in refusal(*words, "--step", 99999, "--order", "sequential", code=2)
     assert "expected a whole number" in refusal(*words, "--step", "x", code=2)
     assert "got nothing of that name" in refusal(tmp_path / "none.bin", "--step", 0, code=1)
@@ -117,6 +118,64 @@ def test_bad_input_is_refused_in_one_line(text: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
     assert "expected a checkpoint of the run, got none" in refusal(tmp_path / "run", "--step", 1, code=1)
+
+
+# Packed rows and mixtures
+
+
+@pytest.fixture
+def short_documents(tmp_path: Path) -> Path:
+    """Documents of 4 to 7 tokens that end with 0, so that rows of 16 have room left."""
+    path = tmp_path / "short.bin"
+    documents = [[*range(1, 4 + number % 4), 0] for number in range(60)]
+    np.array([one for document in documents for one in document], np.uint16).tofile(path)
+    return path
+
+
+def test_a_packed_row_names_every_document_and_counts_no_padding(short_documents: Path) -> None:
+    words = (short_documents, "--dtype", "uint16", "--eot", 0, "--cut", "packed", "--length", 16, "--batch", 8)
+    rows = document(*words, "--step", 0)["rows"]
+    feed = lowtide.open_tokens(short_documents, dtype="uint16", eot=0).windows(16, cut="packed").batches(8)
+    assert any(row["padding"] for row in rows)
+    for row, place in zip(rows, feed.where(0), strict=True):
+        stands = [(one["file"], one["offset"], one["tokens"]) for one in row["packed"]]
+        assert stands == [tuple(one) for one in place.documents]
+        assert len(row["ids"]) + row["padding"] == 16
+        assert len(row["ends"]) == row["ids"].count(0) == len(row["packed"])
+    padded = next(row for row in rows if row["padding"])
+    said = peek(*words, "--step", 0).stdout
+    assert f"{len(padded['packed'])} documents, then {padded['padding']} token" in said
+    assert all(f"{one['tokens']} tokens from byte {one['offset']:,}" in said for one in padded["packed"])
+
+
+def test_a_packed_row_numbers_its_documents_where_the_format_keeps_them(tmp_path: Path) -> None:
+    pair = TokenFiles(tmp_path).megatron("corpus", [list(range(n)) for n in (10, 5, 25)])
+    rows = document(pair, "--cut", "packed", "--step", 0, "--batch", 1, "--length", 32)["rows"]
+    known = {one["document"]["number"]: one["document"]["tokens"] for row in rows for one in row["packed"]}
+    assert known.items() <= {0: 10, 1: 5, 2: 25}.items()
+
+
+def test_a_mixture_is_looked_at_by_its_corpora_and_weights(text: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.bin"
+    other.write_bytes(b"x" * 5000)
+    spelled = f"text={text}:0.5,other={other}:0.5;4:other=1"
+    found = document("--mix", spelled, "--dtype", "uint8", "--step", 0, "--batch", 8, "--length", 32, "--seed", 3)
+    tokens = {name: lowtide.open_tokens(path, dtype="uint8") for name, path in (("text", text), ("other", other))}
+    mixture = lowtide.mix({name: (one, 0.5) for name, one in tokens.items()}, then={4: {"other": 1.0}})
+    places = mixture.batches(8, length=32, seed=3).where(0)
+    assert [(row["corpus"], row["offset"]) for row in found["rows"]] == [(one.corpus, one.offset) for one in places]
+    assert {row["corpus"] for row in found["rows"][4:]} == {"other"}
+    assert "expected a corpus, an out directory or --mix, got both" in refusal(
+        text, "--mix", spelled, "--step", 0, code=2
+    )
+    assert "expected a corpus, an out directory or --mix, got neither" in refusal("--step", 0, code=2)
+
+
+def test_a_manifest_that_is_a_pipe_does_not_hang(text: Path) -> None:
+    os.mkfifo(text.parent / "manifest.json")
+    code = f"import sys; from lowtide.cli import main; sys.exit(main(['peek', {str(text)!r}, *sys.argv[1:]]))"
+    words = [sys.executable, "-c", code, "--dtype", "uint8", "--step", "1", "--length", "16"]
+    assert subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).returncode == 0
 
 
 # A run

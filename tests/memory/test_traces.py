@@ -197,3 +197,13 @@ def test_a_file_that_can_grow_no_more_ends_the_file_and_not_the_watching(tmp_pat
     assert traces.load(path).cut_short
     with pytest.raises(OSError, match="No space left"), watch(save="/dev/full"):
         pass  # what is full from the start is refused at once
+
+
+def test_what_is_no_file_is_refused_without_reading_on(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    endless = tmp_path / "endless"
+    with endless.open("wb") as file:
+        file.truncate(1 << 40)  # zeros without an end, and on the disk nothing
+    for path in ("/dev/zero", str(tmp_path / "pipe"), str(endless)):
+        with pytest.raises(FormatError, match=f"{path}: expected a first line with format '.*', got another"):
+            traces.load(path)

@@ -93,7 +93,7 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_not_run(tmp_path: Path) -> 
     with pytest.raises(StateError, match="expected a whole checkpoint"):
         checkpoints.load_whole(path)
     path.write_bytes(pickle.dumps(Harmful()))
-    with pytest.raises(StateError, match="expected a whole checkpoint"):
+    with pytest.raises(StateError, match="got a file of another kind"):
         checkpoints.load_whole(path)
     assert not Path("/tmp/lowtide-harm").exists()
 

@@ -80,7 +80,11 @@ def test_cuda_that_is_not_there_is_refused_in_one_line(capsys: pytest.CaptureFix
             "lowtide train: /no-such-file.bin: expected a file, got nothing of that name",
         ),
         (["--resume", "--out-dir", "nowhere"], 1, "lowtide train: nowhere: expected the out directory of a run"),
-        (["--config", "no-such.toml"], 1, "lowtide train: no-such.toml: no such file"),
+        (
+            ["--config", "no-such.toml"],
+            1,
+            "lowtide train: no-such.toml: expected a file, got nothing",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_its_exit_code(

@@ -16,7 +16,7 @@ import pytest
 from lowtide.prepare import Control
 from lowtide.report.png import write_panels
 from lowtide.train.gauge import MOST_POINTS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, panels, thinned
-from lowtide.train.telling import Evaluated, JsonLines, Lines, RunOutcome, Stepped, clock
+from lowtide.train.telling import Evaluated, Facts, JsonLines, Lines, RunOutcome, Stepped, clock
 from lowtide.units import MIB
 
 LAST_LINE = re.compile(
@@ -59,15 +59,47 @@ def test_lines_put_the_report_on_stdout_with_the_last_line_last() -> None:
     assert "| def f():" in out.getvalue()
 
 
+def test_all_that_a_person_reads_fits_80_columns_but_the_last_line() -> None:
+    facts = Facts(
+        parameters=1_312_896,
+        compute="cpu, float32",
+        world=1,
+        data="corpora/of/some/length/prepared/from/text",
+        train_tokens=39_800_000,
+        val_tokens=200_000,
+        vocab_size=4096,
+        unigram=7.1,
+        rows_per_step=16,
+        block_size=128,
+        budget=10 * MIB,
+        reader_holds=MIB,
+        strategy="read",
+        first_step=100,
+        max_iters=100_000,
+    )
+    control = Control(640 * MIB, 639 * MIB, MIB, ((0.5, 300 * MIB, 0), (1.0, 639 * MIB, 0)))
+    step = replace(STEPPED, step=99_990, tokens_per_s=123_456.0, seconds_left=36_000.0)
+    err, out = io.StringIO(), io.StringIO()
+    progress = Lines(err, out)
+    long = replace(outcome(), sample="a word " * 40, control=control, picture="runs/of/some/length/train.png")
+    for event in (facts, step, Evaluated(100_000, 3.25), long):
+        progress.tell(event)
+    lines = [*err.getvalue().splitlines(), *out.getvalue().splitlines()]
+    assert lines[-1] == outcome().last_line
+    assert [line for line in lines[:-1] if len(line) > 80] == []
+    assert "anon 300  mapped 200  cache 10 MiB" in err.getvalue()  # beside the val loss
+
+
 def test_the_report_puts_the_control_beside_the_budget() -> None:
     control = Control(640 * MIB, 639 * MIB, MIB, ((0.5, 300 * MIB, 0), (1.0, 639 * MIB, 0)))
     err, out = io.StringIO(), io.StringIO()
     Lines(err, out).tell(replace(outcome(), control=control))
-    assert "one pass over the same 640 MiB through a kept np.memmap" in out.getvalue()
-    assert "mapped grew 639 MiB; the corpus is 10.0 times this run's budget" in out.getvalue()
-    said = io.StringIO()
-    JsonLines(said).tell(replace(outcome(), control=control))
-    assert json.loads(said.getvalue())["control"] == {"corpus_bytes": 640 * MIB, "mapped": 639 * MIB, "anon": MIB}
+    said = " ".join(out.getvalue().split())
+    assert "one pass over the same 640 MiB through a kept np.memmap" in said
+    assert "mapped grew 639 MiB; the corpus is 10.0 times this run's budget" in said
+    printed = io.StringIO()
+    JsonLines(printed).tell(replace(outcome(), control=control))
+    assert json.loads(printed.getvalue())["control"] == {"corpus_bytes": 640 * MIB, "mapped": 639 * MIB, "anon": MIB}
 
 
 def test_json_lines_are_one_object_each_and_the_last_has_the_figures() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.commands import called
 from tests.train.running import losses, train, write_tokens
 
 from lowtide.errors import FormatError, StateError
@@ -134,8 +135,10 @@ def test_a_copied_corpus_is_the_same_corpus(tiny: Make, tmp_path: Path, corpus: 
 
 def test_a_corpus_too_small_for_the_window_is_refused(tiny: Make, tmp_path: Path) -> None:
     small = write_tokens(tmp_path / "small.bin", count=100)
-    with pytest.raises(FormatError, match=r"small\.bin: expected \d+ tokens or more .* Here length is --block-size\."):
+    with pytest.raises(FormatError, match=r"small\.bin: expected \d+ tokens or more for length=256"):
         train(tiny(data=str(small), block_size=256))
+    said = called("train", "--data", small, "--data-dtype", "uint16", "--block-size", 256, "--val-fraction", 0.5)
+    assert "tokens or more for --block-size 256" in said.stderr
 
 
 def test_an_id_beyond_the_vocabulary_is_refused_not_wrapped(tiny: Make) -> None:

@@ -74,7 +74,11 @@ def test_any_checkpoint_can_write(trained: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["nowhere"], 1, "nowhere: expected a checkpoint, got no such file"),
+        (
+            ["nowhere"],
+            1,
+            "nowhere: expected the out directory of a run, with a checkpoint, got no ",
+        ),
         (["OUT", "--tokens", "0"], 2, "--tokens: expected 1 or more, got 0. Use --tokens 200."),
         (["OUT", "--temperature", "-1"], 2, "--temperature: expected 0 or more, got -1.0"),
         (["OUT", "--top-k", "-1"], 2, "--top-k: expected 0 or more, got -1"),

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import FrameType
 from typing import NoReturn
 
@@ -32,20 +35,47 @@ COMMANDS = {
     "peek": "show what a step is or was trained on: files, bytes, documents, ids and text",
     "sample": "let a trained model write text",
 }
+SUPPRESS = argparse.SUPPRESS  # as the help of a second spelling
 STOPPED = 130  # what shells give for a program that Ctrl-C ended
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the whole usage is one ``--help`` away."""
+    """Says what is wrong in one line, with the nearest right word; the whole usage is one ``--help`` away."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(
-            2, f"{self.prog}: {message.removeprefix('argument ')}. Run '{self.prog} --help' to see what it takes.\n"
-        )
+        self.exit(2, f"{self.prog}: {self._reworded(message)} Run '{self.prog} --help' to see what it takes.\n")
+
+    def _reworded(self, message: str) -> str:
+        """argparse's own words in those of every other message."""
+        message = message.removeprefix("argument ")
+        if choice := re.fullmatch(r"(.+): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
+            name, got, known = choice[1], choice[2], [word.strip("' ") for word in choice[3].split(",")]
+            where, what = ("", "a command") if name == "COMMAND" else (f"{name}: ", f"one of {', '.join(known)}")
+            return f"{where}expected {what}, got {got!r}.{_nearest(got, known)}"
+        if required := re.fullmatch(r"the following arguments are required: (.*)", message):
+            return f"expected {required[1]}, got none."
+        if alone := re.fullmatch(r"(.+): expected (?:one|at least one) argument", message):
+            return f"{alone[1]}: expected a value behind it, got none."
+        if unknown := re.fullmatch(r"unrecognized arguments: (\S+).*", message, re.DOTALL):
+            if unknown[1].startswith("-"):
+                known = [each for action in self._actions for each in action.option_strings if action.help != SUPPRESS]
+                near = _nearest(unknown[1].partition("=")[0], known)
+                return f"{unknown[1]}: expected an option of '{self.prog}', got another.{near}"
+            more = f" Name a corpus with --data {unknown[1]}." if "--data" in self._option_string_actions else ""
+            return f"expected nothing but options behind '{self.prog}' here, got {unknown[1]!r}.{more}"
+        return f"{message}."
+
+
+def _nearest(got: str, known: Sequence[str]) -> str:
+    bare = {word.strip("-"): word for word in known}
+    near = difflib.get_close_matches(got.strip("-"), bare, n=1)
+    return f" Did you mean {bare[near[0]]}?" if near else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
     name = f"lowtide {words[0]}" if words and words[0] in COMMANDS else "lowtide"
     try:
         code = _run(words)
@@ -59,12 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (LowtideError, OSError, ValueError, TypeError) as problem:
-        print(f"{name}: {_one_line(problem)}", file=sys.stderr)
+        print(f"{name}: {_in_flags(_one_line(problem), words)}", file=sys.stderr)
         # Wrong arguments stay TypeError and ValueError in the library: usage. Errors of our own are about the data.
         return 2 if isinstance(problem, (TypeError, ValueError)) and not isinstance(problem, LowtideError) else 1
 
 
-def _run(words: Sequence[str]) -> int:
+def _parsers(words: Sequence[str]) -> tuple[_Parser, dict[str, _Parser]]:
+    """The parser of the command line, and those of the commands; only the one in use pays for its imports."""
     parser = _Parser(
         prog="lowtide",
         description="Read arrays and token corpora far bigger than RAM inside a memory budget, and prove it.",
@@ -74,11 +105,16 @@ def _run(words: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        if name in words[:1]:  # only the command in use pays for its imports
+        if name in words[:1]:
             _module(name).add(command)
+    return parser, dict(commands.choices)
+
+
+def _run(words: Sequence[str]) -> int:
+    parser, commands = _parsers(words)
     parsed, unknown = parser.parse_known_args(words)
     if unknown:  # the command's own parser says so: its help is the one that helps
-        commands.choices.get(parsed.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+        commands.get(parsed.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if parsed.version:
         from importlib.metadata import version
 
@@ -118,7 +154,27 @@ def no_interrupt_lost() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+def _in_flags(text: str, words: Sequence[str]) -> str:
+    """What the library calls ``dtype='uint16'`` is ``--dtype uint16`` here."""
+    if not words or words[0] not in COMMANDS:
+        return text
+    options = _parsers(words)[1][words[0]]._option_string_actions
+    names = {name.removeprefix("--"): name for name in options} | getattr(_module(words[0]), "CALLED_HERE", {})
+    for bare, name in names.items():
+        value = r"(?:'([^']*)'|\(([^)]*)\)|(-?[\d.]*\d)|(None))?"
+        text = re.sub(rf"^{bare}: expected", f"{name}: expected", text)
+        text = re.sub(rf"(?<![\w/.-]){bare}={value}", partial(_spelled, name), text)
+    return text
+
+
+def _spelled(name: str, found: re.Match[str]) -> str:
+    if found[4]:
+        return f"no {name}"
+    value = next((group for group in found.groups() if group is not None), "").replace(", ", ",").rstrip(",")
+    return f"{name}{'=' if value.startswith('-') else ' '}{value}".rstrip()
+
+
 def _one_line(problem: BaseException) -> str:
     if isinstance(problem, FileNotFoundError) and problem.filename is not None:
-        return f"{problem.filename}: no such file."
+        return f"{problem.filename}: expected a file, got nothing of that name. Check the path."
     return " ".join(str(problem).split())

@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import json
+import math
 import os
 import re
 import shlex
@@ -39,7 +41,6 @@ from lowtide.units import parse_size
 _REDRAW = 0.5  # seconds
 _JUDGED_AGAIN = 5.0  # seconds: a scrape shows a verdict of at most this age
 _FORMS = ("-- COMMAND ...", "--pid N", "--cgroup PATH", "--container ID", "--trace FILE")
-_ONE_OF = "expected one of: -- COMMAND, --pid N, --cgroup PATH, --container ID, --trace FILE. "
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +72,8 @@ def _mention_dashes(parser: argparse.ArgumentParser) -> None:
 
     def checked(args: Any = None, namespace: Any = None) -> Any:
         parsed, unknown = parse(args, namespace)
-        if unknown and parsed.words:
+        known = [name.strip("-") for name in parser._option_string_actions]
+        if unknown and parsed.words and not difflib.get_close_matches(unknown[0].strip("-"), known):
             command = shlex.join([*parsed.words, *unknown])
             parser.error(
                 f"{unknown[0]}: not an option of doctor. Put -- before the command: lowtide doctor -- {command}"
@@ -113,13 +115,23 @@ def _watched(arguments: argparse.Namespace, budget: int | None, service: _Servic
 def _check(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, int] | None, float | None]:
     """Refuse before anything starts what could not be done after it: a run may take days."""
     asked = [arguments.pid, arguments.cgroup, arguments.container, arguments.trace]
-    if sum(each is not None for each in asked) + bool(arguments.words) != 1:
-        raise TypeError(_ONE_OF + "Try: lowtide doctor -- python train.py")
-    running = arguments.trace is None and not arguments.words
-    if arguments.seconds is not None and (not running or not arguments.seconds > 0):
+    count = sum(each is not None for each in asked) + bool(arguments.words)
+    if count > 1:
+        raise TypeError(f"expected one of {', '.join(_FORMS)}, got {count} of them. Name one.")
+    seconds = arguments.seconds
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(f"--seconds: expected more than 0, got {seconds:g}. Use --seconds 60.")
+    if count == 0 and seconds is not None:
         raise TypeError(
-            f"--seconds {arguments.seconds:g}: expected more than 0, with --pid, --cgroup or --container; "
-            "a command is watched to its end."
+            f"--seconds {seconds:g}: expected a process to watch for so long, got none. "
+            f"Name one: lowtide doctor --pid PID --seconds {seconds:g}"
+        )
+    if count == 0:
+        raise TypeError(f"expected one of {', '.join(_FORMS)}, got none. Try: lowtide doctor -- python train.py")
+    if seconds is not None and (arguments.trace is not None or arguments.words):
+        what = "a trace, which has ended" if arguments.words == [] else "a command, which is watched to its end"
+        raise TypeError(
+            f"--seconds {seconds:g}: expected --pid, --cgroup or --container beside it, got {what}. Leave it out."
         )
     check_interval(arguments.interval)
     budget = None if arguments.budget is None else parse_size(arguments.budget, what="--budget")
@@ -148,7 +160,9 @@ def _parse_time(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|min|h)?", text)
     seconds = float(match[1]) * {"m": 60, "min": 60, "h": 3600}.get(match[2] or "", 1) if match else 0.0
     if seconds < 0.1:
-        raise ValueError(f"--every {text}: expected a time of 0.1 s or more, such as 60s or 5m, got {text!r}.")
+        raise ValueError(
+            f"--every: expected a time of 0.1 s or more, such as 60s or 5m, got {text!r}. Write --every 60s."
+        )
     return seconds
 
 

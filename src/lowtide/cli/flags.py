@@ -65,12 +65,20 @@ def parts_text(parts: dict[str, int]) -> str:
     return ", ".join([f"{first} (this one)", *others]) + (f"; --part {[*parts][1]} takes another" if others else "")
 
 
-def add_opening(parser: argparse.ArgumentParser) -> None:
-    """How to open it, as lowtide.open takes it."""
+def add_opening(parser: argparse.ArgumentParser, *, engine_alone: str = "") -> None:
+    """How to open it, as lowtide.open takes it. ``engine_alone``: what ``--engine`` without a value gives."""
     group = parser.add_argument_group("how to read it")
     option(group, "--strategy NAME", f"one of {', '.join(STRATEGIES)}", default="auto", choices=STRATEGIES)
     option(group, "--cache NAME", "page cache afterwards: auto, keep or drop", default="auto", choices=CACHES)
-    option(group, "--engine NAME", "who makes the calls: auto, native or python", default="auto", choices=ENGINES)
+    text = "who makes the calls: auto, native or python"
+    if engine_alone:
+        text += "; without a name and a path: say which one runs here, and why"
+        names = (*ENGINES, engine_alone)
+        group.add_argument(
+            "--engine", nargs="?", const=engine_alone, default="auto", choices=names, metavar="NAME", help=text
+        )
+    else:
+        option(group, "--engine NAME", text, default="auto", choices=ENGINES)
     add_budget(group)
 
 

@@ -9,25 +9,16 @@ import argparse
 import json
 from dataclasses import asdict
 
-from lowtide.cli.flags import (
-    above_zero,
-    add_json,
-    add_opening,
-    add_paths,
-    add_stated,
-    opening,
-    option,
-    parts_text,
-    stated,
-    whole,
-)
+from lowtide.cli.flags import above_zero, add_json, add_opening, add_stated, opening, option, parts_text, stated, whole
 from lowtide.cli.tables import HowFar, Styled, counted, facts, show
+from lowtide.engine import engine
 from lowtide.formats import ArrayMember
 from lowtide.survey.description import Description, describe, survey_documents
-from lowtide.survey.projection import cache_reason, keeps_cache, other_reasons, strategy_reason
+from lowtide.survey.projection import Plan, cache_reason, keeps_cache, other_reasons, strategy_reason
 from lowtide.survey.subject import find, several_members
 from lowtide.units import format_size
 
+WHICH = "which"  # --engine without a value
 GUESSED = "(a guess from its name or first block: nothing in the file says so)"
 AUTO_BUDGET = " (auto: more where 3 batches need it)"
 
@@ -53,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "few small blocks to notice a wrong dtype."
     )
     parser.epilog = "Example: lowtide info features.f32 --dtype float32 --shape=-1,162"
-    add_paths(parser, help="a file, a glob, a corpus directory, or several")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="a file, a glob, a corpus directory, or several")
     add_json(parser)
     add_stated(parser)
     group = parser.add_argument_group("documents of a corpus")
@@ -65,10 +56,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     option(group, "--eot ID", "the id that ends a document", whole)
     option(group, "--bos ID", "the id that begins a document", whole)
     option(group, "--length N", "tokens per window (1024)", whole, 1024)
-    add_opening(parser)
+    add_opening(parser, engine_alone=WHICH)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.engine == WHICH:
+        return _say_engine(arguments)
+    if not arguments.paths:
+        raise TypeError("expected a file, a corpus or a glob, got none. Name one, or ask for --engine alone.")
     members = several_members(arguments.paths) if arguments.tensor is None else ()
     if members:
         _show_members(arguments.paths[0], members, as_json=arguments.json)
@@ -89,6 +84,15 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**found.to_dict(), **more}, indent=2))
     else:
         show(_lines(found, documents))
+    return 0
+
+
+def _say_engine(arguments: argparse.Namespace) -> int:
+    """Which engine runs here, and why; with ``--json`` as a document."""
+    if arguments.paths:
+        raise TypeError(f"--engine: expected no path where it has no value, got {arguments.paths[0]}. Leave one out.")
+    found = engine()
+    print(json.dumps(asdict(found)) if arguments.json else f"engine {found.name}: {' '.join(found.why.split())}")
     return 0
 
 
@@ -149,11 +153,16 @@ def _reading(found: Description) -> list[tuple[str, str]]:
     return [
         ("strategy", f"{plan.strategy}, engine {plan.engine}"),
         ("because", strategy_reason(plan)),
-        ("page cache", "kept" if keeps_cache(plan) else f"left clean by {plan.rung}"),
+        ("page cache", "kept" if keeps_cache(plan) else "left clean"),
+        *(() if keeps_cache(plan) else (rung_fact(plan),)),
         *(("because ", reason) for reason in (cache_reason(plan), *other_reasons(plan))),
         ("budget", f"{format_size(plan.budget)}{'' if 'budget' in found.stated else AUTO_BUDGET}"),
         ("at most", ", ".join(f"{kind} {format_size(getattr(plan, kind))}" for kind in ("anon", "mapped", "cache"))),
     ]
+
+
+def rung_fact(plan: Plan) -> tuple[str, str]:
+    return "rung", f"{plan.rung} (the rung is how the page cache is left clean)"
 
 
 def _dtype_text(found: Description) -> str:

@@ -11,17 +11,21 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lowtide.arguments import at_least
 from lowtide.cli.flags import add_json, add_part, option, whole
 from lowtide.cli.tables import Styled, counted, facts, show, visible
 from lowtide.errors import StateError
+from lowtide.mixture import mix
 from lowtide.prepare.tokenizers.spelling import words_of
+from lowtide.survey.mix_plan import MixPlan, mix_plan
 from lowtide.survey.step_rows import StepRow, step_rows
 from lowtide.tokens import open_tokens
 from lowtide.windows import ORDERS
 
 SHOWN_IDS = 12
 SHOWN_TEXT = 300  # characters of a row, unless all is asked for
-FEED_FLAGS = ("batch", "length", "seed", "order", "locality", "rank", "world", "part", "dtype", "eot", "bos")
+CUTS = ("stride", "packed")
+FEED_FLAGS = ("batch", "length", "seed", "order", "cut", "locality", "rank", "world", "part", "dtype", "eot", "bos")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +34,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "is known. Of a corpus and a feed's settings, or of a run: a spike in metrics.jsonl leads to its text."
     )
     parser.epilog = "Examples: lowtide peek corpus/ --step 48211 --batch 64 --seed 1337; lowtide peek out --step 350"
-    parser.add_argument("place", metavar="CORPUS|OUT_DIR", help="a corpus or token file, or the directory of a run")
+    parser.add_argument(
+        "place", nargs="?", metavar="CORPUS|OUT_DIR", help="a corpus or token file, or the directory of a run"
+    )
+    option(parser, "--mix TEXT", "instead of a corpus: several with weights, web=PATH:0.7,code=PATH:0.3 (as train has)")
     option(parser, "--step N", "a feed's step, from 0; a run's, as in metrics.jsonl", whole, required=True)
     add_json(parser)
     parser.add_argument("--full", action="store_true", help="all ids and all text of every row")
@@ -40,6 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option(feed, "--length L", "tokens per row (1024)", whole)
     option(feed, "--seed S", "seed of the order (0)", whole)
     option(feed, "--order NAME", f"{', '.join(ORDERS)} (shuffled)", choices=ORDERS)
+    option(feed, "--cut NAME", "how rows are cut: stride, or packed (whole documents) (stride)", choices=CUTS)
     option(feed, "--locality SIZE", "of a local shuffle, such as 64MiB")
     option(feed, "--rank R", "only the rows of this rank", whole)
     option(feed, "--world W", "of so many ranks", whole)
@@ -58,9 +66,14 @@ class Peeked(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    place = Path(arguments.place)
-    has_checkpoints = place.suffix == ".pt" or (place.is_dir() and any(place.glob("step-*.pt")))
-    if not has_checkpoints and (place / "metrics.jsonl").is_file():
+    at_least("--step", arguments.step, 0, example="--step 0")
+    if (arguments.place is None) == (arguments.mix is None):
+        what = "both" if arguments.mix else "neither"
+        raise TypeError(f"expected a corpus, an out directory or --mix, got {what}. Name one of them.")
+    place = Path(arguments.place or "")
+    is_place = arguments.mix is None
+    has_checkpoints = is_place and (place.suffix == ".pt" or (place.is_dir() and any(place.glob("step-*.pt"))))
+    if is_place and not has_checkpoints and (place / "metrics.jsonl").is_file():
         raise StateError(f"{place}: expected a checkpoint of the run, got none. Peek at its corpus instead.")
     found = _of_run(place, arguments) if has_checkpoints else _of_corpus(arguments)
     if arguments.json:
@@ -93,26 +106,35 @@ def _of_run(place: Path, arguments: argparse.Namespace) -> Peeked:
 
 
 def _of_corpus(arguments: argparse.Namespace) -> Peeked:
-    tokens = open_tokens(
-        arguments.place, part=arguments.part, dtype=arguments.dtype, eot=arguments.eot, bos=arguments.bos
-    )
-    settings = {
+    length, cut = 1024 if arguments.length is None else arguments.length, arguments.cut or "stride"
+    how = {
         "batch": 64 if arguments.batch is None else arguments.batch,
-        "length": 1024 if arguments.length is None else arguments.length,
         "seed": arguments.seed or 0,
         "order": arguments.order or "shuffled",
         "locality": arguments.locality,
         "rank": arguments.rank,
         "world": arguments.world,
     }
-    feed = tokens.batches(**settings)
-    vocab = tokens.vocab or (256 if tokens.dtype.itemsize == 1 else 0)
+    plan = mix_plan(arguments.mix) if arguments.mix else MixPlan({"": arguments.place}, {"": 1.0})
+    opened = {
+        name: open_tokens(path, part=arguments.part, dtype=arguments.dtype, eot=arguments.eot, bos=arguments.bos)
+        for name, path in plan.paths.items()
+    }
+    windows = {name: tokens.windows(length, cut=cut) for name, tokens in opened.items()}
+    first = next(iter(opened.values()))
+    if arguments.mix:
+        feed = mix(plan.joined(windows), then=plan.joined_later(windows)).batches(**how)
+    else:
+        feed = windows[""].batches(**how)
+    vocab = first.vocab or (256 if first.dtype.itemsize == 1 else 0)
+    words = words_of(next(iter(plan.paths.values())), vocab, arguments.tokenizer)
     try:
-        rows = step_rows(feed, tokens, [arguments.step], words_of(arguments.place, vocab, arguments.tokenizer))
+        rows = step_rows(feed, opened if arguments.mix else first, [arguments.step], words)
     except IndexError as problem:
         raise ValueError(f"--step: {problem}") from None
+    settings = {**how, "length": length, "cut": cut, **({"mix": arguments.mix} if arguments.mix else {})}
     stated = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
-    heading = [("step", f"{arguments.step:,} of {arguments.place}"), ("feed", stated)]
+    heading = [("step", f"{arguments.step:,} of {arguments.place or 'a mixture'}"), ("feed", stated)]
     return Peeked(heading, rows, {"step": arguments.step, **settings})
 
 
@@ -126,7 +148,14 @@ def _lines(rows: list[StepRow], full: bool) -> list[Styled]:
             inside = row.token - row.document.first_token
             size = counted(row.document.tokens, "token")
             pairs.append(("document", f"number {row.document.number:,}, {size}; begins {inside:,} tokens before"))
-        if row.ends:
+        if row.packed:
+            padding = f", then {counted(row.padding, 'token')} of padding" if row.padding else ""
+            pairs.append(("packed", f"{counted(len(row.packed), 'document')}{padding}"))
+            for each in row.packed:
+                number = f"number {each.document.number:,}, " if each.document is not None else ""
+                place = f"{'' if each.file == row.file else f'{each.file} '}byte {each.offset:,}"
+                pairs.append(("document", f"{number}{counted(each.tokens, 'token')} from {place}"))
+        elif row.ends:
             shown = ", ".join(map(str, row.ends[:SHOWN_IDS])) + (", ..." if len(row.ends) > SHOWN_IDS else "")
             pairs.append(("ends", f"{counted(len(row.ends), 'document')} here, at {shown}"))
         most = len(row.ids) if full else SHOWN_IDS

@@ -18,7 +18,7 @@ from lowtide.cli.flags import (
     stated,
     whole,
 )
-from lowtide.cli.info import GUESSED
+from lowtide.cli.info import GUESSED, rung_fact
 from lowtide.cli.tables import Styled, counted, facts, show, table
 from lowtide.survey.forecast import Forecast, RunAsked, forecast
 from lowtide.survey.projection import ORDERS, Projection, cache_reason, other_reasons
@@ -84,6 +84,7 @@ def _lines(found: Forecast) -> list[Styled]:
     head = [Styled(f"{found.path}{more}", "bold"), Styled(f"{axes} {found.dtype}, {format_size(found.nbytes)}"), *guess]
     head += [Styled(f"parts: {parts_text(found.parts)}")] if found.parts else []
     reading = [("strategy", f"{found.plan.strategy}, engine {found.plan.engine}"), _cache_fact(found)]
+    reading += [] if found.cache.kept else [rung_fact(found.plan)]
     reading += [("because", reason) for reason in other_reasons(found.plan)]
     last = [*reading, *_rate_facts(found), ("state", _state_text(found)), ("run", found.open)]
     return [
@@ -141,7 +142,7 @@ def _memory_table(found: Forecast) -> list[Styled]:
 def _cache_fact(found: Forecast) -> tuple[str, str]:
     cache, reason = found.cache, cache_reason(found.plan)
     if not cache.kept:
-        return "page cache", f"left clean ({found.plan.rung}): {reason}"
+        return "page cache", f"left clean: {reason}"
     if cache.fits:
         return "page cache", f"will hold the data: {reason}"
     room = f"{format_size(found.nbytes)} of data, half of {format_size(cache.room)} free for cache"

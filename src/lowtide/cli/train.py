@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from lowtide.cli.flags import number, whole
 from lowtide.cli.tables import watched
 
 # torch's threads spin while they wait for each other. On two cores that something else also uses, spinning made the
@@ -33,6 +35,14 @@ except ModuleNotFoundError as problem:
     raise SystemExit("lowtide train: expected torch, got none. Install it with: pip install 'lowtide[torch]'") from None
 
 NEWEST = "newest"
+# What the reader calls a thing, and the flag that sets it here.
+CALLED_HERE = {
+    "length": "--block-size",
+    "dtype": "--data-dtype",
+    "vocab": "--vocab-size",
+    "val": "--val-fraction",
+    "batch": "--batch-size",
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -61,14 +71,14 @@ def _add_setting(parser: argparse.ArgumentParser, name: str, default: str | int 
     if isinstance(default, bool):
         options["action"] = argparse.BooleanOptionalAction
     else:
-        options |= {"type": type(default), "metavar": _METAVARS[type(default)]}
+        options |= {"type": _KINDS[type(default)][0], "metavar": _KINDS[type(default)][1]}
     flag = "--" + name.replace("_", "-")
     parser.add_argument(flag, help=shown.replace("%", "%%"), **options)
     if "_" in name:
         parser.add_argument("--" + name, help=argparse.SUPPRESS, **options)
 
 
-_METAVARS = {int: "N", float: "X", str: "TEXT"}
+_KINDS: dict[type, tuple[Callable[[str], object], str]] = {int: (whole, "N"), float: (number, "X"), str: (str, "TEXT")}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,7 +106,7 @@ def _asked_for(arguments: argparse.Namespace) -> tuple[Settings, Path | None]:
         path = checkpoints.newest(Path(settings.out_dir))
         out_dir = settings.out_dir
     else:
-        path = Path(arguments.resume)
+        path = checkpoints.named(Path(arguments.resume))
         out_dir = str(path.parent)  # goes on where it lies, unless told otherwise
     before = remembered(checkpoints.glance(path)["settings"])
     return layered(before, {"out_dir": out_dir}, config, flags), path

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lowtide.feed import Feed
 from lowtide.formats import Layout, document_ends
 from lowtide.prepare.tokenizers.spelling import NumberWords, Words
-from lowtide.reading.places import Place
+from lowtide.reading.places import DocumentPlace, Place
 from lowtide.reading.token_range import TokenRange
 
 
@@ -31,8 +31,19 @@ class DocumentAt:
 
 
 @dataclass(frozen=True)
+class PackedDocument:
+    """A document of a packed row, or the piece of it that stands there: where it begins and its tokens there."""
+
+    file: str
+    offset: int
+    tokens: int
+    document: DocumentAt | None
+
+
+@dataclass(frozen=True)
 class StepRow:
-    """One row: ``row`` counts from the beginning of the stream; ``ids`` are those of x and the last one of y."""
+    """One row: ``row`` counts from the beginning of the stream; ``ids`` are those of x and the last one of y, of a
+    packed row those of its documents. ``document`` is the one that a row at a stride begins in."""
 
     row: int
     file: str
@@ -43,6 +54,8 @@ class StepRow:
     ends: tuple[int, ...]  # columns of x that end a document, where an end-of-text id is known
     ids: tuple[int, ...]
     text: str | None
+    packed: tuple[PackedDocument, ...] = ()  # what stands in a packed row, in its order
+    padding: int = 0  # tokens of a packed row behind its last document; they are not among the ids
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,30 +72,44 @@ def step_rows(feed: Feed, tokens: Read, steps: Sequence[int], words: Words) -> l
         places = feed.where(step)
         first = step * feed.batch + feed.rank * (feed.batch // feed.world)
         owners = [tokens[place.corpus or ""] if isinstance(tokens, Mapping) else tokens for place in places]
-        numbers = [_token(owner.layout, place) for owner, place in zip(owners, places, strict=True)]
-        documents = _documents_of(owners, numbers)
-        for index, place in enumerate(places):
-            ids = (*x[index].tolist(), int(y[index, -1]))
-            eot = owners[index].eot
-            ends = tuple(np.flatnonzero(x[index] == eot).tolist()) if eot is not None else ()
-            text = None if isinstance(words, NumberWords) else words.text(ids)
+        asked = [(owner, each) for owner, place in zip(owners, places, strict=True) for each in _pieces(place)]
+        numbers = [_token(owner.layout, each) for owner, each in asked]
+        documents = _documents_of([owner for owner, _ in asked], numbers)
+        piece = 0
+        for index, (place, owner) in enumerate(zip(places, owners, strict=True)):
+            known, token = documents[piece : piece + len(_pieces(place))], numbers[piece]
+            piece += len(known)
+            packed = tuple(
+                PackedDocument(each.file, each.offset, each.tokens, document)
+                for each, document in zip(place.documents, known if place.documents else (), strict=True)
+            )
+            used = sum(each.tokens for each in packed) or x.shape[1]
+            ids = tuple(x[index, :used].tolist()) if packed else (*x[index].tolist(), int(y[index, -1]))
+            ends = () if owner.eot is None else tuple(np.flatnonzero(x[index, :used] == owner.eot).tolist())
             found.append(
                 StepRow(
                     row=first + index,
                     file=place.file,
                     offset=place.offset,
-                    token=numbers[index],
+                    token=token,
                     corpus=place.corpus,
-                    document=documents[index],
+                    document=None if packed else known[0],
                     ends=ends,
                     ids=ids,
-                    text=text,
+                    text=None if isinstance(words, NumberWords) else words.text(ids),
+                    packed=packed,
+                    padding=x.shape[1] - used,
                 )
             )
     return found
 
 
-def _token(layout: Layout, place: Place) -> int:
+def _pieces(place: Place) -> tuple[Place | DocumentPlace, ...]:
+    """A packed row's documents; a row at a stride is one piece."""
+    return place.documents or (place,)
+
+
+def _token(layout: Layout, place: Place | DocumentPlace) -> int:
     """Which token of the corpus stands there, counted over all files."""
     before = 0
     for extent, rows in zip(layout.extents, layout.rows, strict=True):

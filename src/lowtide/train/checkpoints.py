@@ -133,6 +133,9 @@ def _read_checkpoint(path: Path, *, whole: bool) -> Contents:
         what = "a directory" if path.is_dir() else "a link to nothing" if path.is_symlink() else "no such file"
         raise FileNotFoundError(f"{path}: expected a checkpoint, got {what}")
     size = path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(2) not in (b"PK", b"P", b""):
+            raise StateError(f"{path}: expected a checkpoint of `lowtide train`, got a file of another kind")
     try:
         _check_records(path, size, whole=whole)
         contents = torch.load(path, map_location="cpu", weights_only=True, mmap=not whole)
@@ -289,6 +292,11 @@ def best(directory: Path) -> Path:
     """The checkpoint with the lowest val loss, or the newest where none was named."""
     link = directory / BEST
     return link.resolve() if link.is_file() else newest(directory)
+
+
+def named(place: Path) -> Path:
+    """The checkpoint that ``place`` is, or the newest of the out directory that it is."""
+    return place if place.is_file() or place.suffix == ".pt" else newest(place)
 
 
 @dataclass(frozen=True)

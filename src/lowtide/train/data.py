@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,14 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lowtide.errors import BudgetError, FormatError
+from lowtide.errors import FormatError
 from lowtide.feed import Feed
 from lowtide.mixture import Mixture, mix
 from lowtide.prepare import Control, kept_memmap, machine_corpus
 from lowtide.prepare.job import Status
 from lowtide.prepare.machine_text import CORPUS_PREFIX, WORDS_NEED, has_words
+from lowtide.survey.mix_plan import mix_plan
 from lowtide.tokens import Tokens, open_tokens
-from lowtide.train.settings import Settings, mix_plan
+from lowtide.train.settings import Settings
 from lowtide.units import MIB, format_size
 from lowtide.windows import Windows
 
@@ -87,26 +87,9 @@ class RunData:
         return max(0.0, float(-(shares * np.log(shares)).sum())) if len(shares) else math.nan
 
 
-# What the reader calls a thing, and the flag that sets it here.
-_FLAG_OF = {"length=": "--block-size", "dtype=": "--data-dtype", "budget=": "--budget", "vocab=": "--vocab-size"}
-
-
-@contextmanager
-def in_flags() -> Iterator[None]:
-    """Add to the reader's errors which flag sets the value they name."""
-    try:
-        yield
-    except (FormatError, BudgetError) as problem:
-        flags = [f"{name[:-1]} is {flag}" for name, flag in _FLAG_OF.items() if name in str(problem)]
-        if not flags:
-            raise
-        raise type(problem)(f"{problem} Here {', '.join(flags)}.") from problem
-
-
 def open_data(settings: Settings) -> RunData:
     """Open what the settings name."""
-    with in_flags():
-        return _open_mix(settings) if settings.mix else _open_one(Path(settings.data), settings)
+    return _open_mix(settings) if settings.mix else _open_one(Path(settings.data), settings)
 
 
 def _open_mix(settings: Settings) -> RunData:
@@ -121,18 +104,8 @@ def _open_mix(settings: Settings) -> RunData:
                 f"got {one.vocab_size:,}. Prepare them with one tokenizer, or state --vocab-size."
             )
     budget = None if settings.budget == "auto" else settings.budget
-    known: set[str] = set()
-
-    def joining(name: str, weight: float) -> tuple[Tokens | Windows, float]:
-        known.add(name)
-        return _as_mixed(opened[name].train, settings), weight
-
-    begins = {name: joining(name, weight) for name, weight in plan.first.items()}
-    then = {
-        row: {name: weight if name in known else joining(name, weight) for name, weight in weights.items()}
-        for row, weights in plan.then.items()
-    }
-    train = mix(begins, then=then, budget=budget)
+    cut = {name: _as_mixed(one.train, settings) for name, one in opened.items()}
+    train = mix(plan.joined(cut), then=plan.joined_later(cut), budget=budget)
     taking = {name: weight for name, weight in plan.first.items() if weight}
     at_stride = replace(settings, cut="stride")
     parts = {name: (_as_mixed(opened[name].val, at_stride), weight) for name, weight in taking.items()}
@@ -245,10 +218,10 @@ def with_corpus(settings: Settings, note: Callable[[str], None]) -> Settings:
     if settings.data or settings.mix:
         return settings
     if not has_words():
-        note(f"a byte is a token here: {WORDS_NEED} is not installed; `pip install 'lowtide[prepare]'` brings it")
+        note(f"a byte is a token here: {WORDS_NEED} is missing; pip install 'lowtide[prepare]'")
     made = machine_corpus(tokens=settings.corpus_tokens, progress=_PreparationNotes(note))
     if made.made:
-        note(f"prepared {made.tokens:,} tokens ({format_size(made.bytes)}) of this machine's text into {made.path}")
+        note(f"prepared {made.tokens:,} tokens ({format_size(made.bytes)}) of this machine's text into\n  {made.path}")
     share = made.bytes // BUDGET_SHARE
     even = f"{share // MIB}MiB" if share >= MIB else str(share)  # rounded down: at most an eighth
     return replace(settings, data=str(made.path), budget=even if settings.budget == "auto" else settings.budget)

@@ -33,7 +33,7 @@ class TrainedModel:
 def load_trained(place: Path, device: torch.device, *, best: bool = False) -> TrainedModel:
     """The model of a checkpoint file, or of an out directory: its newest one, or with ``best`` the one with the lowest
     val loss."""
-    path = (checkpoints.best(place) if best else checkpoints.newest(place)) if place.is_dir() else place
+    path = checkpoints.best(place) if best and place.is_dir() else checkpoints.named(place)
     contents = checkpoints.load_whole(path)
     model = GPT(Shape(**contents["shape"]))
     model.load_state_dict(contents["model"])

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from lowtide.errors import StateError
 from lowtide.feed import Feed
+from lowtide.survey.mix_plan import mix_plan
 from lowtide.survey.step_rows import Read
 from lowtide.train import checkpoints
 from lowtide.train.data import open_data, train_feed
-from lowtide.train.settings import Settings, first_corpus, layered, mix_plan, remembered
+from lowtide.train.settings import Settings, first_corpus, layered, remembered
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RunStep:
 
 def run_step(place: Path, step: int) -> RunStep:
     """Step ``step`` of the run in ``place``, all ranks' rows, from its newest checkpoint (or the one ``place`` is)."""
-    path = checkpoints.newest(place) if place.is_dir() else place
+    path = checkpoints.named(place)
     known = checkpoints.glance(path)
     settings = layered(remembered(known["settings"]))
     if not 1 <= step <= settings.max_iters:

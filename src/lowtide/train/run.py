@@ -183,7 +183,7 @@ class _Run:
             return
         self.val_loss, self.val_step = val_loss, self.trainer.step
         self._remember(math.nan, self.val_loss, self.gauge.read())
-        self.progress.tell(Evaluated(self.trainer.step, self.val_loss))
+        self.progress.tell(Evaluated(self.trainer.step, self.val_loss, self._seconds()))
 
     def _log(self) -> None:
         loss, reading, step = self.trainer.mean_loss(), self.gauge.read(), self.trainer.step
@@ -192,10 +192,9 @@ class _Run:
         left = (self.settings.max_iters - step) * (time.monotonic() - self.loop_started) / steps
         rate = learning_rate(step - 1, self.settings)
         mixed = self.data.mixed
-        of_corpora = () if mixed is None else mixed.at(self.trainer.rows_done, self.settings.block_size)
-        self.progress.tell(
-            Stepped(step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading, *of_corpora)
-        )
+        of_corpora = (None, None) if mixed is None else mixed.at(self.trainer.rows_done, self.settings.block_size)
+        figures = (step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading)
+        self.progress.tell(Stepped(*figures, *of_corpora, self._seconds()))
 
     def _remember(self, loss: float, val_loss: float, reading: MemoryNow) -> None:
         held = (reading.anon, reading.mapped, reading.cache)
@@ -311,6 +310,7 @@ class _Run:
             strategy=self.trainer.plan.strategy,
             first_step=self.first_step,
             max_iters=self.settings.max_iters,
+            seconds=self.seconds_before,
         )
 
     def _how_to_go_on(self) -> str:

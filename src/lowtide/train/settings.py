@@ -2,8 +2,6 @@
 
 A setting is a field here, once, with its help text and its least value; flags, TOML keys and what a checkpoint
 remembers are made from these fields, so they cannot disagree. The names are nanoGPT's where nanoGPT has one.
-``--mix`` is one text, so that a checkpoint remembers it like any other: ``web=PATH:0.7,code=PATH:0.3``, with
-``;ROW:web=0.5,math=PATH:0.5`` for each change, or a TOML file's table as JSON. `lowtide.mix` checks the weights' sums.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lowtide.arguments import one_of
+from lowtide.survey.mix_plan import mix_plan
 from lowtide.train.model import Shape
 from lowtide.units import parse_size
 
@@ -80,7 +79,7 @@ class Settings:
     n_head: int = _setting(4, "attention heads of a block", 1)
     n_embd: int = _setting(128, "width of the residual stream", 2)
     dropout: float = _setting(0.0, "share of activations dropped while training")
-    learning_rate: float = _setting(2e-3, "highest learning rate")
+    learning_rate: float = _setting(2e-3, "highest learning rate", 0)
     max_iters: int = _setting(400, "optimiser steps in all", 1)
     warmup_iters: int = _setting(50, "steps of rising learning rate", 0)
     lr_decay_iters: int = _setting(0, "step where the learning rate reaches --min-lr; 0: as --max-iters", 0)
@@ -127,8 +126,10 @@ class Settings:
                 raise ValueError(f"--mix: expected no {flag} beside it, got {stated}. Leave {flag} out.")
         if self.mix:
             mix_plan(self.mix)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"--dropout: expected a share from 0 up to 1, got {self.dropout}. Use --dropout 0.")
+        for name, example in (("dropout", 0), ("beta1", 0.9), ("beta2", 0.99), ("val_fraction", 0.005)):
+            value, flag = getattr(self, name), _flag(name)
+            if not 0 <= value < 1:
+                raise ValueError(f"{flag}: expected a share from 0 up to 1, got {value}. Use {flag} {example}.")
         if self.budget != "auto":
             parse_size(self.budget, what="--budget")
 
@@ -205,104 +206,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-# What --mix means
-
-_MIX_USAGE = "Use --mix web=PATH:0.7,code=PATH:0.3"
-_THEN = "then"
-
-
-@dataclass(frozen=True)
-class MixPlan:
-    """Paths by name, the weights at first, and the weights from each later row on."""
-
-    paths: dict[str, str]
-    first: dict[str, float]
-    then: dict[int, dict[str, float]] = field(default_factory=dict)
-
-
-def mix_plan(text: str) -> MixPlan:
-    """The plan a setting spells; ValueError for what is none."""
-    table = _from_json(text) if text.lstrip().startswith("{") else _from_flag(text)
-    paths: dict[str, str] = {}
-    changes = table.pop(_THEN, {})
-    first = _weights("--mix", table, paths)
-    if not isinstance(changes, Mapping):
-        raise _wrong("a table of changes by row", changes)
-    then = {_row(str(row)): changes[row] for row in changes}
-    return MixPlan(paths, first, {row: _weights(f"--mix at row {row}", then[row], paths) for row in sorted(then)})
-
-
 def first_corpus(settings: Mapping[str, object]) -> str:
     """The corpus whose tokenizer spells a run's text: ``data``, or the first of its mixture."""
     mix = str(settings.get("mix") or "")
     return next(iter(mix_plan(mix).paths.values())) if mix else str(settings["data"])
-
-
-def _from_json(text: str) -> dict[str, Any]:
-    try:
-        table = json.loads(text)
-    except ValueError as problem:
-        raise _wrong("a table of corpora", str(problem)) from None
-    return dict(table)
-
-
-def _from_flag(text: str) -> dict[str, Any]:
-    first, *changes = text.split(";")
-    table = _entries(first)
-    if changes:
-        table[_THEN] = {row: _entries(rest) for row, _, rest in (change.partition(":") for change in changes)}
-    return table
-
-
-def _entries(text: str) -> dict[str, Any]:
-    """``name=PATH:weight`` or ``name=weight``, with commas between."""
-    found: dict[str, Any] = {}
-    for entry in text.split(","):
-        name, equals, value = entry.strip().partition("=")
-        path, colon, weight = value.rpartition(":")
-        if not name or not equals or name == _THEN:
-            raise _wrong("name=PATH:weight for each corpus", entry)
-        if name in found:
-            raise _wrong("each corpus once", f"{name!r} twice")
-        number = _number(weight, entry)
-        found[name] = [path, number] if colon else number
-    return found
-
-
-def _number(text: str, entry: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise _wrong("a weight after the last colon", entry) from None
-
-
-def _weights(where: str, table: object, paths: dict[str, str]) -> dict[str, float]:
-    """Weights by name; new names' paths are added to those known."""
-    if not isinstance(table, Mapping) or not table:
-        raise _wrong("corpora by name", table)
-    found: dict[str, float] = {}
-    for name, value in table.items():
-        path, weight = value if isinstance(value, list) and len(value) == 2 else (None, value)
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not isinstance(path, (str, type(None))):
-            raise _wrong(f"a path and a weight for {name!r}", value)
-        if path is None and name not in paths:
-            raise ValueError(
-                f"{where}: expected a path for {name!r}, which is new there, got only a weight. "
-                f"Use {name}=PATH:{weight}."
-            )
-        if path is not None and paths.setdefault(str(name), path) != path:
-            raise ValueError(
-                f"{where}: expected {paths[name]} for {name!r} as before, got {path}. Give it another name."
-            )
-        found[str(name)] = float(weight)
-    return found
-
-
-def _row(text: str) -> int:
-    if not text.strip().isdigit() or int(text) < 1:
-        raise _wrong("changes at rows from 1 on, as in ;1000000:web=0.5", text)
-    return int(text)
-
-
-def _wrong(expected: str, got: object) -> ValueError:
-    return ValueError(f"--mix: expected {expected}, got {str(got)[:80]!r}. {_MIX_USAGE}.")

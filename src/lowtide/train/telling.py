@@ -12,6 +12,7 @@ import importlib.util
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from lowtide.train.ledger import WholeLines
 from lowtide.units import MIB, format_duration, format_size
 
 METRICS = "metrics.jsonl"
+WIDTH = 80  # columns of a terminal nobody has made wider; only the last line, for programs, is longer
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,13 @@ class Facts:
     strategy: str
     first_step: int
     max_iters: int
+    seconds: float = 0.0  # of the runs that this one resumes
 
     def lines(self) -> list[str]:
-        """The run in four lines."""
+        """The run in four facts."""
         ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
         first = f", from step {self.first_step:,}" if self.first_step else ""
-        return [
+        found = [
             f"model  {self.parameters:,} parameters on {self.compute}, {ranks}; {self.max_iters:,} steps of "
             f"{self.rows_per_step} x {self.block_size} tokens{first}",
             f"data   {self.data}: {self.train_tokens:,} train and {self.val_tokens:,} val tokens "
@@ -60,6 +63,7 @@ class Facts:
             f"{format_size(self.budget)}",
             f"goal   val loss below {self.unigram:.3f}, the loss of knowing only how often each token occurs",
         ]
+        return [line for fact in found for line in wrapped(fact, 7)]
 
 
 @dataclass(frozen=True)
@@ -76,16 +80,15 @@ class Stepped:
     reading: MemoryNow
     shares: dict[str, float] | None = None  # of the rows, by corpus, in a mixture
     epochs: dict[str, float] | None = None  # that each corpus of a mixture has been through
+    seconds: float = 0.0  # since the first run of the directory began, those between runs left out
 
     def pace(self) -> str:
-        return f"loss {self.loss:.4f}  {self.tokens_per_s:,.0f} tokens/s  left {clock(self.seconds_left)}"
+        left, wait = clock(self.seconds_left), 100 * self.data_wait
+        return f"loss {self.loss:.4f}  {self.tokens_per_s:,.0f} tokens/s  wait {wait:.2f} %  left {left}"
 
     def memory(self) -> str:
         held = self.reading
-        return (
-            f"data wait {100 * self.data_wait:.2f} %  anon {held.anon / MIB:.0f}  mapped {held.mapped / MIB:.0f}  "
-            f"cache {held.cache / MIB:.0f} MiB"
-        )
+        return f"anon {held.anon / MIB:.0f}  mapped {held.mapped / MIB:.0f}  cache {held.cache / MIB:.0f} MiB"
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Evaluated:
     event: ClassVar[str] = "eval"
     step: int
     val_loss: float
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,29 +132,38 @@ class RunOutcome:
         """Everything worth reading at the end; the last line's form never changes."""
         verdict, lines = self.verdict, []
         if self.sample:
-            lines += ["", "sample", *(f"  | {line}" for line in self.sample.splitlines()), ""]
+            shown = [part for line in self.sample.splitlines() for part in textwrap.wrap(line, WIDTH - 4) or [""]]
+            lines += ["", "sample", *(f"  | {part}" for part in shown), ""]
         lines += [f"memory   {'after warm-up':>13} {'highest':>10} {'growth':>10}"]
         for kind in ("anon", "mapped"):
             before, peak = getattr(verdict.settled, kind) / MIB, getattr(verdict.peak, kind) / MIB
             lines.append(f"  {kind:<6} {before:>9.1f} MiB {peak:>6.1f} MiB {peak - before:>+6.1f} MiB")
         grown = max(0, verdict.peak.held - verdict.settled.held)
-        lines += [
+        told = [
             f"  anon + mapped grew {format_size(grown)} of the {format_size(verdict.budget)} budget: {verdict.word}",
             f"  cache  {verdict.last.cache / MIB:.1f} MiB of the corpus in the page cache; the kernel's to take back",
         ]
         if self.control is not None:
             times = self.control.corpus_bytes / max(1, verdict.budget)
-            lines += [
+            told += [
                 f"control  one pass over the same {format_size(self.control.corpus_bytes)} through a kept np.memmap, "
                 "in a process of its own:",
                 f"  mapped grew {format_size(self.control.mapped)}; the corpus is {times:.1f} times this run's budget",
             ]
-        lines += [
+        told += [
             f"val loss {self.val_loss:.4f}; {self.unigram:.4f} is the loss of knowing only token counts",
             f"time     {format_duration(self.seconds)} in all; {100 * self.data_wait:.2f} % of training was waiting "
             "for data",
         ]
-        return [*lines, *([f"picture  {self.picture}"] if self.picture else []), self.last_line]
+        told += [f"picture  {self.picture}"] if self.picture else []
+        return [*lines, *(line for fact in told for line in wrapped(fact, 9)), self.last_line]
+
+
+def wrapped(text: str, indent: int) -> list[str]:
+    """Lines of at most `WIDTH`; what cannot be broken, a path for one, stays whole."""
+    how = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
+    begins = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(text, WIDTH, initial_indent=begins, subsequent_indent=" " * indent, **how)  # type: ignore[arg-type]
 
 
 RunEvent = Facts | Stepped | Evaluated | RunOutcome
@@ -201,6 +214,7 @@ class Lines(RunProgress):
         self._err = sys.stderr if err is None else err
         self._out = sys.stdout if out is None else out
         self._max_iters = 0
+        self._memory = ""
 
     def tell(self, event: RunEvent) -> None:
         match event:
@@ -208,9 +222,10 @@ class Lines(RunProgress):
                 self._max_iters = event.max_iters
                 self.note("\n".join(event.lines()))
             case Stepped():
-                self._step(event.step, f"{event.pace()}  {event.memory()}")
+                self._memory = f"  {event.memory()}"
+                self._step(event.step, event.pace())
             case Evaluated():
-                self._step(event.step, f"val loss {event.val_loss:.4f}")
+                self._step(event.step, f"val loss {event.val_loss:.4f}{self._memory}")
             case RunOutcome():
                 print("\n".join(event.lines()), file=self._out, flush=True)
 
@@ -270,8 +285,8 @@ class MetricsFile(RunProgress):
                     self._lines = WholeLines(self._path)
                 except OSError as problem:
                     self._say(f"no metrics: {self._path}: {reason(problem)}")
-                values: dict[str, Any] = {"step": event.first_step}
-                values |= {"max_iters": event.max_iters, "parameters": event.parameters}
+                values: dict[str, Any] = {"step": event.first_step, "max_iters": event.max_iters}
+                values |= {"parameters": event.parameters, "seconds": event.seconds}
             case Stepped():
                 values = asdict(event)
                 values |= values.pop("reading")

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lowtide.errors import StateError
 from lowtide.torch import tensors
 from lowtide.train import checkpoints, ledger
-from lowtide.train.data import RunData, TrainBatch, as_batch, in_flags, train_feed, val_feed
+from lowtide.train.data import RunData, TrainBatch, as_batch, train_feed, val_feed
 from lowtide.train.model import GPT, Compute
 from lowtide.train.ranks import World
 from lowtide.train.settings import MODEL_FIELDS, Settings
@@ -47,9 +47,8 @@ class Trainer:
         self.scaler = compute.scaler()
         self._forward = self._wrapped()
         self._rows = rows  # of one pass, over all ranks
-        with in_flags():
-            feed = train_feed(settings, data, rows, world.rank, world.world)
-            self._val = val_feed(settings, data)
+        feed = train_feed(settings, data, rows, world.rank, world.world)
+        self._val = val_feed(settings, data)
         self.plan = feed.plan()
         self._batches = tensors(feed, device=compute.device)
         self.ledger: ledger.Ledger | None = None
@@ -108,8 +107,7 @@ class Trainer:
             for number in range(self.passes):
                 if number and self.world.any(self.asked_to_stop()):
                     raise AskedToStop
-                with in_flags():
-                    batch = self._next_batch()
+                batch = self._next_batch()
                 if self.ledger is not None:
                     sums.append(self._checksum(batch.x, number))
                 self._backward(batch, is_last=number == self.passes - 1)

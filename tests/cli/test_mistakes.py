@@ -1,0 +1,84 @@
+"""Mistakes at the command line, as a new user makes them: one line, in its own words, with the way out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.commands import called
+
+from lowtide.engine import engine
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("trian", "lowtide: expected a command, got 'trian'. Did you mean train?"),
+        ("foo", "lowtide: expected a command, got 'foo'. Run 'lowtide --help'"),
+        ("--verson", "lowtide: --verson: expected an option of 'lowtide', got another. Did you mean --version?"),
+        ("plan x.npy --bach 3", "--bach: expected an option of 'lowtide plan', got another. Did you mean --batch?"),
+        ("plan x.npy --nope", "lowtide plan: --nope: expected an option of 'lowtide plan', got another. Run "),
+        ("plan x.npy --cache dorp", "--cache: expected one of auto, keep, drop, got 'dorp'. Did you mean drop?"),
+        ("plan x.npy --batch", "lowtide plan: --batch: expected a value behind it, got none."),
+        ("plan x.npy --batch x", "lowtide plan: --batch: expected a whole number, got 'x'."),
+        ("plan", "lowtide plan: expected PATH, got none."),
+        ("info", "lowtide info: expected a file, a corpus or a glob, got none."),
+        ("convert x -o out", "lowtide convert: expected --to, got none."),
+        ("info x.npy --tensor a", "lowtide info: x.npy: expected a .safetensors, .npz or HDF5 file for --tensor a, "),
+        ("info x.npy --shape 3,3", "x.npy: expected shape (8, 4) as its npy header says, got --shape 3,3. "),
+        ("info x.npy --dtype foo", "lowtide info: --dtype: expected a numpy dtype such as 'float32', got 'foo'."),
+        ("peek t.bin --step 1", "lowtide peek: t.bin: expected --dtype for a file without a header, got none."),
+        ("peek t.bin --dtype u2 --step 0 --rank 1", "got --rank 1 and no --world. "),
+        ("verify nothere", "nothere: expected a file, got nothing of that name. Check the path."),
+        ("peek nothere --step 1", "nothere: expected a file, got nothing of that name. Check the path."),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_with_the_nearest_right_word(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.zeros((8, 4), "f4"))
+    np.arange(5000, dtype="u2").tofile("t.bin")
+    done = called(*words.split())
+    assert done.returncode in (1, 2)
+    assert done.stdout == ""
+    assert message in done.stderr.replace(f"{tmp_path}/", "")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_path_with_an_equals_sign_is_left_as_it_is(tmp_path: Path) -> None:
+    place = tmp_path / "shape=3" / "length=10"
+    assert f"{place}/x.npy: expected a file" in called("info", place / "x.npy").stderr
+
+
+@pytest.mark.parametrize("words", [["help"], ["help", "plan"], ["plan", "--help"]])
+def test_help_is_help(words: list[str]) -> None:
+    done = called(*words)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: lowtide")
+
+
+def test_the_engine_in_use_and_why_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = engine()
+    assert called("info", "--engine").stdout == f"engine {found.name}: {found.why}\n"
+    assert json.loads(called("info", "--engine", "--json").stdout) == {"name": found.name, "why": found.why}
+    monkeypatch.setenv("LOWTIDE_ENGINE", "python")
+    assert called("info", "--engine").stdout == "engine python: LOWTIDE_ENGINE=python\n"
+    assert "expected no path where it has no value" in called("info", "x.npy", "--engine").stderr
+
+
+def test_python_minus_m_says_the_engine_too() -> None:
+    words = [sys.executable, "-m", "lowtide", "info", "--engine"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.startswith("engine ")
+
+
+def test_the_rung_is_explained_where_it_is_shown(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((8, 4), "f4"))
+    for command in ("info", "plan"):
+        said = " ".join(called(command, tmp_path / "x.npy", "--cache", "drop").stdout.split())
+        assert "rung" in said
+        assert "(the rung is how the page cache is left clean)" in said
