@@ -20,6 +20,7 @@ from lowtide.corpus.journal import WORK, Journal, refuse_other_files
 from lowtide.corpus.request import Request
 from lowtide.corpus.shards import ShardWriter, write_manifest
 from lowtide.errors import FormatError, StateError
+from lowtide.machine import memory_limit
 from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.cluster import encoded_by_ray
 from lowtide.prepare.encoding import EncodedBlock, Recipe
@@ -27,12 +28,12 @@ from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, inputs_dige
 from lowtide.prepare.inputs.sampling import sample_texts
 from lowtide.prepare.inputs.sections import sections_of
 from lowtide.prepare.processes import encoded_by_processes, encoded_here
-from lowtide.prepare.resources import Resources
-from lowtide.prepare.tokenizers.bpe import SAMPLE, trained
-from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder
-from lowtide.prepare.tokenizers.features import cut_rule, repeated_merge
+from lowtide.prepare.resources import Resources, refuse_little_memory
+from lowtide.prepare.tokenizers.bpe import LEAST_SAMPLE, SAMPLE, TRAINING, trained
+from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder, needed_memory
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
 from lowtide.storage.own_files import atomic_write
+from lowtide.units import MIB
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def prepare(
         refuse_other_files(target)
     stdin = STDIN in inputs
     listed = [] if stdin else list_inputs(inputs, request)
-    vocabulary = None if request.train_bpe else load_vocabulary(request.tokenizer, request.eot)
+    vocabulary = None if request.train_bpe else _loaded(request)
     if finished:
         _refuse_other_corpus(target, finished[0], request, listed, vocabulary)
         return _prepared(target, finished, (), 0.0, was_complete=True)
@@ -98,6 +99,12 @@ def prepare(
         went_on = journal.read("journal.json") is not None
         manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
     return _prepared(target, manifests, notes, time.monotonic() - begun, went_on=went_on)
+
+
+def _loaded(request: Request) -> Vocabulary:
+    if Path(request.tokenizer).is_file():
+        refuse_little_memory(request.tokenizer, 16 * MIB + 14 * Path(request.tokenizer).stat().st_size)
+    return load_vocabulary(request.tokenizer, request.eot)
 
 
 def _prepared(
@@ -137,6 +144,7 @@ class _Job:
         self._journal, self._request, self._resources = journal, request, resources
         self._inputs, self._progress = inputs, progress
         self._total = sum(one.size for one in inputs)
+        self._tokenizer = f"--train-bpe {request.train_bpe}" if request.train_bpe else request.tokenizer
 
     def finish(self, vocabulary: Vocabulary | None) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         """Everything that is left to do; the manifests, and what is worth a note."""
@@ -145,8 +153,17 @@ class _Job:
         self._journal.agree(self._request, planned, tokenizer=fingerprint)
         if vocabulary is None:
             vocabulary = self._trained()
-        choice = self._chosen(vocabulary)
-        recipe = Recipe(self._request, vocabulary, choice.name, self._cache())
+        limit = memory_limit()  # before libraries are loaded, which the needs count
+        choice = self._chosen(vocabulary, limit.left)
+        needed = needed_memory(choice.name, vocabulary)
+        self._workers = self._resources.worker_count(needed, limit.left)
+        if not self._workers:
+            refuse_little_memory(self._tokenizer, needed, limit)
+        if self._request.dedup:
+            refuse_little_memory("--dedup", self._resources.seen_bytes)
+        self._budget = self._resources.budget_bytes(self._workers)
+        cache = min(CACHE, self._budget // 4 // max(1, self._workers))
+        recipe = Recipe(self._request, vocabulary, choice.name, cache)
         foreign = self._request.format != "lowtide"
         target = self._journal.path / "corpus" if foreign else self._journal.output
         assembler = Assembler(self._journal, recipe, target, self._resources.seen_bytes)
@@ -180,19 +197,15 @@ class _Job:
                 )
 
     def _blocks(self, assembler: Assembler, recipe: Recipe) -> Iterator[EncodedBlock]:
-        sections = sections_of(self._inputs, self._request, cut_rule(recipe.vocabulary))
+        sections = sections_of(self._inputs, self._request, recipe.vocabulary.features.cut)
         sections = islice(sections, assembler.section, None)
-        skip, workers = assembler.block, self._resources.worker_count
+        skip, workers = assembler.block, self._workers
         if self._resources.engine == "ray":
             return encoded_by_ray(sections, recipe, skip, self._resources.address, self._resources.workers)
         if recipe.encoder == "bytes" or not workers:
             return encoded_here(sections, recipe, skip, 2 if workers else 0)
-        held = max(16 << 20, self._resources.budget_bytes // 4)
+        held = max(16 << 20, self._budget // 4)
         return encoded_by_processes(sections, recipe, skip, workers, held)
-
-    def _cache(self) -> int:
-        """Bytes of tokenizer cache per worker: a quarter of the budget among them, and no more than is of use."""
-        return min(CACHE, self._resources.budget_bytes // 4 // max(1, self._resources.worker_count))
 
     def _status(self, assembler: Assembler) -> Status:
         documents = sum(writer.documents for writer in assembler.writers)
@@ -203,22 +216,26 @@ class _Job:
         place = self._journal.path / "tokenizer.json"
         if not place.exists():
             self._progress(Status("tokenizer"))
-            texts = sample_texts(self._inputs, self._request, SAMPLE)
+            refuse_little_memory(self._tokenizer, TRAINING + 8 * LEAST_SAMPLE)
+            left = memory_limit().left
+            most = SAMPLE if left is None else min(SAMPLE, (left - TRAINING) // 8)
+            texts = sample_texts(self._inputs, self._request, most)
             text, trainer = trained(texts, self._request.train_bpe, self._journal.path)
-            self._journal.write("trainer.json", {"trainer": trainer})
+            small = most if most < SAMPLE and most < self._total else 0  # another tokenizer: that is recorded
+            self._journal.write("trainer.json", {"trainer": trainer, **({"sample": small} if small else {})})
             _write(place, text.encode())
         return from_json(str(place), place.read_text(encoding="utf-8"), self._request.eot)
 
-    def _chosen(self, vocabulary: Vocabulary) -> Choice:
+    def _chosen(self, vocabulary: Vocabulary, room: int | None) -> Choice:
         """Which library encodes: settled once for a job."""
         before = self._journal.read("encoder.json")
         if before is not None:
             return Choice(before["name"], before["version"], tuple(before["notes"]))
         self._progress(Status("tokenizer"))
-        choice = choose_encoder(vocabulary, self._resources.tokenizer_engine)
-        if (twice := repeated_merge(vocabulary)) is not None:
+        choice = choose_encoder(vocabulary, self._resources.tokenizer_engine, room)
+        if (twice := vocabulary.features.repeated) is not None:
             raise FormatError(
-                f"{self._request.tokenizer}: expected every merge once, got {twice[0]!r} as merge {twice[1]} and again "
+                f"{self._tokenizer}: expected every merge once, got {twice[0]!r} as merge {twice[1]} and again "
                 f"as merge {twice[2]}. Remove the second: it would override the rank of the first."
             )
         if vocabulary.size < self._request.train_bpe:
@@ -243,7 +260,7 @@ class _Job:
             "tokens": writer.tokens,
             "documents": writer.documents,
             "shards": [shard.as_dict() for shard in writer.shards],
-            "tokenizer": vocabulary.describe() | ({"trained_by": trainer["trainer"]} if trainer else {}),
+            "tokenizer": vocabulary.describe() | _trained_by(trainer),
             "encoder": choice.told,
             "provenance": {
                 **part,
@@ -256,6 +273,12 @@ class _Job:
             _write(writer.directory / vocabulary.file, vocabulary.content)
         write_manifest(writer.directory, content)
         return content
+
+
+def _trained_by(trainer: dict[str, Any] | None) -> dict[str, Any]:
+    if trainer is None:
+        return {}
+    return {"trained_by": trainer["trainer"]} | ({"trained_on": trainer["sample"]} if "sample" in trainer else {})
 
 
 def _write(path: Path, content: bytes) -> None:
