@@ -55,10 +55,6 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 _ADAPTERS = ("torch", "dask", "ray")  # modules that import a framework, each with an extra of the same name
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ADAPTERS})
-
-
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
         value = getattr(importlib.import_module(f"lowtide.{_HOME_OF[name]}"), name)
