@@ -27,7 +27,10 @@ QUICK = {
     "orders": (3, 2),
     "training": (1, 1),
 }
-LONGER = {"limits": pytest.mark.slow, "training": [pytest.mark.slow, pytest.mark.trainers]}
+LONGER: dict[str, list[pytest.MarkDecorator]] = {
+    "limits": [pytest.mark.slow],
+    "training": [pytest.mark.slow, pytest.mark.trainers],
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LONGER.get(name, ())) for name in CAMPAIGNS])
