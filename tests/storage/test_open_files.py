@@ -137,6 +137,21 @@ def test_interrupted_batches_over_many_files_leave_no_descriptor_open(
     assert open_on(tmp_path) == []
 
 
+def test_an_interrupt_while_threads_start_is_itself_and_no_key_error(
+    tmp_path: Path, interrupts: Callable[[float], None]
+) -> None:
+    array, interrupted = lowtide.open(rows_at(tmp_path / "x.npy", 40_000)), 0
+    for turn in range(400):
+        try:
+            interrupts(0.0001 + turn % 50 * 0.00004)
+            array.stats()
+            interrupts(0)
+        except InterruptError:
+            interrupted += 1
+    interrupts(0)
+    assert interrupted > 20
+
+
 def test_nothing_is_said_at_the_end_of_the_interpreter(tmp_path: Path) -> None:
     path = rows_at(tmp_path / "x.npy")
     script = (
@@ -233,6 +248,7 @@ def test_without_threads_it_reads_without_one_and_says_so(tmp_path: Path, engine
             feed = lowtide.open_tokens(tokens, dtype="uint16", engine=engine, cache=cache).batches(8, length=64, seed=1)
             for _ in range(4):
                 next(feed)
+            assert array.stats().count[0] == 200_000
             if engine == "native":
                 assert any("no thread" in why for why in array.plan().why), array.plan().why
 
