@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import faulthandler
 import gc
 import os
 import re
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +19,7 @@ import numpy as np
 import pytest
 from tests.engine.asked import PYTHON, native, noise, opened
 
+import lowtide
 from lowtide.engine import FAULT_AROUND, FAULT_MOST, Engine, Runs
 
 SIZE = 64 << 20
@@ -153,6 +159,38 @@ def test_what_cannot_be_mapped_is_refused(engine: Engine, fd: int, tmp_path: Pat
         with pytest.raises((OSError, ValueError)):
             of_a_pipe(engine)
     assert len(Path("/proc/self/maps").read_text().splitlines()) <= before + 2
+
+
+@pytest.mark.parametrize("strategy", ["map", "remap", "advise"])
+def test_a_file_cut_under_threads_that_copy_from_its_mapping_is_at_worst_sigbus(
+    engine: Engine, strategy: str, tmp_path: Path
+) -> None:
+    """The documented end. (faulthandler, which walks the frames of running threads, may turn it into SIGSEGV.)"""
+    ends = []
+    for turn in range(4):
+        path = tmp_path / f"{turn}.npy"
+        np.save(path, np.zeros((50_000, 8), np.float32))
+        child = os.fork()
+        if child == 0:
+            faulthandler.disable()
+            array = lowtide.open(path, strategy=strategy, engine=engine.name, budget="16MiB")
+
+            def read(array: Any = array) -> None:
+                with contextlib.suppress(lowtide.LowtideError):
+                    while True:
+                        for _ in array.shuffled(512, seed=1):
+                            pass
+
+            threads = [threading.Thread(target=read, daemon=True) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.02 * (turn + 1))
+            os.truncate(path, 1000)
+            for thread in threads:
+                thread.join(60)
+            os._exit(0)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    assert set(ends) <= {0, -signal.SIGBUS}, ends
 
 
 def of_a_pipe(engine: Engine) -> None:

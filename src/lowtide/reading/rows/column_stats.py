@@ -11,8 +11,11 @@ NumPy's would be.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import math
 import os
+import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -108,12 +111,21 @@ class _Work:
 
     def run(self, threads: int) -> None:
         """All chunks that are left; the first problem of any thread is raised here."""
-        others = [threading.Thread(target=self._take_all, daemon=True) for _ in range(threads - 1)]
-        for other in others:
-            other.start()
+        done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        started = 0
+
+        def take() -> None:
+            self._take_all()
+            done.put(None)
+
+        # Not threading.Thread: an interrupt while it starts comes out of it as a KeyError.
+        with contextlib.suppress(RuntimeError):  # no thread to be had: this one does it all
+            for _ in range(threads - 1):
+                _thread.start_new_thread(take, ())
+                started += 1
         self._take_all()
-        for other in others:
-            other.join()
+        for _ in range(started):
+            done.get()
         if self._problem is not None:
             raise self._problem
 
