@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.array import Array, open
-from lowtide.reading.habits import OnDisk
+from lowtide.reading.habits import TOGETHER_NAMES, OnDisk
 from lowtide.reading.opened import html_table
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import refuse_name, select
@@ -50,6 +50,11 @@ def together(*arrays: Readable, budget: int | str = "auto", **named: Readable) -
     given = [*arrays, *named.values()]
     if not given:
         raise ValueError("together: expected one array or more, got none. Use together(X, y).")
+    for one in given:
+        named_files = isinstance(one, (list, tuple)) and all(isinstance(name, (str, PathLike)) for name in one)
+        if not isinstance(one, (Array, str, PathLike, np.ndarray)) and not named_files:
+            way = "Open its file with lowtide.open" if isinstance(one, OnDisk) else "Use np.asarray(...) of numbers"
+            raise TypeError(f"together: expected arrays, or paths of them, got {type(one).__name__}. {way}.")
     opened = [one if isinstance(one, Array) or _in_memory(one) else open(one) for one in given]
     _refuse_unequal(opened, [*named] or None)
     shared = _shared_budget([one for one in opened if isinstance(one, Array)], budget)
@@ -64,6 +69,8 @@ class Together(RowIteration, OnDisk):
 
     >>> x, y = lowtide.together(a, np.zeros(len(a)))[:100]
     """
+
+    not_here = TOGETHER_NAMES
 
     def __init__(self, members: tuple[Member, ...], names: tuple[str, ...] | None, budget: Budget) -> None:
         self.names = names

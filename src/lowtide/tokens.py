@@ -74,9 +74,9 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     return Tokens(
         layout,
         Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine),
-        vocab=layout.vocab if vocab is None else at_least("vocab", vocab, 1),
-        eot=layout.eot if eot is None else at_least("eot", eot, 0),
-        bos=layout.bos if bos is None else at_least("bos", bos, 0),
+        vocab=layout.vocab if vocab is None else at_least("vocab", vocab, 1, example="vocab=50257"),
+        eot=layout.eot if eot is None else at_least("eot", eot, 0, example="eot=50256"),
+        bos=layout.bos if bos is None else at_least("bos", bos, 0, example="bos=1"),
     )
 
 

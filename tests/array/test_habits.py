@@ -154,3 +154,25 @@ def test_a_name_as_an_index_says_what_rows_are_called(array: lowtide.Array, tmp_
     with pytest.raises(IndexError, match=r"Read rows first: both\[10:20\]\['y'\]\."):
         both["y"]
     assert both[10:20]["y"].shape == (10, 4)
+
+
+def test_what_is_missing_or_no_array_is_said_without_names_of_ours(
+    array: lowtide.Array, tokens: lowtide.Tokens
+) -> None:
+    anything: Any = array
+    with pytest.raises(TypeError, match=r"^shuffled\(\) missing 1 required positional argument: 'batch'$"):
+        anything.shuffled()
+    for given, way in (
+        (3, "Use np.asarray"),
+        ([1, 2, 3], "Use np.asarray"),
+        (tokens, "Open its file with lowtide.open"),
+    ):
+        with pytest.raises(TypeError, match=rf"together: expected arrays, or paths of them, got \w+\. {way}"):
+            lowtide.together(array, given)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match=r"Use len\(both\)"):
+        lowtide.together(array, array).shape  # noqa: B018
+    for key in ("1.5", ["a"], [1.5]):
+        with pytest.raises(IndexError, match=r"Use numbers|Use whole numbers\.|Convert with \.astype"):
+            array[key]
+    with pytest.raises(ValueError, match=r"got shape \(1024, 4\)\. Use a list of row numbers\."):
+        array.gather(array, 4)

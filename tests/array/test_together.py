@@ -191,7 +191,7 @@ def test_nothing_a_mixture_of_names_and_things_that_are_no_arrays_are_refused(di
         lowtide.together()
     with pytest.raises(TypeError, match="got 1 in order and 1 by name"):
         lowtide.together(directory / "X.npy", labels=directory / "Y.npy")
-    with pytest.raises(TypeError, match="expected a path"):
+    with pytest.raises(TypeError, match="expected arrays, or paths of them"):
         lowtide.together(directory / "X.npy", 5)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError):
         lowtide.together(directory / "X.npy", directory / "none.npy")

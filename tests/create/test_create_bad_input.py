@@ -142,7 +142,7 @@ def test_shapes_that_cannot_be_are_refused(tmp_path: Path, shape: Any) -> None:
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("shape", [1.5, "10", (True,), (3, 2.0), None])
+@pytest.mark.parametrize("shape", [1.5, "10", (True,), (3, 2.0)])
 def test_shapes_that_are_not_whole_numbers_are_type_errors(tmp_path: Path, shape: Any) -> None:
     with pytest.raises(TypeError, match="shape: expected a whole number"):
         lowtide.create(tmp_path / "z.npy", dtype="float32", shape=shape)

@@ -29,8 +29,8 @@ SAVING = """
             if kind == "feed":
                 return tokens.batches(64, length=255, seed=3)
             if kind == "tensors":
-                import lowtide.torch
-                return lowtide.torch.tensors(tokens.batches(64, length=255, seed=3))
+                from lowtide.torch import tensors
+                return tensors(tokens.batches(64, length=255, seed=3))
             train, val = tokens.split(val=0.4)
             return lowtide.mix({"a": (train, 0.5), "b": (val, 0.5)}).batches(64, length=255, seed=3)
         array = lowtide.open(path, dtype="uint16", shape=(-1, 256), engine=engine, cache="drop", budget="16MiB")

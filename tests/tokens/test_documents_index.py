@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -244,3 +245,23 @@ def test_a_median_beyond_65536_tokens_is_exact(tmp_path: Path) -> None:
     with opened(tmp_path / "x.bin") as tokens:
         found = count_documents(index_of(tokens), 0, len(ids), 64)
     assert (found.shortest, found.median, found.longest) == (100_000, 100_001, 659_999)
+
+
+@pytest.mark.parametrize("cut", ["stride", "packed"])
+def test_a_full_disk_is_a_write_error_with_the_path_and_what_is_free(tmp_path: Path, cut: str) -> None:
+    """The size that files may have stands for the disk: the kernel refuses the same way, at the same call."""
+    path = tmp_path / "tokens.bin"
+    (np.arange(400_000) % 7).astype(np.uint16).tofile(path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with lowtide.open_tokens(path, dtype="uint16", eot=0) as tokens:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+        try:
+            with pytest.raises(lowtide.WriteError, match=rf"{tmp_path}/\.lowtide/.*: expected .*, got ") as problem:
+                tokens.windows(64, cut=cut, documents=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert problem.value.path.startswith(str(tmp_path))
+        assert problem.value.free is not None
+        assert isinstance(problem.value, OSError)
+        windows = tokens.windows(64, cut=cut, documents=True)  # goes on where it stopped, once there is room
+        assert len(next(windows.batches(4))) == 3

@@ -41,6 +41,12 @@ TOKEN_NAMES = {
     **dict.fromkeys((*_IN_MEMORY, *_OF_COLUMNS, "sum"), "tokens[10:20].{name}, of a slice that fits in memory"),
     **dict.fromkeys(("chunks", "shuffled", "batch", "shuffle"), "tokens.batches(64, length=1024)"),
 }
+TOGETHER_NAMES = {
+    "shape": "len(both), and .shape of the arrays it was made of",
+    "dtype": ".dtype of the arrays it was made of",
+    "stats": ".stats() of the arrays it was made of",
+    **dict.fromkeys(("batch", "batches", "shuffle"), "both.shuffled(4096, seed=0), or both.chunks(4096)"),
+}
 _OPERATORS = {
     "eq": "==",
     "ne": "!=",
@@ -109,4 +115,5 @@ def answers_habits(call: Callable[P, R]) -> Callable[P, R]:
                 raise TypeError(f"{call.__name__}: expected {expected}, got {name}={value!r}. {way}.")
         return call(*args, **given)
 
+    call.__qualname__ = call.__name__  # what Python says of a missing argument: not the class that happens to have it
     return answered

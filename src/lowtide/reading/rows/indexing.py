@@ -164,9 +164,8 @@ def _advanced(rest: tuple[Any, ...]) -> bool:
 def inside(numbers: np.ndarray[Any, Any], count: int) -> Numbers:
     """Row numbers as non-negative int64, or an error that names the first one outside."""
     if numbers.dtype.kind not in "iu":
-        raise IndexError(
-            f"index: expected integers or a mask of rows, got {numbers.dtype}. Convert with .astype('int64')."
-        )
+        way = "Convert with .astype('int64')" if numbers.ndim and numbers.dtype.kind == "f" else "Use whole numbers"
+        raise IndexError(f"index: expected integers or a mask of rows, got {numbers.dtype}. {way}.")
     wrong = (numbers < -count) | (numbers >= count)
     if wrong.any():
         row_inside(int(numbers[wrong].reshape(-1)[0]), count)
@@ -178,8 +177,10 @@ def refuse_axes(call: str, wanted: NDArray[Any], count: int) -> None:
     """Rows are named along one axis."""
     if wanted.ndim == 1:
         return
-    if wanted.ndim == 0:
-        way = f"Use {call}([{wanted}])" if wanted.dtype.kind in "iu" else "Use a list of row numbers"
+    if wanted.dtype.kind not in "iub":
+        way = "Use a list of row numbers"
+    elif wanted.ndim == 0:
+        way = f"Use {call}([{wanted}])"
     elif wanted.dtype == bool:
         axes = 1 if wanted.ndim == 2 else tuple(range(1, wanted.ndim))
         way = f"Say when a row counts: mask.any(axis={axes}), or mask.all(axis={axes})"
