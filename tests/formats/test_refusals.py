@@ -87,7 +87,9 @@ def test_another_format_is_never_read_as_tokens(tmp_path: Path, name: str, state
     write, called, way_out = KINDS[name]
     path = tmp_path / name
     data = write(IDS.tobytes())
-    path.write_bytes(data + b"\0" * (-len(data) % 4 if name not in ("t.parquet", "t.zip", "t.arrow", "t.feather") else 0))
+    path.write_bytes(
+        data + b"\0" * (-len(data) % 4 if name not in ("t.parquet", "t.zip", "t.arrow", "t.feather") else 0)
+    )
     with pytest.raises(FormatError, match=called) as caught:
         token_layout(path, dtype=stated)
     assert way_out in str(caught.value)

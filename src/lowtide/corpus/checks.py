@@ -25,8 +25,8 @@ from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK
 from lowtide.errors import FormatError, LowtideError
 from lowtide.formats import Layout, document_ends, dtype_smell, layout_of, token_layout
+from lowtide.formats.corpus_parts import checked_part
 from lowtide.formats.header import HeaderFile
-from lowtide.formats.parts import checked_part
 from lowtide.formats.tokens.llmc import HEADER, looks_like
 from lowtide.formats.tokens.manifest import (
     CHECKED,

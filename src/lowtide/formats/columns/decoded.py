@@ -25,9 +25,9 @@ import numpy.typing as npt
 from lowtide.atomic import atomic_write
 from lowtide.errors import FormatError
 from lowtide.formats.columns.id_columns import IdBlock, IdColumn, blocks, find_column
+from lowtide.formats.corpus_parts import ChosenPart, checked_part, chosen_part, refuse_mixed_parts, refuse_part_of_file
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import DocumentIndex, Layout, join, one_extent, stated_ids
-from lowtide.formats.parts import ChosenPart, checked_part, chosen_part, refuse_mixed_parts, refuse_part_of_file
 from lowtide.formats.sources import Source, named, natural_key
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")
