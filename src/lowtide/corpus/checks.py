@@ -165,7 +165,8 @@ def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) 
     checks = ["sizes", *(["checksums"] if summed else []), *(["manifest"] if "digest" in content else [])]
     checks += [*(["ids"] if bound is not None else []), *(["document ends"] if documents is not None else [])]
     files = sum(1 + (entry.ends is not None) for entry in manifest.entries)
-    return _Read(part, files, tokens, documents, (*checks, "tokenizer"))
+    checks += ["tokenizer"] if content.get("tokenizer") else []
+    return _Read(part, files, tokens, documents, tuple(checks))
 
 
 def _check_manifest(
