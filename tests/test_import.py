@@ -22,7 +22,7 @@ SOURCE = Path(lowtide.__file__).parent
 # The modules of ours that opening and reading need, on first use. What measures, reports, trains or prints comes later.
 ROOMS = {
     "lowtide": "arguments array create errors feed together tokens units windows",
-    "lowtide.formats": "arrays guess header layout recognise refusals sources",
+    "lowtide.formats": "arrays corpus_parts foreign_directories guess header layout recognise refusals sources",
     "lowtide.formats.columns": "decoded id_columns",
     "lowtide.formats.files": "hdf5 members memmap npy npz raw safetensors",
     "lowtide.formats.tokens": "datatrove ends litgpt llmc manifest megatron token_files",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from lowtide.engine import ENGINES
-from lowtide.formats.parts import PARTS
+from lowtide.formats.corpus_parts import PARTS
 from lowtide.storage import CACHES, STRATEGIES
 from lowtide.survey.subject import Opening, StatedData
 

@@ -25,8 +25,8 @@ from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK
 from lowtide.errors import FormatError, LowtideError
 from lowtide.formats import Layout, document_ends, dtype_smell, layout_of, token_layout
+from lowtide.formats.corpus_parts import checked_part
 from lowtide.formats.header import HeaderFile
-from lowtide.formats.parts import checked_part
 from lowtide.formats.tokens.llmc import HEADER, looks_like
 from lowtide.formats.tokens.manifest import (
     CHECKED,
@@ -165,7 +165,8 @@ def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) 
     checks = ["sizes", *(["checksums"] if summed else []), *(["manifest"] if "digest" in content else [])]
     checks += [*(["ids"] if bound is not None else []), *(["document ends"] if documents is not None else [])]
     files = sum(1 + (entry.ends is not None) for entry in manifest.entries)
-    return _Read(part, files, tokens, documents, (*checks, "tokenizer"))
+    checks += ["tokenizer"] if content.get("tokenizer") else []
+    return _Read(part, files, tokens, documents, tuple(checks))
 
 
 def _check_manifest(

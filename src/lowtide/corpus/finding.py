@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.errors import LowtideError
-from lowtide.formats.parts import PARTS
+from lowtide.formats.corpus_parts import PARTS
 from lowtide.formats.tokens.manifest import MANIFEST, manifest_content
 
 

@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from lowtide.errors import FormatError
 from lowtide.formats.columns.id_columns import IdBlock, IdColumn, blocks, find_column
+from lowtide.formats.corpus_parts import ChosenPart, checked_part, chosen_part, refuse_mixed_parts, refuse_part_of_file
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import DocumentIndex, Layout, join, one_extent, stated_ids
-from lowtide.formats.parts import ChosenPart, checked_part, chosen_part, refuse_mixed_parts, refuse_part_of_file
 from lowtide.formats.sources import Source, named, natural_key
 from lowtide.storage.own_files import NotOursError, OwnDirectory, atomic_write, seal, user_cache, wait_for_lock
 

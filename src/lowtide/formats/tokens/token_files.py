@@ -19,11 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.errors import FormatError
-from lowtide.formats.files import memmap, raw
-from lowtide.formats.foreign_directories import LoaderIndex, read_loader_index, refuse_foreign_directory
-from lowtide.formats.header import HeaderFile, is_file
-from lowtide.formats.layout import HEADERLESS, Layout, agree, join, stated_ids
-from lowtide.formats.parts import (
+from lowtide.formats.corpus_parts import (
     ChosenPart,
     checked_part,
     chosen_part,
@@ -31,6 +27,10 @@ from lowtide.formats.parts import (
     refuse_mixed_parts,
     refuse_part_of_file,
 )
+from lowtide.formats.files import memmap, raw
+from lowtide.formats.foreign_directories import LoaderIndex, read_loader_index, refuse_foreign_directory
+from lowtide.formats.header import HeaderFile, is_file
+from lowtide.formats.layout import HEADERLESS, Layout, agree, join, stated_ids
 from lowtide.formats.recognise import recognised
 from lowtide.formats.refusals import refuse_foreign
 from lowtide.formats.sources import Mapped, Source, named, natural_key

@@ -11,7 +11,7 @@ import pytest
 import lowtide
 from lowtide.errors import FormatError
 from lowtide.formats import token_layout
-from lowtide.formats.parts import part_named
+from lowtide.formats.corpus_parts import part_named
 
 SIZES = {"train": 300, "val": 40, "test": 7}
 
