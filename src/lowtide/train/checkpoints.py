@@ -171,7 +171,9 @@ def _check_names(records: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
     if record.file_size > _MOST_PICKLE:
         raise zipfile.BadZipFile(f"{record.file_size:,} bytes of text and numbers, at most {_MOST_PICKLE:,} expected")
     for operation, argument, _ in pickletools.genops(records.read(record)):
-        if operation.name == "STACK_GLOBAL" or (operation.name == "GLOBAL" and not _NAMES_USED.fullmatch(argument)):
+        if operation.name == "STACK_GLOBAL" or (
+            operation.name == "GLOBAL" and not _NAMES_USED.fullmatch(str(argument))
+        ):
             raise zipfile.BadZipFile(f"{argument or 'a name'} where numbers, text and tensors were expected")
 
 
