@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -41,24 +42,16 @@ COMING_COMMANDS: set[str] = set()
 # Kinds of error: what raises them says so.
 NO_EXAMPLE = {"FormatError", "StateError", "ReadError", "WriteError", "BudgetError"}
 
-# Pages whose Python needs more than a directory, and why; where a test runs it with what it needs, its name.
-COMPILED_ONLY = {
-    "formats.md": "a file of every format: tests/formats/test_formats_page.py",
-    "nanogpt.md": "edits of a training script: tests/train/test_train_nanogpt.py",
-    "train.md": "the weights of a training run: tests/train/test_train_sample.py",
-    "prepare.md": "texts and a tokenizer of the reader's own",
-}
+# Pages whose Python is edits of the reader's own program, and the test that makes them.
+COMPILED_ONLY = {"nanogpt.md": "edits of a training script: tests/train/test_train_nanogpt.py"}
 
-# Files and names that a page takes for granted, where it does not make them in a comment of its own.
+# Files that a page takes for granted, where it does not make them in a comment of its own; and what that needs.
 RUN_FIRST = {
     "documents.md": """
-import numpy as np, torch, torch.nn.functional as F, lowtide
+import numpy as np
 from pathlib import Path
 Path("corpus").mkdir()
 (np.arange(200_000) % 431 + 50_257 - 431).astype("uint16").tofile("corpus/a.bin")
-logits, mask = torch.zeros(64, 1024, 8), torch.ones(64, 1024)
-_cross_entropy = F.cross_entropy
-F.cross_entropy = lambda logits, y, **options: _cross_entropy(logits, torch.as_tensor(y) % 8, **options)
 """,
     "mixtures.md": """
 import json, numpy as np
@@ -69,7 +62,48 @@ for name in ("web", "code", "math"):
     shards = [{"file": "a.bin", "tokens": 200_000}]
     Path(name, "manifest.json").write_text(json.dumps({"lowtide": 1, "dtype": "uint16", "shards": shards}))
 """,
+    "formats.md": """
+import numpy as np, pyarrow, pyarrow.parquet
+from pathlib import Path
+for name in ("shards", "ids"):
+    Path(name).mkdir()
+rows = np.arange(20 * 162, dtype="f4").reshape(20, 162)
+np.save("features.npy", rows)
+rows.tofile("x.f32")
+np.savez("arrays.npz", X=rows, y=np.arange(20))
+for name in ("train.bin", "shards/0.bin", "shards/1.bin", "web.ds"):
+    np.arange(100, dtype="u2").tofile(name)
+np.array([60, 100], "u8").tofile("web.ds.index")
+pyarrow.parquet.write_table(pyarrow.table({"input_ids": [[1, 2], [3]]}), "ids/0.parquet")
+""",
+    "prepare.md": """
+import json, tokenizers
+from pathlib import Path
+Path("texts").mkdir()
+lines = [json.dumps({"text": f"Document {number} tells of the tide. " * 5}) for number in range(400)]
+Path("texts/a.jsonl").write_text("\\n".join(lines) + "\\n")
+made = tokenizers.Tokenizer(tokenizers.models.BPE())
+made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+made.decoder = tokenizers.decoders.ByteLevel()
+alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+made.train_from_iterator(lines, tokenizers.trainers.BpeTrainer(
+    vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"], show_progress=False))
+made.save("tokenizer.json")
+""",
+    "train.md": """
+import numpy as np
+from lowtide.cli import main
+(np.arange(20_000) % 64).astype("u2").tofile("tokens.bin")
+tiny = "--batch-size 4 --block-size 16 --n-layer 1 --n-head 2 --n-embd 16 --max-iters 4 --eval-iters 1 --no-picture"
+main(f"train --data tokens.bin --data-dtype uint16 --vocab-size 64 --val-fraction 0.1 {tiny}".split())
+""",
 }
+NEEDED = {
+    "documents.md": "torch",
+    "formats.md": "pyarrow",
+    "prepare.md": "tokenizers",
+    "train.md": "safetensors",
+}  # beside the package itself
 
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)[^)]*\)")
@@ -184,6 +218,8 @@ def test_every_python_block_of_a_page_compiles(page: Path) -> None:
     "page", [page for page in PAGES if blocks(page) and page.name not in COMPILED_ONLY], ids=lambda page: page.name
 )
 def test_every_python_block_of_a_page_runs_in_a_fresh_directory(page: Path, tmp_path: Path) -> None:
+    needed = NEEDED.get(page.name, "lowtide")
+    pytest.importorskip(needed, reason=f"NOT TESTED: the Python of {page.name}, because {needed} is missing")
     run, skipped, lost = [Block(RUN_FIRST.get(page.name, ""), 1, True)], [], set[str]()
     for block in (block for block in blocks(page) if block.run):
         wanted = [name for text, name in COMING.items() if text in block.code and missing(name)]
@@ -246,6 +282,13 @@ def _flags(command: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
     return set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_extra_that_a_page_installs_exists(page: Path) -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    shown = re.findall(r"pip install [^\n`]*?(?:lowtide|\.)\[([\w,-]+)\]", page.read_text("utf-8"))
+    assert {extra for one in shown for extra in one.split(",")} <= set(known)
 
 
 def test_the_design_page_shows_the_layers_that_are_tested() -> None:

@@ -147,6 +147,9 @@ def test_metrics_hold_the_figures_of_every_line_and_evaluation(trained: Path) ->
     kinds = {"anon", "mapped", "cache"}
     assert steps[0].keys() >= {"loss", "learning_rate", "tokens_per_s", "data_wait", *kinds}
     assert [line["step"] for line in found if line["event"] == "eval"] == [0, 30, 60]
+    elapsed = [line["seconds"] for line in found if line["event"] != "end"]
+    assert elapsed == sorted(elapsed)
+    assert elapsed[0] == 0.0 < elapsed[-1]
     assert (found[0]["event"], found[-1]["event"], found[-1]["step"]) == ("start", "end", 60)
 
 
@@ -158,6 +161,8 @@ def test_a_resumed_run_adds_to_the_metrics_and_a_new_one_sets_them_aside(tiny: M
     train(tiny(max_iters=6), out / "step-00000003.pt")
     starts = [line["step"] for line in metrics(out) if line["event"] == "start"]
     assert starts == [0, 3]
+    resumed = next(line for line in metrics(out) if line["event"] == "start" and line["step"] == 3)
+    assert resumed["seconds"] > 0  # elapsed time goes on where the checkpoint was
     train(tiny(max_iters=3))
     assert [line["step"] for line in metrics(out) if line["event"] == "start"] == [0]
     assert len(metrics(out / "earlier-1")) > 10

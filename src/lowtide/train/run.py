@@ -192,9 +192,14 @@ class _Run:
         left = (self.settings.max_iters - step) * (time.monotonic() - self.loop_started) / steps
         rate = learning_rate(step - 1, self.settings)
         mixed = self.data.mixed
-        of_corpora = (None, None) if mixed is None else mixed.at(self.trainer.rows_done, self.settings.block_size)
-        figures = (step, loss, rate, self._tokens_per_s(), self._data_wait(), left, reading)
-        self.progress.tell(Stepped(*figures, *of_corpora, self._seconds()))
+        rows, length, pace, wait = (
+            self.trainer.rows_done,
+            self.settings.block_size,
+            self._tokens_per_s(),
+            self._data_wait(),
+        )
+        shares, epochs = (None, None) if mixed is None else mixed.at(rows, length)
+        self.progress.tell(Stepped(step, loss, rate, pace, wait, left, reading, shares, epochs, self._seconds()))
 
     def _remember(self, loss: float, val_loss: float, reading: MemoryNow) -> None:
         held = (reading.anon, reading.mapped, reading.cache)
