@@ -8,6 +8,7 @@ node - the same command goes on, and the bytes are those of one that was never s
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ from lowtide.prepare.tokenizers.bpe import LEAST_SAMPLE, SAMPLE, TRAINING, train
 from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder, needed_memory
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
 from lowtide.units import MIB
+
+_FINISHED = "finished.json"  # in the work directory of a run that has only to remove it
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def prepare(
     """
     request, resources = request or Request(), resources or Resources()
     target, begun = Path(output), time.monotonic()
-    finished = [] if (target / WORK).exists() else _finished_manifests(target)
+    work = target / WORK
+    finished = [] if (work / "plan.json").exists() or (work / _FINISHED).exists() else _finished_manifests(target)
     if not finished:
         refuse_other_files(target)
     if request.train_bpe and find_spec("tokenizers") is None:
@@ -96,6 +100,7 @@ def prepare(
     vocabulary = None if request.train_bpe else _loaded(request)
     if finished:
         _refuse_other_corpus(target, finished[0], request, listed, vocabulary)
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed at its very end
         return _prepared(target, finished, (), 0.0, was_complete=True)
     journal = Journal(target)
     with journal.held():
@@ -105,8 +110,33 @@ def prepare(
                 copy_stdin(spool)
             listed = list_inputs(inputs, request, spool)
         went_on = journal.read("journal.json") is not None
-        manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
+        before = journal.read(_FINISHED)
+        if before is not None and journal.read("plan.json") is None:  # killed while it removed what it no longer needs
+            manifests, notes = before["manifests"], tuple(before["notes"])
+        else:
+            _remove_temporaries(target)
+            manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
+        _remove_work(journal)
     return _prepared(target, manifests, notes, time.monotonic() - begun, went_on=went_on)
+
+
+def _remove_temporaries(target: Path) -> None:
+    """Files without their final name that a killed run left beside the shards."""
+    for place in (target, *(target / part for part in ("train", "val", "test"))):
+        for stray in place.glob(".*.tmp"):
+            stray.unlink(missing_ok=True)
+
+
+def _remove_work(journal: Journal) -> None:
+    """The work directory, so that a kill at any moment leaves what the next try needs: `_FINISHED` goes last."""
+    (journal.path / "plan.json").unlink(missing_ok=True)
+    for entry in journal.path.iterdir():
+        if entry.name == "corpus":
+            shutil.rmtree(entry)
+        elif entry.name not in (_FINISHED, "lock"):
+            entry.unlink()
+    (journal.path / _FINISHED).unlink()
+    journal.remove()
 
 
 def _loaded(request: Request) -> Vocabulary:
@@ -185,9 +215,10 @@ class _Job:
         manifests = [self._manifest(assembler, writer, vocabulary, choice) for writer in assembler.writers]
         if foreign:
             write_foreign(target, self._journal, self._request.format, self._request.shard_tokens)
-        self._journal.remove()
         note = f"one document: {', '.join(assembler.parts)} are cut from it at a token, in this order"
-        return manifests, (*([note] if single else ()), *choice.notes)
+        notes = (*([note] if single else ()), *choice.notes)
+        self._journal.write(_FINISHED, {"manifests": manifests, "notes": notes})
+        return manifests, notes
 
     def _encode(self, assembler: Assembler, recipe: Recipe) -> None:
         self._progress(self._status(assembler))
