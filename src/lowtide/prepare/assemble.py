@@ -41,7 +41,8 @@ class Assembler:
         self.parts = ("train", *shares) if shares else ("",)
         self._shares = np.cumsum(list(shares.values()))
         # Where in a single document parts end, in bytes of input: train first, the others behind it.
-        self._ends = single * (1 - self._shares[::-1]) if single and shares else None
+        behind = np.cumsum(list(shares.values())[::-1])[::-1]
+        self._ends = single * (1 - behind) if single and shares else None
         self._eot = recipe.vocabulary.eot
         self.least = float(state.get("least", 1.0))  # the smallest share that would have left train a document less
         before = state.get("writers", [{}] * len(self.parts))

@@ -241,7 +241,7 @@ class _Job:
                 )
                 raise FormatError(
                     f"{self._inputs[0].path}: expected documents for {part}, got none of {assembler.tally.documents}: "
-                    f"each goes to one part whole, by its hash. {way}."
+                    f"each goes to one part whole, by its hash. {way}, in an empty directory."
                 )
 
     def _blocks(self, assembler: Assembler, recipe: Recipe) -> Iterator[EncodedBlock]:
