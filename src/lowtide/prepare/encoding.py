@@ -64,7 +64,7 @@ class BlockEncoder:
         self._request = recipe.request
         self._encoder: Encoder = make_encoder(recipe.encoder, recipe.vocabulary, recipe.cache)
         self._cut = recipe.vocabulary.features.cut
-        self._hashed = recipe.request.dedup or recipe.request.val > 0
+        self._hashed = recipe.request.dedup or recipe.request.val + recipe.request.test > 0
 
     def blocks(self, section: InputSection, skip: int = 0) -> Iterator[EncodedBlock]:
         """Every block of a section, read and encoded here."""

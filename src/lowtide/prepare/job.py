@@ -7,9 +7,12 @@ node - the same command goes on, and the bytes are those of one that was never s
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK, Journal, refuse_other_files
 from lowtide.corpus.request import Request
 from lowtide.corpus.shards import ShardWriter, write_manifest
-from lowtide.errors import FormatError, StateError
+from lowtide.errors import FormatError, LowtideError, StateError
 from lowtide.machine import memory_limit
 from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.cluster import encoded_by_ray
@@ -34,6 +37,8 @@ from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder, n
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
 from lowtide.storage.own_files import atomic_write
 from lowtide.units import MIB
+
+_FINISHED = "finished.json"  # in the work directory of a run that has only to remove it
 
 
 @dataclass(frozen=True)
@@ -80,14 +85,21 @@ def prepare(
     """
     request, resources = request or Request(), resources or Resources()
     target, begun = Path(output), time.monotonic()
-    finished = [] if (target / WORK).exists() else _finished_manifests(target)
+    work = target / WORK
+    finished = [] if (work / "plan.json").exists() or (work / _FINISHED).exists() else _finished_manifests(target)
     if not finished:
         refuse_other_files(target)
+    if request.train_bpe and find_spec("tokenizers") is None:
+        raise LowtideError(
+            f"--train-bpe {request.train_bpe}: expected the package tokenizers, got none. "
+            "Install it with: pip install 'lowtide[prepare]'"
+        )
     stdin = STDIN in inputs
     listed = [] if stdin else list_inputs(inputs, request)
     vocabulary = None if request.train_bpe else _loaded(request)
     if finished:
         _refuse_other_corpus(target, finished[0], request, listed, vocabulary)
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed at its very end
         return _prepared(target, finished, (), 0.0, was_complete=True)
     journal = Journal(target)
     with journal.held():
@@ -97,8 +109,33 @@ def prepare(
                 copy_stdin(spool)
             listed = list_inputs(inputs, request, spool)
         went_on = journal.read("journal.json") is not None
-        manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
+        before = journal.read(_FINISHED)
+        if before is not None and journal.read("plan.json") is None:  # killed while it removed what it no longer needs
+            manifests, notes = before["manifests"], tuple(before["notes"])
+        else:
+            _remove_temporaries(target)
+            manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
+        _remove_work(journal)
     return _prepared(target, manifests, notes, time.monotonic() - begun, went_on=went_on)
+
+
+def _remove_temporaries(target: Path) -> None:
+    """Files without their final name that a killed run left beside the shards."""
+    for place in (target, *(target / part for part in ("train", "val", "test"))):
+        for stray in place.glob(".*.tmp"):
+            stray.unlink(missing_ok=True)
+
+
+def _remove_work(journal: Journal) -> None:
+    """The work directory, so that a kill at any moment leaves what the next try needs: `_FINISHED` goes last."""
+    (journal.path / "plan.json").unlink(missing_ok=True)
+    for entry in journal.path.iterdir():
+        if entry.name == "corpus":
+            shutil.rmtree(entry)
+        elif entry.name not in (_FINISHED, "lock"):
+            entry.unlink()
+    (journal.path / _FINISHED).unlink()
+    journal.remove()
 
 
 def _loaded(request: Request) -> Vocabulary:
@@ -166,7 +203,9 @@ class _Job:
         recipe = Recipe(self._request, vocabulary, choice.name, cache)
         foreign = self._request.format != "lowtide"
         target = self._journal.path / "corpus" if foreign else self._journal.output
-        assembler = Assembler(self._journal, recipe, target, self._resources.seen_bytes)
+        parted = self._request.val + self._request.test > 0
+        single = self._total if parted and len(self._inputs) == 1 and self._inputs[0].kind == "text" else 0
+        assembler = Assembler(self._journal, recipe, target, self._resources.seen_bytes, single)
         try:
             self._encode(assembler, recipe)
         finally:
@@ -175,8 +214,10 @@ class _Job:
         manifests = [self._manifest(assembler, writer, vocabulary, choice) for writer in assembler.writers]
         if foreign:
             write_foreign(target, self._journal, self._request.format, self._request.shard_tokens)
-        self._journal.remove()
-        return manifests, choice.notes
+        note = f"one document: {', '.join(assembler.parts)} are cut from it at a token, in this order"
+        notes = (*([note] if single else ()), *choice.notes)
+        self._journal.write(_FINISHED, {"manifests": manifests, "notes": notes})
+        return manifests, notes
 
     def _encode(self, assembler: Assembler, recipe: Recipe) -> None:
         self._progress(self._status(assembler))
@@ -189,11 +230,17 @@ class _Job:
                 f"{self._inputs[0].path}: expected text, got none in {len(self._inputs)} files of {self._total} bytes. "
                 "Name files that hold text."
             )
-        for writer in assembler.writers:
+        for part, writer in zip(assembler.parts, assembler.writers, strict=True):
             if writer.tokens == 0:
+                share = -(-assembler.least * 1000 // 1) / 1000 if part == "val" else 0.0
+                way = (
+                    f"Use --val {share:g}"
+                    if 0 < share < 0.6
+                    else "Tell more documents apart with --lines or --separator"
+                )
                 raise FormatError(
-                    f"{writer.directory}: expected documents for this part, got none of {assembler.tally.documents}. "
-                    "Use a larger --val, or leave it out, in an empty directory."
+                    f"{self._inputs[0].path}: expected documents for {part}, got none of {assembler.tally.documents}: "
+                    f"each goes to one part whole, by its hash. {way}, in an empty directory."
                 )
 
     def _blocks(self, assembler: Assembler, recipe: Recipe) -> Iterator[EncodedBlock]:
@@ -251,7 +298,7 @@ class _Job:
         so that equal input gives equal bytes anywhere."""
         trainer = self._journal.read("trainer.json")
         inputs = {"files": len(self._inputs), "bytes": self._total, "sha256": inputs_digest(self._inputs)}
-        part = {"part": writer.directory.name} if self._request.val else {}
+        part = {"part": writer.directory.name} if self._request.val + self._request.test else {}
         content = {
             "lowtide": 1,
             "dtype": vocabulary.dtype,
@@ -291,6 +338,9 @@ def _settings(request: Request) -> dict[str, Any]:
     return {name: value for name, value in vars(request).items() if name not in ("tokenizer", "format")}
 
 
+_DEFAULTS = Request()  # of settings that an older manifest does not name
+
+
 def _finished_manifests(target: Path) -> list[dict[str, Any]]:
     """Of a corpus, or of its parts."""
     found = [stated_manifest(place) for place in corpora_in(target)]
@@ -303,7 +353,7 @@ def _refuse_other_corpus(
     """A finished corpus is fine when it is the one that was asked for, and refused by name when not."""
     told, advice = content["provenance"], "Name another directory with -o"
     for name, value in _settings(request).items():
-        if (was := told["settings"].get(name)) != value:
+        if (was := told["settings"].get(name, getattr(_DEFAULTS, name))) != value:
             raise StateError(f"{target}: expected {name} {was!r} as its corpus has, got {value!r}. {advice}.")
     if inputs and told["inputs"]["sha256"] != inputs_digest(inputs):
         size = sum(one.size for one in inputs)

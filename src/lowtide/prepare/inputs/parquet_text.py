@@ -7,6 +7,7 @@ pyarrow is imported here alone, and only when a Parquet file is named.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from lowtide.prepare.resources import refuse_little_memory
 from lowtide.units import MIB, format_size
 
 _MOST_ROWS = 65_536
-_PYARROW = 40 * MIB  # while it decodes pages of a few MiB
+_PYARROW = 48 * MIB  # itself, and pages of a few MiB
 _PER_BYTE = 6  # bytes held while a byte of a page is decoded, cut and encoded; measured
 
 
@@ -67,6 +68,8 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
+    if "pyarrow" not in sys.modules:
+        refuse_little_memory(path, _PYARROW)
     try:
         import pyarrow
         import pyarrow.parquet

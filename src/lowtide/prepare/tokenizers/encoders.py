@@ -156,24 +156,24 @@ class Tokenizers:
     def __init__(self, vocabulary: Vocabulary) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # there is a process for every processor already
         self._tokenizer = hugging_face(vocabulary)
-        self._eot, self._cut = vocabulary.eot, vocabulary.features.cut
+        self._eot, self._cut, self._dtype = vocabulary.eot, vocabulary.features.cut, vocabulary.dtype
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
         """In portions: what it gives for a text takes 40 times the text's bytes until the ids are taken out."""
-        found: list[list[Ids]] = [[] for _ in texts]
-        places: list[int] = []
-        words: list[str] = []
-        size = 0
-        for place, text in enumerate(texts):
-            for piece in self._portions(text):
-                places.append(place)
-                words.append(piece.decode("utf-8", "replace"))
-                size += len(piece)
+        found: list[Ids] = []
+        ends: list[int] = []
+        words: list[str | None] = []  # None: the end of a document
+        length = size = 0
+        for text in texts:
+            for portion in self._portions(text):
+                words.append(portion.decode("utf-8", "replace"))
+                size += len(portion)
                 if size >= _PORTION:
-                    self._encode(places, words, found)
-                    places, words, size = [], [], 0
-        self._encode(places, words, found)
-        return with_ends([np.concatenate(ids) if len(ids) != 1 else ids[0] for ids in found], self._eot)
+                    length += self._take(words, length, found, ends)
+                    words, size = [], 0
+            words.append(None)
+        self._take(words, length, found, ends)
+        return np.concatenate(found) if found else np.empty(0, self._dtype), np.array(ends, np.int64)
 
     def _portions(self, text: bytes) -> Iterator[bytes]:
         at = 0
@@ -182,10 +182,17 @@ class Tokenizers:
             at = end
         yield text[at:] if at else text
 
-    def _encode(self, places: list[int], words: list[str], found: list[list[Ids]]) -> None:
-        encoded = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
-        for place, one in zip(places, encoded, strict=True):
-            found[place].append(np.array(one.ids, np.uint32))
+    def _take(self, words: Sequence[str | None], length: int, found: list[Ids], ends: list[int]) -> int:
+        """Encode ``words`` behind ``length`` ids; how many more there are."""
+        before = length
+        texts = [word for word in words if word is not None]
+        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        for word in words:
+            found.append(np.array([self._eot] if word is None else next(encoded).ids, self._dtype))
+            length += len(found[-1])
+            if word is None:
+                ends.append(length)
+        return length - before
 
 
 class SentencePiece:
@@ -239,7 +246,7 @@ def needed_memory(name: str, vocabulary: Vocabulary) -> int:
     """Bytes a process needs to encode with it, beside Python, NumPy and the vocabulary itself; measured, with room."""
     if name == "bytes":
         return 24 * MIB
-    factor, least = {"gigatoken": (32, 60), "tokenizers": (16, 44), "sentencepiece": (16, 44)}[name]
+    factor, least = {"gigatoken": (32, 60), "tokenizers": (16, 48), "sentencepiece": (16, 48)}[name]
     return least * MIB + factor * max(len(vocabulary.plain), len(vocabulary.content))
 
 
