@@ -92,7 +92,8 @@ def _say_engine(arguments: argparse.Namespace) -> int:
     if arguments.paths:
         raise TypeError(f"--engine: expected no path where it has no value, got {arguments.paths[0]}. Leave one out.")
     found = engine()
-    print(json.dumps(asdict(found)) if arguments.json else f"engine {found.name}: {' '.join(found.why.split())}")
+    about = {"name": found.name, "why": " ".join(found.why.split())}
+    print(json.dumps(about) if arguments.json else f"engine {about['name']}: {about['why']}")
     return 0
 
 

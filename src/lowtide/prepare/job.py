@@ -7,7 +7,6 @@ node - the same command goes on, and the bytes are those of one that was never s
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
