@@ -42,7 +42,7 @@ OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in 
 # Some of them numpy has loaded already; which, changes from one numpy and one Python to the next.
 STANDARD = (
     "__future__, array, ast, bisect, collections.abc, contextlib, ctypes, dataclasses, errno, fcntl, functools,"
-    " gc, glob, hashlib, itertools, json, math, mmap, operator, os, pathlib, platform, queue, re, resource, stat, struct,"
+    " gc, glob, hashlib, itertools, json, math, mmap, operator, os, pathlib, platform, re, resource, stat, struct,"
     " sys, threading, types, typing, weakref"
 )
 
