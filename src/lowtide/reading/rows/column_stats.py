@@ -15,7 +15,6 @@ import _thread
 import contextlib
 import math
 import os
-import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -111,21 +110,22 @@ class _Work:
 
     def run(self, threads: int) -> None:
         """All chunks that are left; the first problem of any thread is raised here."""
-        done: queue.SimpleQueue[None] = queue.SimpleQueue()
-        started = 0
+        others = []
 
-        def take() -> None:
+        def take(over: _thread.LockType) -> None:
             self._take_all()
-            done.put(None)
+            over.release()
 
         # Not threading.Thread: an interrupt while it starts comes out of it as a KeyError.
         with contextlib.suppress(RuntimeError):  # no thread to be had: this one does it all
             for _ in range(threads - 1):
-                _thread.start_new_thread(take, ())
-                started += 1
+                over = _thread.allocate_lock()
+                over.acquire()
+                _thread.start_new_thread(take, (over,))
+                others.append(over)
         self._take_all()
-        for _ in range(started):
-            done.get()
+        for over in others:
+            over.acquire()
         if self._problem is not None:
             raise self._problem
 
