@@ -25,9 +25,11 @@ QUICK = {
     "limits": (1, 1),
     "headers": (1, 40),
     "orders": (3, 2),
+    "surroundings": (133, 4),
+    "preparing": (1, 4),
     "training": (1, 1),
 }
-LONGER = ("limits", "training")
+LONGER = ("limits", "preparing", "training")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONGER else n for n in CAMPAIGNS])
