@@ -25,10 +25,13 @@ QUICK = {
     "limits": (1, 1),
     "headers": (1, 40),
     "orders": (3, 2),
+    "surroundings": (133, 4),
+    "preparing": (1, 4),
     "training": (1, 1),
 }
 LONGER: dict[str, list[pytest.MarkDecorator]] = {
     "limits": [pytest.mark.slow],
+    "preparing": [pytest.mark.slow],
     "training": [pytest.mark.slow, pytest.mark.trainers],
 }
 

@@ -38,6 +38,8 @@ _ALL = (
     Campaign("limits", "tiny cgroups and stated budgets", 6, patience=330),
     Campaign("headers", "damaged headers", 400),
     Campaign("orders", "shuffles of any size", 8, patience=120),
+    Campaign("surroundings", "handlers, no threads, few descriptors, strangers' files", 30, patience=120),
+    Campaign("preparing", "prepare killed at every change, and in 64 MiB", 200, patience=120),
     Campaign("training", "runs killed, branched and starved of disk", 4, patience=400),
 )
 CAMPAIGNS = {campaign.name: campaign for campaign in _ALL}
