@@ -57,7 +57,7 @@ def _parts() -> list[tuple[str, list[tuple[str, Any]]]]:
         ("Arrays", lowtide, ["open", "Array", "together", "Together", "create"]),
         ("Tokens", lowtide, ["open_tokens", "Tokens", "mix", "Feed"]),
         ("Memory", lowtide, ["watch", "release"]),
-        ("Errors", errors, ["LowtideError", "FormatError", "StateError", "ReadError", "BudgetError"]),
+        ("Errors", errors, ["LowtideError", "FormatError", "StateError", "ReadError", "WriteError", "BudgetError"]),
         ("lowtide.torch", lowtide.torch, list(lowtide.torch.__all__)),
     ]
     parts = [

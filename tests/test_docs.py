@@ -39,7 +39,7 @@ COMING_PAGES: set[str] = set()
 COMING_COMMANDS: set[str] = set()
 
 # Kinds of error: what raises them says so.
-NO_EXAMPLE = {"FormatError", "StateError", "ReadError", "BudgetError"}
+NO_EXAMPLE = {"FormatError", "StateError", "ReadError", "WriteError", "BudgetError"}
 
 # Pages whose Python needs more than a directory, and why; where a test runs it with what it needs, its name.
 COMPILED_ONLY = {

@@ -16,6 +16,7 @@ import lowtide
         (lowtide.FormatError, ValueError),
         (lowtide.StateError, ValueError),
         (lowtide.ReadError, OSError),
+        (lowtide.WriteError, OSError),
         (lowtide.BudgetError, MemoryError),
     ],
 )
@@ -41,3 +42,10 @@ def test_a_read_error_survives_pickle_with_everything_it_carries() -> None:
 
 def test_a_read_error_without_an_errno_has_none() -> None:
     assert lowtide.ReadError("short", path="x", offset=0).errno is None
+
+
+def test_a_write_error_survives_pickle_with_everything_it_carries() -> None:
+    problem = lowtide.WriteError("x.npy: full", path="x.npy", wanted=9, free=3, errno=errno.ENOSPC, strerror="full")
+    again = pickle.loads(pickle.dumps(problem))
+    assert type(again) is lowtide.WriteError and str(again) == "x.npy: full"
+    assert (again.path, again.wanted, again.free, again.errno, again.strerror) == ("x.npy", 9, 3, errno.ENOSPC, "full")

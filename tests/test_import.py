@@ -18,7 +18,7 @@ SOURCE = Path(lowtide.__file__).parent
 
 # The modules of ours that opening and reading need. What measures, reports, trains or prints is loaded when it is used.
 ROOMS = {
-    "lowtide": "arguments array atomic create errors feed together tokens units windows",
+    "lowtide": "arguments array create errors feed together tokens units windows",
     "lowtide.formats": "arrays corpus_parts foreign_directories guess header layout recognise refusals sources",
     "lowtide.formats.columns": "decoded id_columns",
     "lowtide.formats.files": "hdf5 members memmap npy npz raw safetensors",
@@ -31,7 +31,7 @@ ROOMS = {
     "lowtide.reading.documents": "accounts boundaries boundary_index docs document_counts kept_arrays packed"
     " packing stride",
     "lowtide.reading.rows": "column_stats indexing iteration member_rows parts reader resident stratified",
-    "lowtide.storage": "budget buffers forks mapped read release spans store watched_files",
+    "lowtide.storage": "budget buffers forks mapped own_files read release spans store watched_files",
     "lowtide.storage.writing": "behind output unfinished",
 }
 OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in names.split())}

@@ -42,6 +42,7 @@ PUBLIC = {
     "StateError",
     "Together",
     "Tokens",
+    "WriteError",
     "create",
     "mix",
     "open",
@@ -53,7 +54,7 @@ PUBLIC = {
 
 # Rooms from the bottom up. A file may import from its own room and from rooms below.
 LAYERS: list[set[str]] = [
-    {"errors", "units", "atomic", "arguments"},
+    {"errors", "units", "arguments"},
     {"machine", "engine"},
     {"storage", "order", "memory"},
     {"formats"},
@@ -72,8 +73,8 @@ LAYERS: list[set[str]] = [
 INSIDE: dict[str, str] = {
     "engine": "runs packed_plans permutation mapping document_planes sinks reads",
     "order": "mixing words feistel orders local streams steps",
-    "storage": "release forks writing.behind writing.unfinished budget watched_files buffers spans writing.output"
-    " read mapped store",
+    "storage": "release forks own_files writing.behind writing.unfinished budget watched_files buffers spans"
+    " writing.output read mapped store",
     "reading": "ahead fingerprint rows.indexing html_table places rows.column_stats documents.docs"
     " documents.kept_arrays admission cursor state rows.parts plan mixtures.mixture_state rows.stratified"
     " rows.reader stretches token_range rows.resident rows.iteration window_reader documents.boundaries"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowtide.array import Array, open
 from lowtide.create import create
-from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError
+from lowtide.errors import BudgetError, FormatError, LowtideError, ReadError, StateError, WriteError
 from lowtide.feed import Feed
 from lowtide.storage.release import release
 from lowtide.together import Together, together
@@ -26,6 +26,7 @@ __all__ = [
     "StateError",
     "Together",
     "Tokens",
+    "WriteError",
     "create",
     "mix",
     "open",

@@ -4,6 +4,7 @@
     ├── FormatError   (also ValueError)   the bytes are not what a format says they must be
     ├── StateError    (also ValueError)   a saved state belongs to other data or other settings
     ├── ReadError     (also OSError)      the disk or the file let us down after opening
+    ├── WriteError    (also OSError)      the disk refused what was to be written
     └── BudgetError   (also MemoryError)  what was asked for does not fit the budget
 
 Wrong arguments stay TypeError, ValueError and IndexError; a missing file stays FileNotFoundError. Every
@@ -11,6 +12,8 @@ message has the same shape: ``{where}: expected {what}, got {what}. {The one thi
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class LowtideError(Exception):
@@ -50,6 +53,30 @@ class ReadError(LowtideError, OSError):
 
 def _read_error(message: str, path: str, offset: int, errno: int | None) -> ReadError:
     return ReadError(message, path=path, offset=offset, errno=errno)
+
+
+class WriteError(LowtideError, OSError):
+    """The disk is full, or failed, while something was written.
+
+    Carries ``path``, ``wanted`` (bytes, None where that was not known) and ``free`` (bytes left there, None: unknown).
+    """
+
+    def __init__(
+        self, message: str, *, path: str, wanted: int | None, free: int | None, errno: int | None, strerror: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.path, self.wanted, self.free = path, wanted, free
+        self.errno, self.strerror = errno, strerror
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _write_error, (self.args[0], self.path, self.wanted, self.free, self.errno, self.strerror)
+
+
+def _write_error(message: str, path: str, wanted: int | None, free: int | None, *problem: Any) -> WriteError:
+    return WriteError(message, path=path, wanted=wanted, free=free, errno=problem[0], strerror=problem[1])
 
 
 class BudgetError(LowtideError, MemoryError):

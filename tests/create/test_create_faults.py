@@ -132,7 +132,7 @@ def test_an_error_in_one_thread_ends_the_others_with_an_error_and_nothing_is_lef
             thread.start()
         for thread in threads:
             thread.join(60)
-    assert outcomes.count("OSError") == 1
+    assert outcomes.count("WriteError") == 1
     assert len(outcomes) == 8
     assert left_in(tmp_path) == []
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tests.faults import Disk, reading_from
 
-from lowtide.atomic import atomic_write
 from lowtide.errors import BudgetError
 from lowtide.machine import drop_page_cache, file_kind, page_cache
 from lowtide.storage import Budget, Extent, Pool, Store
+from lowtide.storage.own_files import atomic_write
 
 
 def flat(array: Any) -> Any:

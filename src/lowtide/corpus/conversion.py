@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.arguments import one_of
-from lowtide.atomic import atomic_write
 from lowtide.corpus.finding import stated_manifest
 from lowtide.corpus.journal import Journal, PlannedFile, refuse_other_files
 from lowtide.corpus.request import FORMATS, SHARD_TOKENS, Request
@@ -27,6 +26,7 @@ from lowtide.corpus.writers import Sink, Target, make_sink
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, token_layout
 from lowtide.formats.tokens.manifest import ShardEntry
+from lowtide.storage.own_files import atomic_write
 from lowtide.tokens import Tokens, open_tokens
 
 IDS_AT_ONCE = 1 << 20  # ids at a time

@@ -8,7 +8,6 @@ for word: a run goes on only with the inputs and settings it began with, and say
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -16,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lowtide.atomic import atomic_write
 from lowtide.corpus.request import Request
 from lowtide.errors import StateError
+from lowtide.storage.own_files import OwnDirectory, atomic_write, locked
 
 WORK = ".lowtide-prepare"
 PlannedFile = tuple[str, int, int]  # path, bytes, nanoseconds of its last change
@@ -34,19 +33,16 @@ class Journal:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Lock it; StateError while another process has it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock.seek(0)
+        directory = OwnDirectory(self.path)
+        with directory.open("lock", os.O_RDWR | os.O_CREAT) as lock:
+            if not locked(lock):
+                holder = os.pread(lock.number, 40, 0).decode(errors="replace").strip()
                 raise StateError(
                     f"{self.output}: expected a directory no other run writes, got one that process "
-                    f"{lock.read().strip() or 'unknown'} is writing. Wait for it, or name another with -o."
-                ) from None
+                    f"{holder or 'unknown'} is writing. Wait for it, or name another with -o."
+                )
             lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+            os.pwrite(lock.number, str(os.getpid()).encode(), 0)
             yield
 
     def read(self, name: str) -> dict[str, Any] | None:

@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.atomic import atomic_write, sync_directory
 from lowtide.errors import StateError
 from lowtide.formats.tokens.manifest import CHECKED, MANIFEST, ShardEntry, manifest_digest
+from lowtide.storage.own_files import atomic_write, sync_directory
 
 OFTEN = 256 * 1024 * 1024  # bytes written between two checkpoints where shards are larger
 _BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.atomic import sync_directory
 from lowtide.corpus.shards import GrowingFile, ShardWriter
 from lowtide.errors import FormatError
 from lowtide.formats.tokens.llmc import HEADER
 from lowtide.formats.tokens.manifest import ShardEntry
 from lowtide.formats.tokens.megatron import MAGIC
+from lowtide.storage.own_files import sync_directory
 
 _STEP = 1 << 18  # entries of a table worked on at a time
 

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { LT_FINE = 0, LT_READ_FAILED = 1, LT_BAD_TOKEN = 2, LT_INTERRUPTED = 3, LT_NO_MEMORY = 4, LT_REFUSED = 5 };
+enum { LT_FINE = 0, LT_READ_FAILED = 1, LT_BAD_TOKEN = 2, LT_INTERRUPTED = 3, LT_NO_MEMORY = 4, LT_REFUSED = 5, LT_LOST = 6 };
 
 /* Types of tokens on disk. */
 enum { LT_UINT8, LT_UINT16, LT_UINT32, LT_INT32, LT_INT64, LT_SOURCES };

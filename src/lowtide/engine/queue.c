@@ -86,7 +86,7 @@ static int keep_in_flight(lt_queue *queue, lt_pieces *pieces, unsigned slots, in
     if (slot == NULL) return LT_NO_MEMORY;
     int64_t *results = (int64_t *)(slot + slots);
     unsigned *vacant = (unsigned *)(results + slots), *came = vacant + slots, empty = slots, flying = 0;
-    int more = 1;
+    int more = 1, found = LT_FINE;
     for (unsigned i = 0; i < slots; i++) vacant[i] = slots - 1 - i;
     for (;;) {
         while (more && empty) {
@@ -103,10 +103,16 @@ static int keep_in_flight(lt_queue *queue, lt_pieces *pieces, unsigned slots, in
         /* Waiting for a few at a time widens some while others fly; waiting for each alone would wake us too often. */
         unsigned few = more ? flying / 4 + 1 : 16;
         int count = queue->backend->wait(queue->self, flying < few ? flying : few, came, results);
+        if (count == -2) {
+            found = LT_LOST;
+            break;
+        }
         if (count <= 0 && lt_asks_to_stop(pieces->call, 1) == LT_LEAVE) break;
         for (int i = 0; i < count; i++) {
             unsigned index = came[i];
-            if (lt_slot_came(pieces->call, &slot[index], results[i], pieces->alignment) == LT_SLOT_AGAIN) {
+            if (results[i] == -ECANCELED) { /* the kernel found no thread of its own for it */
+                vacant[empty++] = index, flying--, more = 0, found = LT_LOST;
+            } else if (lt_slot_came(pieces->call, &slot[index], results[i], pieces->alignment) == LT_SLOT_AGAIN) {
                 queue->backend->queue(queue->self, index, &slot[index]);
             } else {
                 vacant[empty++] = index, flying--;
@@ -115,7 +121,7 @@ static int keep_in_flight(lt_queue *queue, lt_pieces *pieces, unsigned slots, in
         if (lt_asks_to_stop(pieces->call, 0) == LT_LEAVE) break;
     }
     free(slot);
-    return LT_FINE;
+    return found;
 }
 
 /* A pipe or an eventfd in a queue would be waited for for ever, and directories have other errors there than in pread:
@@ -174,7 +180,14 @@ int lt_queue_fill(lt_queue *queue, lt_call *call) {
             if ((i & 15) == 15 && lt_asks_to_stop(call, 0)) break;
         }
     } else if ((missed = only_files(queue, call, missed))) {
-        if (read_together(queue, call, missed) != LT_FINE) return LT_NO_MEMORY;
+        int how = read_together(queue, call, missed);
+        if (how == LT_NO_MEMORY) return LT_NO_MEMORY;
+        if (how == LT_LOST) { /* a library that becomes a daemon closes every descriptor, the ring's too: read on without */
+            queue->way = LT_ANNOUNCE;
+            for (int64_t i = 0; i < missed && queue->misses[i].run <= lt_worst(call); i++) {
+                lt_read_plain(queue, call, queue->misses[i].run, queue->misses[i].at);
+            }
+        }
         for (int64_t i = 0; call->drop && !call->runs.direct && i < missed; i++) lt_drop_run(&call->runs, queue->misses[i].run, call->drop);
     }
     if (atomic_load(&call->stop)) return LT_INTERRUPTED;

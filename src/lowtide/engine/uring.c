@@ -103,7 +103,7 @@ static int wait_uring(void *self, unsigned least, unsigned *slots, int64_t *resu
     uring *ring = self;
     unsigned count = 0;
     long handed = syscall(SYS_io_uring_enter, ring->fd, ring->prepared, least, IORING_ENTER_GETEVENTS, NULL, 0);
-    int interrupted = handed < 0 && errno == EINTR;
+    int failed = errno, interrupted = handed < 0 && failed == EINTR;
     if (handed > 0) ring->prepared -= (unsigned)handed;
     unsigned head = *ring->cq_head, tail = __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE);
     for (; head != tail && count < ring->depth; head++, count++) {
@@ -112,6 +112,10 @@ static int wait_uring(void *self, unsigned least, unsigned *slots, int64_t *resu
         results[count] = cqe->res;
     }
     __atomic_store_n(ring->cq_head, head, __ATOMIC_RELEASE);
+    if (handed < 0 && failed != EINTR && failed != EAGAIN && failed != EBUSY) {
+        ring->fd = -1; /* somebody closed it, and the number may be anybody's by now */
+        return -2;
+    }
     return count == 0 && interrupted ? -1 : (int)count;
 }
 

@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lowtide.atomic import atomic_write
 from lowtide.corpus.conversion import write_foreign
 from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK, Journal, refuse_other_files
@@ -33,6 +32,7 @@ from lowtide.prepare.tokenizers.bpe import SAMPLE, trained
 from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder
 from lowtide.prepare.tokenizers.features import cut_rule, repeated_merge
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
+from lowtide.storage.own_files import atomic_write
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from lowtide.atomic import atomic_write
 from lowtide.memory import Trace, Verdict
 from lowtide.memory.traces import to_dict
 from lowtide.report.chart import plot, spark
@@ -37,6 +36,7 @@ from lowtide.report.content import (
     visible,
 )
 from lowtide.report.series import STACK, Series, series
+from lowtide.storage.own_files import atomic_write
 from lowtide.units import format_duration, format_size
 
 _WORD_COLUMNS = ("name", "", "file", "filesystem")  # columns of words; the others are numbers

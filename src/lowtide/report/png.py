@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from lowtide.atomic import atomic_write
 from lowtide.errors import LowtideError
 from lowtide.memory import Trace, Verdict
 from lowtide.memory.judge.findings import COLOURS
 from lowtide.report.content import started_text, visible
 from lowtide.report.series import STACK, Series, series, size_ticks, time_ticks
+from lowtide.storage.own_files import atomic_write
 from lowtide.units import format_duration, format_size
 
 _INK, _SOFT, _GRID, _RED = "#1d2329", "#5b6670", "#e9e7e2", "#b3261e"

@@ -48,6 +48,7 @@ class Mapped:
 
     prepares = False
     staging = 0
+    note = ""
 
     def __init__(
         self, files: Files, engine: Engine, temperature: Temperature, *, name: str, drop: bool, allowance: int = 0

@@ -105,6 +105,7 @@ class Read:
     """Reads spans through queues of the engine. ``alignment``: of direct reads; None where they cannot be had."""
 
     name = "read"
+    note = ""  # what plan() should say beside
 
     def __init__(
         self,
@@ -156,8 +157,8 @@ class Read:
             if lane is not None:
                 try:
                     return reads.start_in(lane)
-                except OSError:  # no thread to be had: the reads are made without one
-                    self.prepares = False
+                except OSError:
+                    self._without_threads()
         return reads
 
     def start_located(self, runs: Any, files: WatchedFiles, target: Any, held: Any) -> Reads:
@@ -249,7 +250,9 @@ class Read:
         try:
             return make(self.way, **self._settings(holding)), holding
         except OSError as problem:  # no descriptor for a ring, say
-            if self.way in QUEUED:
+            if problem.errno == errno.EAGAIN and make == self.engine.lane:
+                self._without_threads()
+            elif self.way in QUEUED:
                 self.do_without(problem.strerror or str(problem), (self.way,))
             return None
 
@@ -259,6 +262,11 @@ class Read:
         except IndexError:
             found: Laned | None = self._with_staging(self.engine.lane)
             return found
+
+    def _without_threads(self) -> None:
+        """A limit on processes, of this user or this container: reads are made in the calling thread."""
+        self.prepares = False
+        self.note = "; nothing is read ahead: there is no thread to be had here (ulimit -u, or the container's limit)"
 
     def _settings(self, holding: Holding | None) -> dict[str, int]:
         staging = STAGING if holding is None else holding.size
@@ -353,9 +361,14 @@ def advise_file(number: int, offset: int, length: int, advice: str) -> None:
 
 def read_failed(path: str, offset: int, problem: OSError) -> ReadError:
     name = errno.errorcode.get(problem.errno or 0, "an error")
+    way_out = "Check the disk and open the file again"
+    if problem.errno == errno.EBADF:
+        way_out = (
+            "Other code of this process closed it (os.closerange, a library that turns into a daemon): ask again, and "
+            "it is opened anew"
+        )
     return ReadError(
-        f"{path}: expected to read at byte {offset}, got {name} ({problem.strerror}). "
-        "Check the disk and open the file again.",
+        f"{path}: expected to read at byte {offset}, got {name} ({problem.strerror}). {way_out}.",
         path=path,
         offset=offset,
         errno=problem.errno,

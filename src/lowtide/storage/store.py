@@ -98,7 +98,7 @@ class Store:
         self._turn = Turn()
         self._aside: Holding | None = None
         self._strategy: Strategy | None = None
-        self.strategy_why = ""
+        self._why = ""
         self.temperature = Temperature()
         renew_in_children(self)
         self._ready()  # a budget too small for the strategy is refused here
@@ -193,6 +193,11 @@ class Store:
         """The strategy in use, with descriptors of this very process."""
         return self._strategy or self._ready()
 
+    @property
+    def strategy_why(self) -> str:
+        """How the strategy came to be chosen, in words for ``plan()``."""
+        return self._why + self.strategy.note
+
     def keep_for_ranks(self, world: int) -> None:
         """Ranks that share files must not evict each other's pages; a stated ``cache="drop"`` is obeyed."""
         self._ranks = max(self._ranks, world)
@@ -277,7 +282,7 @@ class Store:
         self.require_open()
         with self._turn.lock:
             if self._strategy is None:
-                made, self.strategy_why = self._make_strategy(self.asked[0])
+                made, self._why = self._make_strategy(self.asked[0])
                 self.pool.may_shrink(made)
                 self._strategy = made
             return self._strategy

@@ -27,8 +27,8 @@ from typing import IO, Any, BinaryIO, NotRequired, TypedDict, cast
 import torch
 from torch import Tensor
 
-from lowtide.atomic import atomic_write
 from lowtide.errors import LowtideError, StateError
+from lowtide.storage.own_files import atomic_write, open_own
 
 CHECKPOINT_NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?\.pt")
 LATEST, BEST = "latest.pt", "best.pt"
@@ -334,14 +334,14 @@ def only_run(directory: Path) -> Iterator[None]:
     path = directory.resolve() / _LOCK
     if path in _locked:  # and must not be opened: closing it would drop the lock that is there
         raise _in_use(directory, f"process {os.getpid()}, this one")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
-        _lock(descriptor, directory)
+        _lock(file.number, directory)
         _locked.add(path)
         yield
     finally:
         _locked.discard(path)
-        os.close(descriptor)
+        file.close()
 
 
 def _lock(descriptor: int, directory: Path) -> None:

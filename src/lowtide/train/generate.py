@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lowtide.atomic import atomic_write
+from lowtide.storage.own_files import atomic_write
 from lowtide.train import checkpoints
 from lowtide.train.model import GPT, Shape
 

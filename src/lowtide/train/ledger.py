@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import StateError
+from lowtide.storage.own_files import open_own
 from lowtide.train.checkpoints import SaveError, reason
 
 _WRAP = 1 << 62  # sums stay inside a signed 64-bit integer, which is what ranks can add up
@@ -40,7 +41,8 @@ class WholeLines:
     """A file that grows by whole lines, one system call each; an OSError leaves it as it was. One writer only."""
 
     def __init__(self, path: str | Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open_own(path, os.O_RDWR | os.O_CREAT)
+        self._descriptor = self._file.number
         size = end = os.fstat(self._descriptor).st_size
         while end and os.pread(self._descriptor, 1, end - 1) != b"\n":
             end -= 1
@@ -60,7 +62,7 @@ class WholeLines:
         self._end += len(line)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
 
 class Ledger:

@@ -19,8 +19,8 @@ import pytest
 import lowtide
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, column_layout, document_ends
-from lowtide.formats.columns.decoded import cache_directory
 from lowtide.formats.columns.id_columns import MOST_IDS, blocks, find_column
+from lowtide.storage.own_files import user_cache
 
 pa = pytest.importorskip(
     "pyarrow", reason="NOT TESTED: columns of ids, because pyarrow is not installed (pip install lowtide[parquet])"
@@ -240,7 +240,7 @@ def test_the_cache_is_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert column_layout(path, "input_ids").extents[0].path.startswith(str(tmp_path / "xdg" / "lowtide"))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_directory() == tmp_path / "home" / ".cache" / "lowtide"
+    assert user_cache() == tmp_path / "home" / ".cache" / "lowtide"
 
 
 @pytest.mark.parametrize("name", NAMES)

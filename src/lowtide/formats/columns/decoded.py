@@ -10,11 +10,10 @@ killed goes on at the last whole row group; of several processes one decodes and
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,13 +21,13 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from lowtide.atomic import atomic_write
 from lowtide.errors import FormatError
 from lowtide.formats.columns.id_columns import IdBlock, IdColumn, blocks, find_column
 from lowtide.formats.corpus_parts import ChosenPart, checked_part, chosen_part, refuse_mixed_parts, refuse_part_of_file
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import DocumentIndex, Layout, join, one_extent, stated_ids
 from lowtide.formats.sources import Source, named, natural_key
+from lowtide.storage.own_files import NotOursError, OwnDirectory, atomic_write, seal, user_cache, wait_for_lock
 
 _SUFFIXES = (".parquet", ".arrow", ".feather")
 _VERSION = 1
@@ -66,7 +65,7 @@ def column_layout(
     paths, chosen = _files(source, checked_part(part))
     refuse_mixed_parts(f"{len(paths)} files", paths)
     columns = [find_column(path, column) for path in paths]  # all are looked at before one is decoded
-    root = cache_directory(cache_dir) / "columns"
+    root = _root(cache_dir)
     layouts = [_one(found, stated or found.dtype, root) for found in columns]
     kept = [layout for layout in layouts if layout.shape[0]] or layouts[:1]
     files = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
@@ -76,12 +75,12 @@ def column_layout(
     return replace(join(kept), notes=tuple(notes), part=chosen.part, other_parts=chosen.others)
 
 
-def cache_directory(stated: str | os.PathLike[str] | None = None) -> Path:
-    """Where decoded columns and the like are kept."""
-    if stated is not None:
-        return Path(stated).absolute()
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if Path(home).is_absolute() else Path.home() / ".cache") / "lowtide"
+def _root(stated: str | os.PathLike[str] | None) -> Path:
+    """Where decoded columns are kept: in the directory stated, unless somebody else could have put some there."""
+    root = (user_cache() if stated is None else Path(stated).absolute()) / "columns"
+    with contextlib.suppress(NotOursError), _space(root):
+        return OwnDirectory(root).path
+    return OwnDirectory(user_cache() / "columns").path
 
 
 def _files(source: Source, stated: str | None) -> tuple[list[str], ChosenPart]:
@@ -109,13 +108,11 @@ def _files(source: Source, stated: str | None) -> tuple[list[str], ChosenPart]:
 
 def _one(column: IdColumn, dtype: np.dtype[Any], root: Path) -> Layout:
     place = root / _key(column, dtype)
-    with _space(place):
-        place.mkdir(parents=True, exist_ok=True)
-        with _alone(place):
+    with _space(place), _alone(OwnDirectory(place)):
+        layout = _done(column, dtype, place)
+        if layout is None:
+            _decode(column, dtype, place)
             layout = _done(column, dtype, place)
-            if layout is None:
-                _decode(column, dtype, place)
-                layout = _done(column, dtype, place)
     if layout is None:
         raise FormatError(
             f"{place}: expected the ids just decoded, got others. Remove the directory and open {column.path} again."
@@ -151,6 +148,8 @@ def _done(column: IdColumn, dtype: np.dtype[Any], place: Path) -> Layout | None:
         return None
     if said.get("tokens.bin") != _sampled_hash(str(ids)) or said.get("ends.bin") != _sampled_hash(str(ends)):
         return None
+    if said.get("seal") != seal("columns", [place.name, said["tokens.bin"], said["ends.bin"]]):
+        return None
     with HeaderFile(str(ids)) as file, HeaderFile(str(ends)) as index:
         count = file.size // dtype.itemsize
         documents = DocumentIndex(kind="ends", path=index.path, size=index.size, offset=0, count=index.size // 8)
@@ -177,7 +176,9 @@ def _decode(column: IdColumn, dtype: np.dtype[Any], place: Path) -> None:
         now = replace(now, pieces=now.pieces + 1)
         _save(now, place, ids, ends)
     files = {name: _sampled_hash(str(place / name)) for name in ("tokens.bin", "ends.bin")}
-    _write(place / "done.json", {"source": column.path, "column": column.name, "dtype": dtype.str, **files})
+    sealed = seal("columns", [place.name, *files.values()])
+    about = {"source": column.path, "column": column.name, "dtype": dtype.str}
+    _write(place / "done.json", {**about, **files, "seal": sealed})
     (place / "progress.json").unlink(missing_ok=True)
 
 
@@ -233,15 +234,15 @@ def _said(path: Path) -> dict[str, object] | None:
     return content if isinstance(content, dict) else None
 
 
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
+@contextlib.contextmanager
+def _alone(place: OwnDirectory) -> Iterator[None]:
     """One process at a time; the others wait here, and find the work done. A process that dies lets go."""
-    with (place / "lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with contextlib.closing(place.open("lock", os.O_RDWR | os.O_CREAT)) as file:
+        wait_for_lock(file.number)
         yield
 
 
-@contextmanager
+@contextlib.contextmanager
 def _space(place: Path) -> Iterator[None]:
     """A full disk or a directory one may not write is told with what to do."""
     try:

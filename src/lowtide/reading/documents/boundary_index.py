@@ -93,6 +93,7 @@ class BoundaryIndex:
 
     def _prefix(self) -> Numbers:
         """Ends before each block."""
+        self.kept.check()
         if self._before is None:
             self._before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._counts, dtype=np.int64)))
         return self._before

@@ -5,13 +5,14 @@ whole. So a build that was stopped goes on where its ledger ends. The finished f
 its name at once, and names the data it was made from. Of several processes one builds; the others wait for its lock.
 
 Costs the arrays on disk, and while building twice that. Finished arrays are mapped read-only: their pages belong to the
-page cache and all processes share them. Knows nothing of tokens.
+page cache and all processes share them; before every use one ``fstat`` says that the file still is what was mapped.
+Knows nothing of tokens; who may have made a file, and in which directory, is ``storage/own_files.py``'s to know.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import io
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +23,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.atomic import atomic_write
-from lowtide.errors import FormatError
+from lowtide.errors import FormatError, ReadError
+from lowtide.storage.own_files import OwnDirectory, beside_or_cache, seal, telling, user_cache, wait_for_lock
 
 MAGIC = b"LOWTIDE\x01"
 ALIGNED = 64
@@ -40,10 +41,9 @@ class KeptFile:
     identity: Mapping[str, Any]  # safe for JSON
     beside: str
 
-    def places(self) -> tuple[Path, Path]:
-        """Where it may lie, best first."""
-        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        return Path(self.beside).parent / FOLDER / self.name, Path(cache) / "lowtide" / self.name
+    def places(self, *, make: bool) -> Iterator[OwnDirectory]:
+        """Directories it may lie in, best first."""
+        return beside_or_cache(Path(self.beside).parent / FOLDER, make=make)
 
 
 class KeptArrays:
@@ -54,8 +54,10 @@ class KeptArrays:
 
         self.path = path
         self.identity = dict(identity)
-        with Path(path).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        directory, name = Path(path).parent, Path(path).name
+        with contextlib.closing(OwnDirectory(directory, make=False).open(name)) as file:
+            self._status = file.status
+            size = file.status.st_size
             start = file.read(len(MAGIC) + 4)
             length = int.from_bytes(start[len(MAGIC) :], "little")
             if start[: len(MAGIC)] != MAGIC or length > min(size, MOST_HEADER):
@@ -63,12 +65,15 @@ class KeptArrays:
             try:
                 header = json.loads(file.read(length))
                 found, self.facts, arrays = header["identity"], dict(header["facts"]), header["arrays"]
+                sealed = header.get("seal") == seal("kept", found)
                 parts = {name: (np.dtype(kind), int(count), int(at)) for name, (kind, count, at) in arrays.items()}
             except (ValueError, KeyError, TypeError) as problem:
                 raise damaged(path, "a header of Lowtide", "one that cannot be read") from problem
             if found != json.loads(json.dumps(identity)):
                 other = next(name for name in sorted({*found, *identity}) if found.get(name) != identity.get(name))
                 raise damaged(path, f"{other} {identity.get(other)}", f"{found.get(other)}, of other data")
+            if not sealed:
+                raise damaged(path, "the seal of what it was made from", "another one, or none")
             for kind, count, at in parts.values():
                 if kind.kind not in "iu" or count < 0 or at < 0 or at + count * kind.itemsize > size:
                     raise damaged(path, f"arrays inside its {size} bytes", f"{count} items at byte {at}")
@@ -78,6 +83,20 @@ class KeptArrays:
             name: np.frombuffer(self._map, kind, count, at) for name, (kind, count, at) in parts.items()
         }
 
+    def check(self) -> None:
+        """ReadError where the file is no longer what was mapped: touching a page that is gone would be SIGBUS."""
+        try:
+            now = os.stat(self.path, follow_symlinks=False)  # noqa: PTH116
+        except FileNotFoundError:
+            return  # its name is gone, its bytes are ours as long as they are mapped
+        if os.path.samestat(now, self._status) and now.st_size != self._status.st_size:
+            raise ReadError(
+                f"{self.path}: expected the {self._status.st_size} bytes that were opened, got {now.st_size}: it was "
+                "cut or written to meanwhile. Delete it and open the data again: it is built anew.",
+                path=self.path,
+                offset=0,
+            )
+
     def __reduce__(self) -> tuple[Any, ...]:
         return KeptArrays, (self.path, self.identity)
 
@@ -85,18 +104,17 @@ class KeptArrays:
 class GrowingArrays:
     """Streams of integers under construction; the ledger is the one named first."""
 
-    def __init__(self, target: Path, streams: Mapping[str, str]) -> None:
-        self.target = target
+    def __init__(self, directory: OwnDirectory, name: str, streams: Mapping[str, str]) -> None:
+        self.directory, self.name = directory, name
         self.kinds = {name: np.dtype(kind) for name, kind in streams.items()}
         self.ledger = next(iter(streams))
         self._files: dict[str, BinaryIO] = {}
         for name in streams:
-            self._files[name] = self._path(name).open("a+b")
+            self._files[name] = io.BufferedRandom(directory.open(self._partial(name), os.O_RDWR | os.O_CREAT))
 
     def lock(self) -> None:
         """Wait until no other process builds the same; where the filesystem has no locks, do without."""
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._files[self.ledger].fileno(), fcntl.LOCK_EX)
+        wait_for_lock(self._files[self.ledger].fileno())
 
     def entries(self) -> NDArray[Any]:
         """The ledger so far, whole entries of ``kinds`` only."""
@@ -135,7 +153,7 @@ class GrowingArrays:
         sizes = {
             name: os.fstat(file.fileno()).st_size // self.kinds[name].itemsize for name, file in self._files.items()
         }
-        text = b""
+        text, sealed = b"", seal("kept", identity)
         for _ in range(3):  # offsets depend on the header's length, and that on the offsets' digits
             at, table = len(MAGIC) + 4 + len(text), dict[str, tuple[str, int, int]]()
             for name, count in sizes.items():
@@ -143,8 +161,12 @@ class GrowingArrays:
                 kind = np.dtype(kinds.get(name, self.kinds[name]))
                 table[name] = (kind.str, count, at)
                 at += count * kind.itemsize
-            text = json.dumps({"identity": identity, "facts": facts, "arrays": table}).encode().ljust(len(text))
-        with atomic_write(self.target) as out:
+            text = (
+                json.dumps({"identity": identity, "facts": facts, "arrays": table, "seal": sealed})
+                .encode()
+                .ljust(len(text))
+            )
+        with self.directory.write(self.name) as out:
             out.write(MAGIC + len(text).to_bytes(4, "little") + text)
             for name, (kind_name, _, at) in table.items():
                 out.write(bytes(at - out.tell()))
@@ -155,7 +177,7 @@ class GrowingArrays:
         """Give the lock up; ``discard``: the streams are of no further use."""
         for name, file in self._files.items():
             if discard:
-                self._path(name).unlink(missing_ok=True)
+                self.directory.remove(self._partial(name))
             file.close()
 
     def _blocks(self, name: str) -> Iterator[NDArray[Any]]:
@@ -163,38 +185,40 @@ class GrowingArrays:
         while block := self._files[name].read(COPIED):
             yield np.frombuffer(block, self.kinds[name])
 
-    def _path(self, name: str) -> Path:
-        return self.target.with_name(f"{self.target.name}.{name}.partial")
+    def _partial(self, name: str) -> str:
+        return f"{self.name}.{name}.partial"
 
 
 def kept(what: KeptFile, streams: Mapping[str, str], build: Callable[[GrowingArrays], None]) -> KeptArrays:
     """The finished arrays: those at hand, or built now by this process or by another one that has begun already."""
-    for path in what.places():
-        if path.exists():
-            return KeptArrays(str(path), what.identity)
-    target = _writable(what)
-    growing = GrowingArrays(target, streams)
+    for directory in what.places(make=False):
+        if directory.has(what.name):
+            return KeptArrays(str(directory.path / what.name), what.identity)
+    directory = _writable(what)
+    target = directory.path / what.name
+    growing = None
     done = False
     try:
-        growing.lock()
-        if not target.exists():  # nobody finished it while we waited
-            build(growing)
+        with telling(target):
+            growing = GrowingArrays(directory, what.name, streams)
+            growing.lock()
+            if not directory.has(what.name):  # nobody finished it while we waited
+                build(growing)
         done = True
     finally:
-        growing.close(discard=done)
+        if growing is not None:
+            growing.close(discard=done)
     return KeptArrays(str(target), what.identity)
 
 
-def _writable(what: KeptFile) -> Path:
-    for path in what.places():
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if os.access(path.parent, os.W_OK):
-                return path
-    beside, cache = what.places()
+def _writable(what: KeptFile) -> OwnDirectory:
+    for directory in what.places(make=True):
+        if os.access(directory.path, os.W_OK):
+            return directory
     raise PermissionError(
-        f"{beside.parent}: expected a directory to keep an index of documents in, got one that cannot be written, like "
-        f"{cache.parent}. Set XDG_CACHE_HOME to a directory of yours."
+        f"{Path(what.beside).parent / FOLDER}: expected a directory of yours to keep an index of documents in, got "
+        f"one that cannot be written or is not yours alone, like {user_cache()}. "
+        "Set XDG_CACHE_HOME to a directory of yours."
     )
 
 

@@ -104,6 +104,7 @@ class PackedReader(WindowReader):
 
     def _planned(self, planned: Callable[..., Any], rows: Numbers, room: int) -> PackedReads | None:
         into, padding = np.empty((4, room), np.int64), np.empty(room, np.bool_)
+        self.rows.kept.check()
         found = planned(self.tables, rows, into, padding)
         if found is None:
             return None

@@ -209,6 +209,7 @@ class PackedRows:
 
     def tables(self, item: int, there: int) -> PackedTables:
         """For the native engine: tokens of ``item`` bytes, of which the corpus has ``there``."""
+        self.kept.check()
         bounds = self._row_bounds, self._piece_bounds, self._first
         return PackedTables(self._rows, self._starts, self._sizes, *bounds, self.length, item, there)
 

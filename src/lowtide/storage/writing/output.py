@@ -1,6 +1,6 @@
 """The bytes of a new file, appended or put in place inside a budget; the file has its name once it is whole.
 
-One idea: small appends gather in one buffer, large ones go to the file as they are, and both leave it at the edges of
+Small appends gather in one buffer, large ones go to the file as they are, and both leave it at the edges of
 pieces, so that whole folios are written out - and dropped - together. ``behind.py`` keeps the disk close behind,
 ``unfinished.py`` the name away until the end.
 
@@ -9,7 +9,6 @@ Costs the buffer and the pages on their way to the disk: together at most the bu
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from lowtide.errors import BudgetError
 from lowtide.machine import room_for_cache
 from lowtide.storage.budget import AUTO_BUDGET
 from lowtide.storage.buffers import allocate_anonymous
+from lowtide.storage.own_files import write_failed
 from lowtide.storage.writing.behind import WriteBehind
 from lowtide.storage.writing.unfinished import Unfinished
 from lowtide.units import KIB, MIB, format_size, parse_size
@@ -160,21 +160,13 @@ class Output:
         try:
             return call(*arguments)
         except OSError as problem:
-            told = self._in_our_words(problem)
-            self.discard()
-            if told is None:
+            if self._file is None or problem.errno is None or problem.strerror is None:  # in our words already
+                self.discard()
                 raise
+            size, more = (self.appended, " and more") if self._length is None else (self._length, "")
+            told = write_failed(self.where, problem, size, more=more, left="; nothing was left behind")
+            self.discard()
             raise told from problem
-
-    def _in_our_words(self, problem: OSError) -> OSError | None:
-        """None where it is in our words already."""
-        if self._file is None or problem.errno is None or problem.strerror is None:
-            return None
-        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "Free some space or write elsewhere" if full else "Check the disk and write it again"
-        size = format_size(self.appended if self._length is None else self._length)
-        expected = f"expected to write {size}" + (" and more" if self._length is None else "")
-        return self._file.said(problem, expected, f"{advice}; nothing was left behind")
 
 
 def _limit(budget: int | str, where: str) -> int:

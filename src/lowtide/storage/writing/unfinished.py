@@ -1,10 +1,10 @@
 """A file that is being written: under a name of its own until it is whole, and then under its real one.
 
-One idea: the unfinished file has one fixed name per target and is locked by its writer. So a second writer is refused
+The unfinished file has one fixed name per target and is locked by its writer. So a second writer is refused
 when it starts, not when it ends, and what a killed writer left behind is known by its lock being free and taken away
 by the next. ``finish`` syncs, renames and syncs the directory; until then nobody meets half a file.
 
-Costs one lock at the start and two fsyncs at the end. Unlike ``lowtide.atomic``, which writes small files at once, this
+Costs one lock at the start and two fsyncs at the end. Unlike ``atomic_write``, which is for small files, this
 is for those that take hours. Does not write the data.
 """
 
@@ -14,24 +14,21 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import io
 import os
 import stat
 from pathlib import Path
 
-from lowtide.atomic import sync_directory
-from lowtide.units import format_size
+from lowtide.machine import Descriptor, owned
+from lowtide.storage.own_files import NO_LOCKS, REFUSED_BY_DISK, sync_directory, write_failed
 
 LONGEST_NAME = 240  # bytes: with what is put around it still below the usual 255
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # Lustre without -o flock, some FUSE
 
 
 class Unfinished:
     """The open, locked file ``.NAME.unfinished`` beside ``target``."""
 
     def __init__(self, target: str | os.PathLike[str], *, overwrite: bool) -> None:
-        # A file object, not a number: an interrupt before it is stored loses the object, and that closes it.
-        self._file: io.FileIO | None = None
+        self._file: Descriptor | None = None
         self.where = os.fspath(target)
         # Through a link to the file itself: the disk behind the link is the one with the room.
         self._target = Path(os.path.realpath(self.where))
@@ -47,12 +44,19 @@ class Unfinished:
         except OSError as problem:
             if problem.errno is None:
                 raise
-            raise self.said(problem, "expected to begin a file there", "Choose a directory you may write to") from None
+            if problem.errno in REFUSED_BY_DISK:
+                raise write_failed(self.where, problem) from problem
+            told = type(problem)(
+                f"{self.where}: expected to begin a file there, got {problem.strerror or problem}. "
+                "Choose a directory you may write to."
+            )
+            told.errno = problem.errno
+            raise told from None
 
     @property
     def number(self) -> int:
         """Its descriptor; -1 once it is closed."""
-        return -1 if self._file is None else self._file.fileno()
+        return -1 if self._file is None else self._file.number
 
     def finish(self) -> None:
         """Make it durable and give it its name; on any failure it is gone instead."""
@@ -76,17 +80,6 @@ class Unfinished:
     def __del__(self) -> None:
         self.discard()
 
-    def said(self, problem: OSError, expected: str, advice: str) -> OSError:
-        """The same kind of error in our words; ``errno`` stays for programs that look at it."""
-        got = problem.strerror or str(problem)
-        if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-            with contextlib.suppress(OSError):
-                status = os.statvfs(self._target.parent)
-                got += f" ({format_size(status.f_bavail * status.f_frsize)} free on {self._target.parent})"
-        told = type(problem)(f"{self.where}: {expected}, got {got}. {advice}.")
-        told.errno = problem.errno
-        return told
-
     def _claim(self) -> None:
         """Create and lock it, taking away what a dead writer left."""
         while True:
@@ -94,15 +87,17 @@ class Unfinished:
             if not fresh and not stat.S_ISREG(self.path.lstat().st_mode):
                 raise OSError(errno.EEXIST, f"something else of the name {self.path.name}")
             try:
-                file = io.FileIO(self.path, "x+" if fresh else "r+")
+                file = owned(
+                    self.path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if fresh else os.O_NONBLOCK)
+                )
             except (FileExistsError, FileNotFoundError):
                 if not self._target.parent.is_dir():
                     raise
                 continue  # another writer was quicker: its lock decides
             with contextlib.ExitStack() as unless_kept:
                 unless_kept.callback(file.close)
-                locks = self._lock(file.fileno())
-                if not _same_file(self.path, file.fileno()):
+                locks = self._lock(file.number)
+                if not _same_file(self.path, file.number):
                     continue
                 if fresh:
                     self._file = file
@@ -128,7 +123,7 @@ class Unfinished:
                 "Wait for it, or choose another name."
             ) from None
         except OSError as problem:
-            if problem.errno not in _NO_LOCKS:
+            if problem.errno not in NO_LOCKS:
                 raise
             return False
         return True
