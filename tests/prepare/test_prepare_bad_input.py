@@ -14,7 +14,7 @@ from tests.prepare.conftest import as_bytes, documents_of, write_jsonl
 
 from lowtide.corpus.journal import WORK
 from lowtide.errors import FormatError, LowtideError
-from lowtide.prepare import Request, Resources, prepare
+from lowtide.prepare import Request, Resources, job, prepare
 from lowtide.prepare.tokenizers.encoders import choose_encoder, fitting_ids
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, load_vocabulary
 
@@ -76,6 +76,16 @@ def test_bad_lines_are_passed_over_and_counted_when_asked_for(tmp_path: Path, li
     found = prepare([str(tmp_path / "a.jsonl")], tmp_path / "out", Request(skip_bad=True))
     assert found.tally["bad"] == 1
     assert documents_of(tmp_path / "out") == as_bytes(["one", "four"])
+
+
+def test_half_of_a_surrogate_pair_is_u_fffd_or_passed_over_as_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(rb'{"text": "x \ud83d y"}' + b'\n{"text": "two"}\n')
+    replaced = prepare([str(tmp_path / "a.jsonl")], tmp_path / "replaced", Request(invalid_utf8="replace"))
+    assert documents_of(tmp_path / "replaced") == as_bytes(["x \ufffd y", "two"])
+    assert replaced.tally["replaced"] == 1
+    skipped = prepare([str(tmp_path / "a.jsonl")], tmp_path / "skipped", Request(skip_bad=True))
+    assert documents_of(tmp_path / "skipped") == as_bytes(["two"])
+    assert skipped.tally["bad"] == 1
 
 
 def test_a_line_far_into_a_file_is_counted_from_its_beginning(tmp_path: Path) -> None:
@@ -183,9 +193,30 @@ def test_without_gigatoken_everything_works_and_says_so(
     assert "gigatoken is not installed" in found.notes[0]
 
 
+def test_training_without_tokenizers_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "find_spec", lambda _: None)
+    path = write_jsonl(tmp_path / "a.jsonl", ["the tide"])
+    told = refused(tmp_path, path, Request(train_bpe=400))
+    assert told.startswith("--train-bpe 400: expected the package tokenizers, got none. Install it with: pip install")
+
+
+def test_documents_for_val_that_are_not_there_name_the_share_that_gives_one(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [str(number) for number in range(9)])
+    with pytest.raises(FormatError, match="expected documents for val, got none of 9") as caught:
+        prepare([str(path)], tmp_path / "out", Request(val=0.0001))
+    share = float(str(caught.value).rpartition("Use --val ")[2].split(",")[0])
+    prepare([str(path)], tmp_path / "again", Request(val=share))
+    assert len(documents_of(tmp_path / "again" / "val")) == 1
+
+
 def test_inputs_that_are_not_there_or_say_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"x")
     assert "expected .txt" in refused(tmp_path, tmp_path / "a.bin")
+    assert "expected a file or a directory, got nothing of that name" in refused(tmp_path, tmp_path / "nodir")
+    assert "Add --endings .bin if it is text" in refused(tmp_path, tmp_path / "a.bin")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text("print()")
+    assert "1 of them .py. Add --endings .py" in refused(tmp_path, tmp_path / "src")
     assert "nothing of that name" in refused(tmp_path, tmp_path / "b.txt")
     assert "got none" in refused(tmp_path, tmp_path / "*.txt")
     assert not (tmp_path / "out").exists()

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,27 @@ def test_train_and_val_share_no_document_and_lose_none(tmp_path: Path) -> None:
     for part in (train, val):
         places = [order[tuple(ids)] for ids in part]
         assert places == sorted(places), "each part keeps the input's order"
+
+
+def test_train_val_and_test_share_no_document_and_lose_none(tmp_path: Path) -> None:
+    texts = make_documents(400, longest=20)
+    prepare([str(write_jsonl(tmp_path / "a.jsonl", texts))], tmp_path / "out", Request(val=0.2, test=0.1))
+    parts = {part: documents_of(tmp_path / "out" / part) for part in ("train", "val", "test")}
+    assert sorted(chain.from_iterable(parts.values())) == sorted(as_bytes(texts))
+    assert len(parts["train"]) > len(parts["val"]) > len(parts["test"]) > 10
+    prepare([str(tmp_path / "a.jsonl")], tmp_path / "two", Request(val=0.2))
+    assert documents_of(tmp_path / "two" / "val") == parts["val"], "val does not depend on test"
+
+
+@pytest.mark.parametrize("size", [1000, 6_000_000])
+def test_one_document_is_cut_at_a_token_and_said(tmp_path: Path, size: int) -> None:
+    text = "the tide goes out and comes back in\n" * (size // 36)
+    (tmp_path / "input.txt").write_text(text)
+    found = prepare([str(tmp_path / "input.txt")], tmp_path / "out", Request(val=0.1, test=0.05))
+    (train,), (val,), (test,) = (documents_of(tmp_path / "out" / part) for part in ("train", "val", "test"))
+    assert bytes(train[:-1]) + bytes(val[:-1]) + bytes(test[:-1]) == text.encode()
+    assert abs(len(val) - 0.1 * len(text)) < 3
+    assert found.notes[0].startswith("one document: train, val, test are cut from it at a token")
 
 
 def test_duplicates_are_left_out_wherever_they_stand(tmp_path: Path) -> None:

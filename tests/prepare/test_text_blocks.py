@@ -20,7 +20,6 @@ from lowtide.prepare.inputs.cuts import ANYWHERE, WORDS, cut_after
 from lowtide.prepare.inputs.json_lines import LongLine, field_text
 from lowtide.prepare.inputs.listing import list_inputs
 from lowtide.prepare.tokenizers.encoders import Tokenizers
-from lowtide.prepare.tokenizers.features import cut_rule
 from lowtide.prepare.tokenizers.vocabulary import BYTES, load_vocabulary
 
 
@@ -164,7 +163,7 @@ def test_ids_of_a_document_in_pieces_are_those_of_the_whole(tmp_path: Path, toke
         encoder = BlockEncoder(Recipe(request, vocabulary, "gigatoken"))
         found = [
             one
-            for section in sections.sections_of(listed, request, cut_rule(vocabulary))
+            for section in sections.sections_of(listed, request, vocabulary.features.cut)
             for one in encoder.blocks(section)
         ]
     ids = [number for one in found for number in one.ids.tolist()]

@@ -62,6 +62,7 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help=".txt: documents are what stands between these (\\n: a line end)",
     )
+    group.add_argument("--endings", default="", help="of more files that are text, such as .py,.rs")
     group.add_argument("--field", default="text", help=".jsonl: the field that holds the text (%(default)s)")
     group.add_argument("--column", default="text", help=".parquet: the column that holds the text (%(default)s)")
     group.add_argument("--invalid-utf8", default="refuse", choices=POLICIES, help="what to do with it (%(default)s)")
@@ -76,6 +77,7 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--train-bpe", type=int, default=0, metavar="VOCAB", help="train a BPE of so many ids first")
     group.add_argument("--eot", default="", metavar="TOKEN", help="the end-of-text token, where it is not found")
     group.add_argument("--val", type=float, default=0.0, metavar="SHARE", help="of documents for val/, such as 0.005")
+    group.add_argument("--test", type=float, default=0.0, metavar="SHARE", help="of documents for test/")
     group.add_argument(
         "--dedup",
         nargs="?",

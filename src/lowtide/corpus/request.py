@@ -28,10 +28,12 @@ class Request:
     field: str = "text"
     column: str = "text"
     val: float = 0.0
+    test: float = 0.0
     dedup: bool = False
     shard_tokens: int = SHARD_TOKENS
     invalid_utf8: str = "refuse"
     skip_bad: bool = False
+    endings: str = ""  # of files that are text beside those that always are, such as ".py,.rs"
     format: str = "lowtide"
 
     def __post_init__(self) -> None:
@@ -43,8 +45,13 @@ class Request:
                 f"--shard-tokens: expected at most {MOST_SHARD_TOKENS}, got {self.shard_tokens}. "
                 f"Use --shard-tokens {SHARD_TOKENS}."
             )
-        if not 0 <= self.val < 1:
-            raise ValueError(f"--val: expected a share from 0 up to 1, got {self.val}. Use --val 0.005.")
+        for flag, share in (("--val", self.val), ("--test", self.test)):
+            if not 0 <= share < 1:
+                raise ValueError(f"{flag}: expected a share from 0 up to 1, got {share}. Use {flag} 0.005.")
+        if self.val + self.test >= 1:
+            raise ValueError(
+                f"--test: expected val and test to leave some text, got {self.val} + {self.test}. Use --test 0.005."
+            )
         if self.lines and self.separator:
             raise ValueError(
                 "--separator: expected one way to tell documents apart, got --lines too. Leave one of them out."

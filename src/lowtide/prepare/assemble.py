@@ -22,14 +22,14 @@ from lowtide.prepare.encoding import EncodedBlock, Recipe
 from lowtide.prepare.inputs.texts import Tally
 from lowtide.prepare.seen import Seen
 
-TRAIN, VAL, DROPPED = 0, 1, -1
-_ALL = 2**64
+DROPPED = -1
 
 
 class Assembler:
     """Takes encoded blocks from where the journal stopped."""
 
-    def __init__(self, journal: Journal, recipe: Recipe, target: Path, seen_bytes: int) -> None:
+    def __init__(self, journal: Journal, recipe: Recipe, target: Path, seen_bytes: int, single: int = 0) -> None:
+        """``single``: bytes of the one document that is all there is, which is then cut where a part ends; else 0."""
         state = journal.read("journal.json") or {}
         request = recipe.request
         self._journal = journal
@@ -37,12 +37,19 @@ class Assembler:
         self.done = int(state.get("done", 0))  # bytes of input
         self.tally = Tally(**state.get("tally", {}))
         self._open: int | None = state.get("open")  # where the document goes that is not at its end yet
-        self._val = int(request.val * _ALL)
-        parts = ("train", "val") if request.val else ("",)
-        before = state.get("writers", [{}] * len(parts))
+        shares = {part: share for part, share in (("val", request.val), ("test", request.test)) if share}
+        self.parts = ("train", *shares) if shares else ("",)
+        self._shares = np.cumsum(list(shares.values()))
+        # Where in a single document parts end, in bytes of input: train first, the others behind it.
+        behind = np.cumsum(list(shares.values())[::-1])[::-1]
+        self._ends = single * (1 - behind) if single and shares else None
+        self._eot = recipe.vocabulary.eot
+        self.least = float(state.get("least", 1.0))  # the smallest share that would have left train a document less
+        before = state.get("writers", [{}] * len(self.parts))
         dtype, size = recipe.vocabulary.dtype, request.shard_tokens
         self.writers = [
-            ShardWriter(target / part, journal.path, dtype, size, one) for part, one in zip(parts, before, strict=True)
+            ShardWriter(target / part, journal.path, dtype, size, one)
+            for part, one in zip(self.parts, before, strict=True)
         ]
         self._seen = Seen(seen_bytes, journal.path / "seen", state.get("seen", 0)) if request.dedup else None
         self._unsaved = 0
@@ -58,7 +65,10 @@ class Assembler:
     def take(self, block: EncodedBlock) -> None:
         """Append one block, the next in order."""
         finished = 0
-        if block.hashes is None:
+        if self._ends is not None:
+            for goes_to, ids, ends in self._cut(block):
+                finished += self.writers[goes_to].add(ids, ends)
+        elif block.hashes is None:
             finished += self.writers[0].add(block.ids, block.ends)
         else:
             for goes_to, ids, ends in self._routed(block):
@@ -79,6 +89,7 @@ class Assembler:
                 "done": self.done,
                 "tally": self.tally.as_dict(),
                 "open": self._open,
+                "least": self.least,
                 "seen": self._seen.checkpoint() if self._seen is not None else 0,
                 "writers": [writer.checkpoint() for writer in self.writers],
             },
@@ -114,10 +125,28 @@ class Assembler:
                 yield goal, block.ids[first:last], block.ends[begin:end] - first
             first = last
 
-    def _goals(self, block: EncodedBlock) -> NDArray[np.int8]:
+    def _cut(self, block: EncodedBlock) -> Iterator[tuple[int, NDArray[Any], NDArray[np.int64]]]:
+        """A block of the only document: its tokens to the parts in turn, an end of text where one part ends."""
+        assert self._ends is not None
+        first, count = 0, len(block.ids)
+        for part, border in enumerate((*self._ends.tolist(), np.inf)):
+            share = (border - self.done) / max(1, block.weight)
+            last = count if share >= 1 else max(first, round(count * share))
+            ids = block.ids[first:last]
+            if 0 < share < 1:
+                ids = np.append(ids, np.array([self._eot], ids.dtype))
+                yield part, ids, np.array([len(ids)], np.int64)
+            elif last == count:
+                yield part, ids, block.ends - first
+                return
+            first = last
+
+    def _goals(self, block: EncodedBlock) -> NDArray[np.int64]:
         """Where each document of a block goes."""
         assert block.hashes is not None
-        goals = np.where(block.hashes[:, 0] < np.uint64(self._val), VAL, TRAIN).astype(np.int8)
+        places = block.hashes[:, 0].astype(np.float64) / 2.0**64
+        goals = (np.searchsorted(self._shares, places, side="right") + 1) % (len(self._shares) + 1)
+        self.least = min(self.least, float(places.min(initial=1.0)))
         if self._seen is not None:
             new = self._seen.first(block.hashes)
             goals[~new] = DROPPED

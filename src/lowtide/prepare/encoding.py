@@ -7,7 +7,7 @@ bytes. Costs the block, its documents and their ids.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.corpus.request import Request
+from lowtide.machine import memory_limit
+from lowtide.prepare.inputs.cuts import cut_after
 from lowtide.prepare.inputs.sections import LARGE_DOCUMENT, InputSection
 from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
 from lowtide.prepare.inputs.texts import Tally, texts
+from lowtide.prepare.resources import refuse_little_memory
 from lowtide.prepare.tokenizers.encoders import CACHE, Encoder, fitting_ids, make_encoder
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary
+from lowtide.units import format_size
 
+_PER_BYTE, _SHORT_WORD = 160, 64 * 1024
 _BEGINNING = 64 * 1024  # of a large document, known before its end is
 
 
@@ -58,7 +63,8 @@ class BlockEncoder:
         self._recipe = recipe
         self._request = recipe.request
         self._encoder: Encoder = make_encoder(recipe.encoder, recipe.vocabulary, recipe.cache)
-        self._hashed = recipe.request.dedup or recipe.request.val > 0
+        self._cut = recipe.vocabulary.features.cut
+        self._hashed = recipe.request.dedup or recipe.request.val + recipe.request.test > 0
 
     def blocks(self, section: InputSection, skip: int = 0) -> Iterator[EncodedBlock]:
         """Every block of a section, read and encoded here."""
@@ -68,6 +74,8 @@ class BlockEncoder:
         """One block, encoded."""
         tally = Tally()
         documents = texts(block, self._request, tally, utf8=self._recipe.vocabulary.kind != "bytes")
+        if self._recipe.encoder != "bytes":
+            refuse_long_words(documents, self._cut, block.paths[0])
         ids, ends = self._encoder.encode(documents)
         if block.opens:  # the document goes on: no end of text yet
             ids, ends = ids[:-1], ends[:-1]
@@ -82,6 +90,20 @@ class BlockEncoder:
         return EncodedBlock(
             block.section, block.number, ids, ends, hashes, block.continues, block.opens, tally, block.weight
         )
+
+
+def refuse_long_words(documents: Sequence[bytes], cut: str, path: str) -> None:
+    """BudgetError for a word whose merging would take more memory than there is: `_PER_BYTE` for each of its bytes."""
+    left = memory_limit().left
+    most = LARGE_DOCUMENT if left is None else max(_SHORT_WORD, left // _PER_BYTE)
+    for text in documents:
+        at = 0
+        while len(text) - at > most:
+            found = cut_after(text, at + most // 2, cut, at + most)
+            if found is None:
+                refuse_little_memory(f"{path}, a word of {format_size(most)} or more", _PER_BYTE * (len(text) - at))
+                break
+            at = found
 
 
 def document_hash(text: bytes, *, whole: bool = True) -> tuple[int, int]:

@@ -7,9 +7,11 @@ node - the same command goes on, and the bytes are those of one that was never s
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK, Journal, refuse_other_files
 from lowtide.corpus.request import Request
 from lowtide.corpus.shards import ShardWriter, write_manifest
-from lowtide.errors import FormatError, StateError
+from lowtide.errors import FormatError, LowtideError, StateError
+from lowtide.machine import memory_limit
 from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.cluster import encoded_by_ray
 from lowtide.prepare.encoding import EncodedBlock, Recipe
@@ -27,12 +30,14 @@ from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, inputs_dige
 from lowtide.prepare.inputs.sampling import sample_texts
 from lowtide.prepare.inputs.sections import sections_of
 from lowtide.prepare.processes import encoded_by_processes, encoded_here
-from lowtide.prepare.resources import Resources
-from lowtide.prepare.tokenizers.bpe import SAMPLE, trained
-from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder
-from lowtide.prepare.tokenizers.features import cut_rule, repeated_merge
+from lowtide.prepare.resources import Resources, refuse_little_memory
+from lowtide.prepare.tokenizers.bpe import LEAST_SAMPLE, SAMPLE, TRAINING, trained
+from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder, needed_memory
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
 from lowtide.storage.own_files import atomic_write
+from lowtide.units import MIB
+
+_FINISHED = "finished.json"  # in the work directory of a run that has only to remove it
 
 
 @dataclass(frozen=True)
@@ -79,14 +84,21 @@ def prepare(
     """
     request, resources = request or Request(), resources or Resources()
     target, begun = Path(output), time.monotonic()
-    finished = [] if (target / WORK).exists() else _finished_manifests(target)
+    work = target / WORK
+    finished = [] if (work / "plan.json").exists() or (work / _FINISHED).exists() else _finished_manifests(target)
     if not finished:
         refuse_other_files(target)
+    if request.train_bpe and find_spec("tokenizers") is None:
+        raise LowtideError(
+            f"--train-bpe {request.train_bpe}: expected the package tokenizers, got none. "
+            "Install it with: pip install 'lowtide[prepare]'"
+        )
     stdin = STDIN in inputs
     listed = [] if stdin else list_inputs(inputs, request)
-    vocabulary = None if request.train_bpe else load_vocabulary(request.tokenizer, request.eot)
+    vocabulary = None if request.train_bpe else _loaded(request)
     if finished:
         _refuse_other_corpus(target, finished[0], request, listed, vocabulary)
+        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed at its very end
         return _prepared(target, finished, (), 0.0, was_complete=True)
     journal = Journal(target)
     with journal.held():
@@ -96,8 +108,39 @@ def prepare(
                 copy_stdin(spool)
             listed = list_inputs(inputs, request, spool)
         went_on = journal.read("journal.json") is not None
-        manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
+        before = journal.read(_FINISHED)
+        if before is not None and journal.read("plan.json") is None:  # killed while it removed what it no longer needs
+            manifests, notes = before["manifests"], tuple(before["notes"])
+        else:
+            _remove_temporaries(target)
+            manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
+        _remove_work(journal)
     return _prepared(target, manifests, notes, time.monotonic() - begun, went_on=went_on)
+
+
+def _remove_temporaries(target: Path) -> None:
+    """Files without their final name that a killed run left beside the shards."""
+    for place in (target, *(target / part for part in ("train", "val", "test"))):
+        for stray in place.glob(".*.tmp"):
+            stray.unlink(missing_ok=True)
+
+
+def _remove_work(journal: Journal) -> None:
+    """The work directory, so that a kill at any moment leaves what the next try needs: `_FINISHED` goes last."""
+    (journal.path / "plan.json").unlink(missing_ok=True)
+    for entry in journal.path.iterdir():
+        if entry.name == "corpus":
+            shutil.rmtree(entry)
+        elif entry.name not in (_FINISHED, "lock"):
+            entry.unlink()
+    (journal.path / _FINISHED).unlink()
+    journal.remove()
+
+
+def _loaded(request: Request) -> Vocabulary:
+    if Path(request.tokenizer).is_file():
+        refuse_little_memory(request.tokenizer, 16 * MIB + 14 * Path(request.tokenizer).stat().st_size)
+    return load_vocabulary(request.tokenizer, request.eot)
 
 
 def _prepared(
@@ -137,6 +180,7 @@ class _Job:
         self._journal, self._request, self._resources = journal, request, resources
         self._inputs, self._progress = inputs, progress
         self._total = sum(one.size for one in inputs)
+        self._tokenizer = f"--train-bpe {request.train_bpe}" if request.train_bpe else request.tokenizer
 
     def finish(self, vocabulary: Vocabulary | None) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         """Everything that is left to do; the manifests, and what is worth a note."""
@@ -145,11 +189,22 @@ class _Job:
         self._journal.agree(self._request, planned, tokenizer=fingerprint)
         if vocabulary is None:
             vocabulary = self._trained()
-        choice = self._chosen(vocabulary)
-        recipe = Recipe(self._request, vocabulary, choice.name, self._cache())
+        limit = memory_limit()  # before libraries are loaded, which the needs count
+        choice = self._chosen(vocabulary, limit.left)
+        needed = needed_memory(choice.name, vocabulary)
+        self._workers = self._resources.worker_count(needed, limit.left)
+        if not self._workers:
+            refuse_little_memory(self._tokenizer, needed, limit)
+        if self._request.dedup:
+            refuse_little_memory("--dedup", self._resources.seen_bytes)
+        self._budget = self._resources.budget_bytes(self._workers)
+        cache = min(CACHE, self._budget // 4 // max(1, self._workers))
+        recipe = Recipe(self._request, vocabulary, choice.name, cache)
         foreign = self._request.format != "lowtide"
         target = self._journal.path / "corpus" if foreign else self._journal.output
-        assembler = Assembler(self._journal, recipe, target, self._resources.seen_bytes)
+        parted = self._request.val + self._request.test > 0
+        single = self._total if parted and len(self._inputs) == 1 and self._inputs[0].kind == "text" else 0
+        assembler = Assembler(self._journal, recipe, target, self._resources.seen_bytes, single)
         try:
             self._encode(assembler, recipe)
         finally:
@@ -158,8 +213,10 @@ class _Job:
         manifests = [self._manifest(assembler, writer, vocabulary, choice) for writer in assembler.writers]
         if foreign:
             write_foreign(target, self._journal, self._request.format, self._request.shard_tokens)
-        self._journal.remove()
-        return manifests, choice.notes
+        note = f"one document: {', '.join(assembler.parts)} are cut from it at a token, in this order"
+        notes = (*([note] if single else ()), *choice.notes)
+        self._journal.write(_FINISHED, {"manifests": manifests, "notes": notes})
+        return manifests, notes
 
     def _encode(self, assembler: Assembler, recipe: Recipe) -> None:
         self._progress(self._status(assembler))
@@ -172,27 +229,29 @@ class _Job:
                 f"{self._inputs[0].path}: expected text, got none in {len(self._inputs)} files of {self._total} bytes. "
                 "Name files that hold text."
             )
-        for writer in assembler.writers:
+        for part, writer in zip(assembler.parts, assembler.writers, strict=True):
             if writer.tokens == 0:
+                share = -(-assembler.least * 1000 // 1) / 1000 if part == "val" else 0.0
+                way = (
+                    f"Use --val {share:g}"
+                    if 0 < share < 0.6
+                    else "Tell more documents apart with --lines or --separator"
+                )
                 raise FormatError(
-                    f"{writer.directory}: expected documents for this part, got none of {assembler.tally.documents}. "
-                    "Use a larger --val, or leave it out, in an empty directory."
+                    f"{self._inputs[0].path}: expected documents for {part}, got none of {assembler.tally.documents}: "
+                    f"each goes to one part whole, by its hash. {way}, in an empty directory."
                 )
 
     def _blocks(self, assembler: Assembler, recipe: Recipe) -> Iterator[EncodedBlock]:
-        sections = sections_of(self._inputs, self._request, cut_rule(recipe.vocabulary))
+        sections = sections_of(self._inputs, self._request, recipe.vocabulary.features.cut)
         sections = islice(sections, assembler.section, None)
-        skip, workers = assembler.block, self._resources.worker_count
+        skip, workers = assembler.block, self._workers
         if self._resources.engine == "ray":
             return encoded_by_ray(sections, recipe, skip, self._resources.address, self._resources.workers)
         if recipe.encoder == "bytes" or not workers:
             return encoded_here(sections, recipe, skip, 2 if workers else 0)
-        held = max(16 << 20, self._resources.budget_bytes // 4)
+        held = max(16 << 20, self._budget // 4)
         return encoded_by_processes(sections, recipe, skip, workers, held)
-
-    def _cache(self) -> int:
-        """Bytes of tokenizer cache per worker: a quarter of the budget among them, and no more than is of use."""
-        return min(CACHE, self._resources.budget_bytes // 4 // max(1, self._resources.worker_count))
 
     def _status(self, assembler: Assembler) -> Status:
         documents = sum(writer.documents for writer in assembler.writers)
@@ -203,22 +262,26 @@ class _Job:
         place = self._journal.path / "tokenizer.json"
         if not place.exists():
             self._progress(Status("tokenizer"))
-            texts = sample_texts(self._inputs, self._request, SAMPLE)
+            refuse_little_memory(self._tokenizer, TRAINING + 8 * LEAST_SAMPLE)
+            left = memory_limit().left
+            most = SAMPLE if left is None else min(SAMPLE, (left - TRAINING) // 8)
+            texts = sample_texts(self._inputs, self._request, most)
             text, trainer = trained(texts, self._request.train_bpe, self._journal.path)
-            self._journal.write("trainer.json", {"trainer": trainer})
+            small = most if most < SAMPLE and most < self._total else 0  # another tokenizer: that is recorded
+            self._journal.write("trainer.json", {"trainer": trainer, **({"sample": small} if small else {})})
             _write(place, text.encode())
         return from_json(str(place), place.read_text(encoding="utf-8"), self._request.eot)
 
-    def _chosen(self, vocabulary: Vocabulary) -> Choice:
+    def _chosen(self, vocabulary: Vocabulary, room: int | None) -> Choice:
         """Which library encodes: settled once for a job."""
         before = self._journal.read("encoder.json")
         if before is not None:
             return Choice(before["name"], before["version"], tuple(before["notes"]))
         self._progress(Status("tokenizer"))
-        choice = choose_encoder(vocabulary, self._resources.tokenizer_engine)
-        if (twice := repeated_merge(vocabulary)) is not None:
+        choice = choose_encoder(vocabulary, self._resources.tokenizer_engine, room)
+        if (twice := vocabulary.features.repeated) is not None:
             raise FormatError(
-                f"{self._request.tokenizer}: expected every merge once, got {twice[0]!r} as merge {twice[1]} and again "
+                f"{self._tokenizer}: expected every merge once, got {twice[0]!r} as merge {twice[1]} and again "
                 f"as merge {twice[2]}. Remove the second: it would override the rank of the first."
             )
         if vocabulary.size < self._request.train_bpe:
@@ -234,7 +297,7 @@ class _Job:
         so that equal input gives equal bytes anywhere."""
         trainer = self._journal.read("trainer.json")
         inputs = {"files": len(self._inputs), "bytes": self._total, "sha256": inputs_digest(self._inputs)}
-        part = {"part": writer.directory.name} if self._request.val else {}
+        part = {"part": writer.directory.name} if self._request.val + self._request.test else {}
         content = {
             "lowtide": 1,
             "dtype": vocabulary.dtype,
@@ -243,7 +306,7 @@ class _Job:
             "tokens": writer.tokens,
             "documents": writer.documents,
             "shards": [shard.as_dict() for shard in writer.shards],
-            "tokenizer": vocabulary.describe() | ({"trained_by": trainer["trainer"]} if trainer else {}),
+            "tokenizer": vocabulary.describe() | _trained_by(trainer),
             "encoder": choice.told,
             "provenance": {
                 **part,
@@ -258,6 +321,12 @@ class _Job:
         return content
 
 
+def _trained_by(trainer: dict[str, Any] | None) -> dict[str, Any]:
+    if trainer is None:
+        return {}
+    return {"trained_by": trainer["trainer"]} | ({"trained_on": trainer["sample"]} if "sample" in trainer else {})
+
+
 def _write(path: Path, content: bytes) -> None:
     with atomic_write(path) as file:
         file.write(content)
@@ -266,6 +335,9 @@ def _write(path: Path, content: bytes) -> None:
 def _settings(request: Request) -> dict[str, Any]:
     """Of a manifest: without what it records elsewhere, or not at all."""
     return {name: value for name, value in vars(request).items() if name not in ("tokenizer", "format")}
+
+
+_DEFAULTS = Request()  # of settings that an older manifest does not name
 
 
 def _finished_manifests(target: Path) -> list[dict[str, Any]]:
@@ -280,7 +352,7 @@ def _refuse_other_corpus(
     """A finished corpus is fine when it is the one that was asked for, and refused by name when not."""
     told, advice = content["provenance"], "Name another directory with -o"
     for name, value in _settings(request).items():
-        if (was := told["settings"].get(name)) != value:
+        if (was := told["settings"].get(name, getattr(_DEFAULTS, name))) != value:
             raise StateError(f"{target}: expected {name} {was!r} as its corpus has, got {value!r}. {advice}.")
     if inputs and told["inputs"]["sha256"] != inputs_digest(inputs):
         size = sum(one.size for one in inputs)

@@ -28,6 +28,7 @@ from lowtide.errors import LowtideError
 from lowtide.prepare.encoding import BlockEncoder, EncodedBlock, Recipe
 from lowtide.prepare.inputs.sections import InputSection
 from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
+from lowtide.storage.release import release
 
 Item = TypeVar("Item")
 _AHEAD = 2  # tasks a worker has: the one it works on and the next
@@ -68,13 +69,17 @@ class _Process:
 
 
 def encoded_here(sections: Iterator[InputSection], recipe: Recipe, skip: int, depth: int) -> Iterator[EncodedBlock]:
-    """Every block in order, encoded by this process, ``depth`` blocks ahead by a thread of it."""
+    """Every block in order, encoded by this process, ``depth`` blocks ahead by a thread of it. 0: memory is scarce, and
+    what the libraries freed is given back after every block (164 MiB against 55 with a vocabulary of 50,000)."""
     encoder = BlockEncoder(recipe)
 
     def blocks() -> Iterator[EncodedBlock]:
         first = skip
         for section in sections:
-            yield from encoder.blocks(section, first)
+            for block in encoder.blocks(section, first):
+                yield block
+                if not depth:
+                    release()
             first = 0
 
     return ahead(blocks(), depth) if depth else blocks()

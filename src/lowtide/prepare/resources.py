@@ -1,7 +1,8 @@
 """How a corpus is made: engine, workers and memory, none of which changes a byte of it.
 
 What may change between two tries of the same command is apart from what must not (`lowtide.corpus.request`). Checked
-here and nowhere else.
+here and nowhere else. Where a cgroup leaves little memory there are fewer workers, or none: then this process encodes
+alone, and below what that takes a run is refused before it is begun.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import os
 from dataclasses import dataclass
 
 from lowtide.arguments import at_least, one_of
-from lowtide.units import MIB, parse_size
+from lowtide.errors import BudgetError
+from lowtide.machine import MemoryLimit, memory_limit
+from lowtide.units import MIB, format_size, parse_size
 
 ENCODING_ENGINES = ("local", "ray")
 # A worker at rest is Python and its libraries, which no setting of ours changes; what it may hold beside
 # that is counted here: its block of text, the encoded block and the tokenizer's cache.
 WORKER_SHARE = 64 * MIB
+_PROCESS = 40 * MIB  # Python and NumPy
 LEAST_PREPARE_BUDGET = 96 * MIB
 
 
@@ -25,7 +29,7 @@ class Resources:
 
     engine: str = "local"
     address: str = ""
-    workers: int = 0  # 0: as many as the processors and the budget allow
+    workers: int = 0  # 0: as many as the processors and the memory allow
     budget: int | str = "auto"
     dedup_memory: int | str = "256MiB"
     tokenizer_engine: str = "auto"  # "auto" or "tokenizers"
@@ -46,18 +50,30 @@ class Resources:
     def seen_bytes(self) -> int:
         return parse_size(self.dedup_memory, what="--dedup")
 
-    @property
-    def worker_count(self) -> int:
-        """Workers the processors and the budget allow, or what was stated."""
+    def worker_count(self, each: int, left: int | None) -> int:
+        """Workers the processors, the budget and ``left`` bytes of memory allow where one needs ``each`` beside Python,
+        or what was stated; 0: this process encodes."""
         if self.workers:
             return self.workers
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if self.budget == "auto":
+        if self.budget != "auto":
+            cores = max(1, min(cores, (parse_size(self.budget) - WORKER_SHARE // 2) // WORKER_SHARE))
+        if left is None:
             return cores
-        return max(1, min(cores, (parse_size(self.budget) - WORKER_SHARE // 2) // WORKER_SHARE))
+        return max(0, min(cores, (left - WORKER_SHARE) // (_PROCESS + each + WORKER_SHARE // 2)))
 
-    @property
-    def budget_bytes(self) -> int:
+    def budget_bytes(self, workers: int) -> int:
         if self.budget == "auto":
-            return max(256 * MIB, (self.worker_count + 1) * WORKER_SHARE)
+            return max(256 * MIB, (workers + 1) * WORKER_SHARE) if workers else WORKER_SHARE
         return parse_size(self.budget)
+
+
+def refuse_little_memory(what: str, needed: int, limit: MemoryLimit | None = None) -> None:
+    """BudgetError where the smallest limit around this process leaves less than ``needed`` bytes."""
+    limit = limit or memory_limit()
+    if limit.left is not None and limit.left < needed:
+        enough = -(-((limit.limit or 0) - limit.left + needed) // (16 * MIB)) * 16
+        raise BudgetError(
+            f"{what}: expected {format_size(needed)} of memory beside what is in use, got {format_size(limit.left)} "
+            f"({limit.source} allows {format_size(limit.limit or 0)}). Allow {enough}MiB."
+        )

@@ -7,11 +7,13 @@ and the decompressor's own window. zstandard is imported only for .zst.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from lowtide.errors import FormatError, LowtideError
+from lowtide.prepare.resources import refuse_little_memory
 
 _READ = {"gzip": 256 * 1024, "zstd": 64 * 1024}  # zstd gives all it can for what it gets: a little at a time
 _MOST = 1024 * 1024  # bytes given out at once
@@ -25,6 +27,8 @@ def decompressed(path: str, compression: str) -> Iterator[tuple[bytes, int]]:
     begun = False  # whether the decoder has seen a byte of its member
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123
         while data := file.read(_READ[compression]):
+            if done == 0 and compression == "zstd":
+                _refuse_large_window(path, data)
             done += len(data)
             while data:
                 try:
@@ -49,6 +53,14 @@ def decompressed(path: str, compression: str) -> Iterator[tuple[bytes, int]]:
             f"{path}: expected {compression} data with its end, got {done} bytes that stop in the middle. "
             "Download it again or leave it out."
         )
+
+
+def _refuse_large_window(path: str, data: bytes) -> None:
+    """BudgetError where unpacking would hold more than there is: ``zstd --long`` looks back up to 128 MiB."""
+    import zstandard
+
+    with contextlib.suppress(zstandard.ZstdError):  # damage is told where it is unpacked
+        refuse_little_memory(path, 2 * min(_LONGEST_WINDOW, zstandard.get_frame_parameters(data).window_size))
 
 
 def _maker(path: str, compression: str) -> tuple[Callable[[], Any], type[Exception]]:

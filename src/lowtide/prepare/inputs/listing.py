@@ -24,6 +24,7 @@ from lowtide.formats.sources import natural_key
 STDIN = "-"
 _KINDS = {".txt": "text", ".text": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_ENDINGS = f"{', '.join(_KINDS)} (the text kinds also {' and '.join(_COMPRESSIONS)})"
 _COPIED = 8 * 1024 * 1024
 
 
@@ -47,25 +48,41 @@ def list_inputs(named: Sequence[str], request: Request, spool: Path | None = Non
             assert spool is not None
             found.append(_input(str(spool), "stdin", "jsonl" if _is_jsonl(spool) else "text", request))
             continue
-        for path, name in _files(item):
-            kind = kind_of(path)
+        for path, name in _files(item, request):
+            kind = kind_of(path, request)
             if kind is None:
-                raise FormatError(
-                    f"{path}: expected {_endings()}, got another ending. Rename it, or name the files that hold text."
-                )
+                _status(path)  # what is not there has no wrong ending
+                ending = os.path.splitext(path)[1]  # noqa: PTH122
+                way = f"Add --endings {ending}" if ending else "Give its name an ending, such as .txt,"
+                raise FormatError(f"{path}: expected {_ENDINGS}, got another ending. {way} if it is text.")
             found.append(_input(path, name, kind, request))
     if not found:
-        raise FormatError(f"{', '.join(named)}: expected files of text, got none. Name the files or a glob.")
+        raise FormatError(_nothing(named))
     return found
 
 
-def kind_of(path: str) -> str | None:
+def _nothing(named: Sequence[str]) -> str:
+    """Directories without a file that is known to be text: what they do hold, and the flag for it."""
+    endings: dict[str, int] = {}
+    for item in named:
+        for _, _, files in os.walk(item):
+            for ending in (os.path.splitext(name)[1] for name in files if not name.startswith(".")):  # noqa: PTH122
+                endings[ending] = endings.get(ending, 0) + 1
+    most = max(endings, key=lambda ending: endings[ending], default="")
+    if not most:
+        return f"{', '.join(named)}: expected files of text, got none. Name another directory."
+    count = f"{sum(endings.values())} files of other endings, {endings[most]} of them {most}"
+    return f"{', '.join(named)}: expected {_ENDINGS}, got {count}. Add --endings {most} if these are text."
+
+
+def kind_of(path: str, request: Request) -> str | None:
     """What a name says: "text", "jsonl" or "parquet"; ``None`` where it says nothing."""
+    kinds = _KINDS | dict.fromkeys((f".{one.strip().lstrip('.')}" for one in request.endings.split(",") if one), "text")
     stem, ending = os.path.splitext(path.lower())  # noqa: PTH122 - a Path per file costs more than the stat
     if ending in _COMPRESSIONS:
         ending = os.path.splitext(stem)[1]  # noqa: PTH122
-        return None if ending == ".parquet" else _KINDS.get(ending)
-    return _KINDS.get(ending)
+        return None if ending == ".parquet" else kinds.get(ending)
+    return kinds.get(ending)
 
 
 def inputs_digest(inputs: Sequence[Input]) -> str:
@@ -88,38 +105,35 @@ def copy_stdin(target: Path, stream: BinaryIO | None = None) -> None:
     temporary.replace(target)
 
 
-def _files(item: str) -> Iterator[tuple[str, str]]:
+def _files(item: str, request: Request) -> Iterator[tuple[str, str]]:
     """(path, recorded name) of every file an argument stands for."""
     if os.path.isdir(item):  # noqa: PTH112
-        yield from _walked(item)
+        yield from _walked(item, request)
     elif glob.has_magic(item) and not os.path.lexists(item):
         matches = sorted(glob.glob(item, recursive=True), key=natural_key)
         if not matches:
             raise FileNotFoundError(f"{item}: expected files that match this pattern, got none. Check it with ls.")
         for match in matches:
             if os.path.isdir(match):  # noqa: PTH112
-                yield from _walked(match)
+                yield from _walked(match, request)
             else:
                 yield match, os.path.basename(match)  # noqa: PTH119
     else:
         yield item, os.path.basename(item)  # noqa: PTH119
 
 
-def _walked(top: str) -> Iterator[tuple[str, str]]:
+def _walked(top: str, request: Request) -> Iterator[tuple[str, str]]:
     """Every file with a known ending below ``top``, directories and files in sorted order; hidden ones left out."""
     for directory, inner, files in os.walk(top):
         inner[:] = sorted((name for name in inner if not name.startswith(".")), key=natural_key)
         for name in sorted(files, key=natural_key):
             path = os.path.join(directory, name)  # noqa: PTH118
-            if not name.startswith(".") and kind_of(name) is not None:
+            if not name.startswith(".") and kind_of(name, request) is not None:
                 yield path, os.path.relpath(path, top)
 
 
 def _input(path: str, name: str, kind: str, request: Request) -> Input:
-    try:
-        status = os.stat(path)  # noqa: PTH116
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: expected a file, got nothing of that name. Check the path.") from None
+    status = _status(path)
     if not stat.S_ISREG(status.st_mode):
         raise FormatError(f"{path}: expected a regular file, got another kind. Pipe it in and name it as '-'.")
     ending = os.path.splitext(path.lower())[1]  # noqa: PTH122
@@ -129,11 +143,16 @@ def _input(path: str, name: str, kind: str, request: Request) -> Input:
     return Input(os.path.abspath(path), name, kind, compression, status.st_size, status.st_mtime_ns)  # noqa: PTH100
 
 
+def _status(path: str) -> os.stat_result:
+    try:
+        return os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{path}: expected a file or a directory, got nothing of that name. Check the path."
+        ) from None
+
+
 def _is_jsonl(path: Path) -> bool:
     """Standard input has no name: text that begins like a JSON object is taken for lines of JSON."""
     with path.open("rb") as file:
         return file.read(4096).lstrip().startswith(b"{")
-
-
-def _endings() -> str:
-    return f"{', '.join(_KINDS)} (the text kinds also {' and '.join(_COMPRESSIONS)})"

@@ -7,13 +7,19 @@ pyarrow is imported here alone, and only when a Parquet file is named.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from lowtide.errors import FormatError, LowtideError
+from lowtide.machine import memory_limit
+from lowtide.prepare.resources import refuse_little_memory
+from lowtide.units import MIB, format_size
 
 _MOST_ROWS = 65_536
+_PYARROW = 48 * MIB  # itself, and pages of a few MiB
+_PER_BYTE = 6  # bytes held while a byte of a page is decoded, cut and encoded; measured
 
 
 def row_groups(path: str, column: str, block: int) -> Iterator[tuple[int, int, int]]:
@@ -38,6 +44,7 @@ def column_texts(path: str, column: str, groups: range, block: int) -> Iterator[
     with _opened(path) as file:
         _refuse_missing(file, path, column)
         for group in groups:
+            _refuse_large_pages(path, file.metadata.row_group(group), column)
             rows = max(1, file.metadata.row_group(group).num_rows)
             each = max(1, _column_bytes(file, group, column) // rows)
             count = max(1, min(_MOST_ROWS, block // each))
@@ -61,6 +68,8 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
+    if "pyarrow" not in sys.modules:
+        refuse_little_memory(path, _PYARROW)
     try:
         import pyarrow
         import pyarrow.parquet
@@ -87,6 +96,65 @@ def _refuse_missing(file: Any, path: str, column: str) -> None:
         raise FormatError(
             f"{path}: expected a column {column!r}, got {', '.join(names[:12])}. Name one of them with --column."
         )
+
+
+def _refuse_large_pages(path: str, group: Any, column: str) -> None:
+    """BudgetError for a page that cannot be decoded in the memory there is: pyarrow decodes a page whole."""
+    left = memory_limit().left
+    for place in range(group.num_columns):
+        one = group.column(place)
+        if (
+            left is None
+            or one.path_in_schema.split(".")[0] != column
+            or one.total_uncompressed_size * _PER_BYTE <= left
+        ):
+            continue
+        begin = min(one.dictionary_page_offset or one.data_page_offset, one.data_page_offset)
+        largest = _largest_page(path, begin, begin + one.total_compressed_size)
+        refuse_little_memory(f"{path}, a page of {format_size(largest)}", _PER_BYTE * largest)
+
+
+def _largest_page(path: str, begin: int, end: int) -> int:
+    """Bytes of the largest page in a column chunk, by the headers before its pages."""
+    largest = 0
+    with open(path, "rb") as file:  # noqa: PTH123
+        while begin < end:
+            file.seek(begin)
+            size, uncompressed, compressed = _page_header(file.read(1 << 16))
+            largest, begin = max(largest, uncompressed), begin + size + compressed
+    return largest
+
+
+def _page_header(data: bytes) -> tuple[int, int, int]:
+    """(its own bytes, the page's bytes, those of it as it lies in the file): fields 2 and 3 of a struct in Thrift's
+    compact form."""
+    at, field, found = 0, 0, [0, 0, 0, 0]
+    while (head := data[at]) != 0:
+        field += head >> 4
+        at, value = _thrift(data, at + 1, head & 15)
+        if field < 4:
+            found[field] = (value >> 1) ^ -(value & 1)
+    return at + 1, found[2], found[3]
+
+
+def _thrift(data: bytes, at: int, kind: int) -> tuple[int, int]:
+    """Where a value ends, and the number it is or has in front."""
+    number = shift = 0
+    if kind in (3, 7):  # a byte, eight bytes
+        return at + (1 if kind == 3 else 8), 0
+    if kind in (4, 5, 6, 8):  # numbers; bytes behind their count
+        while True:
+            number |= (data[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if not data[at - 1] & 128:
+                return at + (number if kind == 8 else 0), number
+    if kind == 12:  # a struct; none in a page header has field numbers written out
+        while (head := data[at]) != 0:
+            at, _ = _thrift(data, at + 1, head & 15)
+        return at + 1, 0
+    if kind not in (1, 2):
+        raise ValueError(f"a value of kind {kind}")
+    return at, 0
 
 
 def _column_bytes(file: Any, group: int, column: str) -> int:

@@ -20,6 +20,8 @@ from lowtide.errors import LowtideError
 from lowtide.prepare.tokenizers.tiktoken_ranks import byte_letters
 
 SAMPLE = 32 * 1024 * 1024
+LEAST_SAMPLE = 1024 * 1024
+TRAINING = 48 * 1024 * 1024  # of the process that trains, beside eight times the sample
 END_OF_TEXT = "<|endoftext|>"
 _BETWEEN = b"\x00\x00lowtide\x00\x00"  # between documents of the sample: no merge may cross it
 

@@ -12,7 +12,7 @@ Which one is used is settled before the first block by `choose_encoder`, by what
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
@@ -21,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import FormatError, LowtideError
-from lowtide.prepare.tokenizers.features import holds_unlike, why_not_gigatoken
+from lowtide.prepare.inputs.cuts import cut_after
+from lowtide.prepare.tokenizers.features import COMPARED, holds_unlike
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, sentencepiece_processor, with_separator
+from lowtide.units import MIB
 
 Ids = NDArray[np.unsignedinteger[Any]]
 Ends = NDArray[np.int64]
@@ -32,6 +34,7 @@ _LONG = 2048  # bytes of an average document from which on joining costs more th
 # One document in so many blocks of a worker is encoded by both, and of it so many bytes: 2 % of the time.
 CHECKED_EVERY = 64
 _CHECKED = 8192
+_PORTION = 64 * 1024  # bytes of text that tokenizers gets at once
 
 
 class Encoder(Protocol):
@@ -153,12 +156,43 @@ class Tokenizers:
     def __init__(self, vocabulary: Vocabulary) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # there is a process for every processor already
         self._tokenizer = hugging_face(vocabulary)
-        self._eot = vocabulary.eot
+        self._eot, self._cut, self._dtype = vocabulary.eot, vocabulary.features.cut, vocabulary.dtype
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
-        words = [text.decode("utf-8", "replace") for text in texts]
-        found = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
-        return with_ends([np.array(one.ids, np.uint32) for one in found], self._eot)
+        """In portions: what it gives for a text takes 40 times the text's bytes until the ids are taken out."""
+        found: list[Ids] = []
+        ends: list[int] = []
+        words: list[str | None] = []  # None: the end of a document
+        length = size = 0
+        for text in texts:
+            for portion in self._portions(text):
+                words.append(portion.decode("utf-8", "replace"))
+                size += len(portion)
+                if size >= _PORTION:
+                    length += self._take(words, length, found, ends)
+                    words, size = [], 0
+            words.append(None)
+        self._take(words, length, found, ends)
+        return np.concatenate(found) if found else np.empty(0, self._dtype), np.array(ends, np.int64)
+
+    def _portions(self, text: bytes) -> Iterator[bytes]:
+        at = 0
+        while len(text) - at > 2 * _PORTION and (end := cut_after(text, at + _PORTION, self._cut)) is not None:
+            yield text[at:end]
+            at = end
+        yield text[at:] if at else text
+
+    def _take(self, words: Sequence[str | None], length: int, found: list[Ids], ends: list[int]) -> int:
+        """Encode ``words`` behind ``length`` ids; how many more there are."""
+        before = length
+        texts = [word for word in words if word is not None]
+        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        for word in words:
+            found.append(np.array([self._eot] if word is None else next(encoded).ids, self._dtype))
+            length += len(found[-1])
+            if word is None:
+                ends.append(length)
+        return length - before
 
 
 class SentencePiece:
@@ -182,8 +216,8 @@ def make_encoder(name: str, vocabulary: Vocabulary, cache: int = CACHE) -> Encod
     return SentencePiece(vocabulary) if name == "sentencepiece" else Bytes(vocabulary)
 
 
-def choose_encoder(vocabulary: Vocabulary, wanted: str = "auto") -> Choice:
-    """The fastest library that gives the ids of the tokenizer's own."""
+def choose_encoder(vocabulary: Vocabulary, wanted: str = "auto", room: int | None = None) -> Choice:
+    """The fastest library that gives the ids of the tokenizer's own, and fits in ``room`` bytes."""
     if vocabulary.kind == "bytes":
         return Choice("bytes", "")
     if vocabulary.kind == "model":
@@ -193,15 +227,27 @@ def choose_encoder(vocabulary: Vocabulary, wanted: str = "auto") -> Choice:
     if wanted == "tokenizers":
         return settled
     try:
-        why = why_not_gigatoken(vocabulary, _version("gigatoken"))
+        found, why = _version("gigatoken"), vocabulary.features.unusual
+        if found not in COMPARED:
+            why = f"gigatoken {found} was not compared with tokenizers (gigatoken {', '.join(COMPARED)} was)"
+        if not why and room is not None and room < needed_memory("gigatoken", vocabulary):
+            why = "there is too little memory for gigatoken"
         if not why:
             _load_gigatoken(with_separator(vocabulary))
-            return Choice("gigatoken", _version("gigatoken"))
+            return Choice("gigatoken", found)
     except ModuleNotFoundError:
         why = "gigatoken is not installed"
     except Exception as problem:  # whatever it could not load, the reference can
         why = f"gigatoken does not take this tokenizer ({' '.join(str(problem).split())[:120]})"
     return replace(settled, notes=(f"{why}: encoding with tokenizers, many times slower",))
+
+
+def needed_memory(name: str, vocabulary: Vocabulary) -> int:
+    """Bytes a process needs to encode with it, beside Python, NumPy and the vocabulary itself; measured, with room."""
+    if name == "bytes":
+        return 24 * MIB
+    factor, least = {"gigatoken": (32, 60), "tokenizers": (16, 48), "sentencepiece": (16, 48)}[name]
+    return least * MIB + factor * max(len(vocabulary.plain), len(vocabulary.content))
 
 
 def fitting_ids(ids: Ids, vocabulary: Vocabulary, where: str) -> Ids:

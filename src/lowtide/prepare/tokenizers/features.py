@@ -8,16 +8,15 @@ that table anew, and the tests hold it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lowtide.prepare.inputs.cuts import ANYWHERE, NOWHERE, WORDS, holds_a_place
+from lowtide.prepare.inputs.cuts import NOWHERE, WORDS, holds_a_place
 from lowtide.prepare.tokenizers.tiktoken_ranks import GPT2, GPT4, GPT4O, byte_letters
-from lowtide.prepare.tokenizers.vocabulary import Vocabulary
 
 _QWEN = GPT4.replace(r"\p{N}{1,3}", r"\p{N}")
 PATTERNS = (GPT2, GPT4, GPT4O, _QWEN)
@@ -31,6 +30,26 @@ _RANGES = (
     "18D80-18DF2 1E6C0-1E6DE 1E6E0-1E6F5 1E6FE-1E6FF 2B73A-2B73F 2CEA2-2CEAD 323B0-33479"
 )
 UNLIKE = tuple((int(one.split("-")[0], 16), int(one.split("-")[-1], 16)) for one in _RANGES.split())
+
+
+@dataclass(frozen=True)
+class Features:
+    """What is known of a tokenizer.json beside its ids."""
+
+    cut: str = NOWHERE  # where a document may be cut without changing an id
+    unusual: str = "this tokenizer is no tokenizer.json"  # what keeps gigatoken from encoding with it; "": nothing
+    repeated: tuple[str, int, int] | None = None  # a merge that stands twice, with both places: the second would count
+
+
+def features_of(whole: dict[str, Any]) -> Features:
+    """The features of a parsed tokenizer.json; the least that is safe where it is not shaped as expected."""
+    try:
+        added = whole.get("added_tokens") or ()
+        known = pattern_of(whole) is not None
+        simple = not any(_conditions(token) or holds_a_place(token["content"]) for token in added)
+        return Features(WORDS if known and simple else NOWHERE, _unusual(whole, added), _repeated(whole["model"]))
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return Features(unusual="this tokenizer is not shaped as usual")
 
 
 def pattern_of(whole: dict[str, Any]) -> str | None:
@@ -48,29 +67,16 @@ def pattern_of(whole: dict[str, Any]) -> str | None:
     return pattern if usual and pattern in PATTERNS else None
 
 
-def cut_rule(vocabulary: Vocabulary) -> str:
-    """Where a document may be cut without changing an id."""
-    if vocabulary.kind == "bytes":
-        return ANYWHERE
-    whole = json.loads(vocabulary.plain or "{}")
-    harmless = not any(_conditions(token) or holds_a_place(token["content"]) for token in _added(whole))
-    return WORDS if pattern_of(whole) is not None and harmless else NOWHERE
-
-
-def why_not_gigatoken(vocabulary: Vocabulary, version: str) -> str:
-    """What keeps gigatoken from encoding with this tokenizer; nothing where nothing does."""
-    whole = json.loads(vocabulary.plain)
+def _unusual(whole: dict[str, Any], added: Sequence[dict[str, Any]]) -> str:
     model = whole["model"]
-    if version not in COMPARED:
-        return f"gigatoken {version} was not compared with tokenizers (gigatoken {', '.join(COMPARED)} was)"
     if whole.get("normalizer"):
         return f"this tokenizer has a normaliser ({whole['normalizer'].get('type')})"
     if pattern_of(whole) is None:
         return "this tokenizer cuts words in a way on which gigatoken was not compared"
-    if conditions := sorted({flag for token in _added(whole) for flag in _conditions(token)}):
+    if conditions := sorted({flag for token in added for flag in _conditions(token)}):
         return f"this tokenizer has added tokens with {', '.join(conditions)}"
-    odd = [name for name in ("dropout", "unk_token", "byte_fallback", "fuse_unk") if model.get(name)]
-    odd += [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
+    names = ("dropout", "unk_token", "byte_fallback", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
+    odd = [name for name in names if model.get(name)]
     if model.get("type", "BPE") != "BPE" or odd:
         return f"this tokenizer is no plain BPE ({', '.join(odd) or model.get('type')})"
     if any(letter not in model["vocab"] for letter in byte_letters().values()):
@@ -78,19 +84,14 @@ def why_not_gigatoken(vocabulary: Vocabulary, version: str) -> str:
     return ""
 
 
-def repeated_merge(vocabulary: Vocabulary) -> tuple[str, int, int] | None:
-    """A merge that stands twice, with both places: libraries differ in which of the two counts."""
+def _repeated(model: dict[str, Any]) -> tuple[str, int, int] | None:
     seen: dict[str, int] = {}
-    for place, merge in enumerate((json.loads(vocabulary.plain or "{}").get("model") or {}).get("merges") or ()):
+    for place, merge in enumerate(model.get("merges") or ()):
         spelled = merge if isinstance(merge, str) else " ".join(merge)
         if spelled in seen:
             return spelled, seen[spelled], place
         seen[spelled] = place
     return None
-
-
-def _added(whole: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    return whole.get("added_tokens") or ()
 
 
 def _conditions(token: dict[str, Any]) -> list[str]:

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lowtide.errors import FormatError, LowtideError
+from lowtide.prepare.inputs.cuts import ANYWHERE
+from lowtide.prepare.tokenizers.features import Features, features_of
 from lowtide.prepare.tokenizers.tiktoken_ranks import ranks_to_json
 
 BYTES_EOT = 256
 _KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
+_FIRST = '{"added_tokens": ['  # how a plain tokenizer.json begins: parsing a large one again costs 12 times its size
 _MOST_BYTES = 512 * 1024 * 1024
 
 
@@ -33,6 +36,7 @@ class Vocabulary:
     eot: int
     eot_text: str
     size: int  # ids are below this
+    features: Features = field(default_factory=Features)
 
     @property
     def dtype(self) -> str:
@@ -49,7 +53,7 @@ class Vocabulary:
         return {"kind": self.kind, "file": self.file, "sha256": self.fingerprint, "eot": self.eot_text}
 
 
-BYTES = Vocabulary("bytes", "", b"", "", BYTES_EOT, "", BYTES_EOT + 1)
+BYTES = Vocabulary("bytes", "", b"", "", BYTES_EOT, "", BYTES_EOT + 1, Features(cut=ANYWHERE))
 
 
 def load_vocabulary(path: str, eot: str = "") -> Vocabulary:
@@ -97,22 +101,25 @@ def from_json(
     if not ids or min(ids.values()) < 0:
         raise FormatError(f"{where}: expected ids of 0 or more in its vocab, got others. Check the file.")
     spelled, number = _end_of_text(where, ids, eot)
+    whole = _plain(whole)
+    size = max(ids.values()) + 1
     return Vocabulary(
-        kind, file, content or text.encode(), json.dumps(_plain(whole)), number, spelled, max(ids.values()) + 1
+        kind, file, content or text.encode(), json.dumps(whole), number, spelled, size, features_of(whole)
     )
 
 
 def with_separator(vocabulary: Vocabulary) -> str:
     """The same JSON with the end of text as its one special token, so that a joined text is cut where documents end."""
-    whole = json.loads(vocabulary.plain)
     one = {"id": vocabulary.eot, "content": vocabulary.eot_text, "special": True, "normalized": False}
-    whole["added_tokens"] = [*whole["added_tokens"], one | {"single_word": False, "lstrip": False, "rstrip": False}]
-    return json.dumps(whole)
+    spelled = json.dumps(one | {"single_word": False, "lstrip": False, "rstrip": False})
+    rest = vocabulary.plain.removeprefix(_FIRST)
+    return f"{_FIRST}{spelled}{'' if rest.startswith(']') else ', '}{rest}"
 
 
 def _plain(whole: dict[str, Any]) -> dict[str, Any]:
     ordinary = [token for token in whole.get("added_tokens") or () if not token.get("special")]
-    return {**whole, "added_tokens": ordinary, "post_processor": None, "truncation": None, "padding": None}
+    others = {name: value for name, value in whole.items() if name != "added_tokens"}
+    return {"added_tokens": ordinary, **others, "post_processor": None, "truncation": None, "padding": None}
 
 
 def _ids(vocab: Any) -> dict[str, int]:

@@ -1,0 +1,96 @@
+"""Two libraries, one set of ids: gigatoken is taken by what a tokenizer does, and watched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.prepare.conftest import make_documents
+from tests.prepare.engines import differing, telling
+
+from lowtide.errors import FormatError
+from lowtide.prepare.tokenizers import encoders
+from lowtide.prepare.tokenizers.encoders import Gigatoken, Tokenizers, choose_encoder
+from lowtide.prepare.tokenizers.features import PATTERNS, UNLIKE, holds_unlike
+from lowtide.prepare.tokenizers.tiktoken_ranks import GPT2
+from lowtide.prepare.tokenizers.vocabulary import load_vocabulary
+
+pytest.importorskip("gigatoken", reason="NOT TESTED: gigatoken beside tokenizers - gigatoken is not installed")
+
+
+@pytest.mark.slow
+def test_the_libraries_differ_on_the_kept_code_points_and_on_no_others() -> None:
+    kept = {code for first, last in UNLIKE for code in range(first, last + 1)}
+    codes = [code for code in range(0x80, 0x34000) if not 0xD800 <= code < 0xE000]
+    assert differing([code for code in codes if code not in kept], PATTERNS[0]) == set()
+    ends = sorted({code for pair in UNLIKE for code in pair})
+    assert set().union(*(differing(ends, pattern) for pattern in PATTERNS)) == set(ends)
+
+
+def test_code_points_are_found_wherever_they_stand() -> None:
+    for first, last in UNLIKE:
+        for code in (first, last):
+            assert holds_unlike(f"text {chr(code)}".encode())
+    assert not holds_unlike("naïve 日本語 🙂 తెలుగు \U0003134a".encode())
+
+
+def test_documents_with_such_a_code_point_get_the_ids_of_tokenizers(tokenizer: Path) -> None:
+    vocabulary = load_vocabulary(str(tokenizer))
+    texts = [text.encode() for text in make_documents(9)]
+    texts[2] += "the\U000323b0the \U000323b0".encode()
+    texts[8] += "the\u088fthe".encode()
+    fast, slow = Gigatoken(vocabulary).encode(texts), Tokenizers(vocabulary).encode(texts)
+    assert np.array_equal(fast[0], slow[0])
+    assert np.array_equal(fast[1], slow[1])
+
+
+def changed(tokenizer: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    whole = json.loads(tokenizer.read_text())
+    change(whole)
+    path = tokenizer.parent / "changed.json"
+    path.write_text(json.dumps(whole))
+    return path
+
+
+ADDED = {"id": 262, "content": "tide", "special": False, "normalized": False, "lstrip": False, "rstrip": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda one: one.update(normalizer={"type": "NFC"}), "has a normaliser"),
+        (lambda one: one["added_tokens"].append(ADDED | {"single_word": True}), "added tokens with single_word"),
+        (lambda one: one["added_tokens"].append(ADDED | {"single_word": False, "lstrip": True}), "with lstrip"),
+        (lambda one: one["pre_tokenizer"].update(add_prefix_space=True), "cuts words in a way"),
+        (lambda one: one.update(pre_tokenizer={"type": "Whitespace"}), "cuts words in a way"),
+        (lambda one: one["model"].update(unk_token="e"), "no plain BPE"),
+    ],
+)
+def test_a_tokenizer_that_does_more_is_left_to_tokenizers(
+    tokenizer: Path, change: Callable[[dict[str, Any]], object], told: str
+) -> None:
+    choice = choose_encoder(load_vocabulary(str(changed(tokenizer, change))))
+    assert choice.name == "tokenizers"
+    assert told in choice.notes[0]
+
+
+def test_plain_added_tokens_are_the_same_to_both(tokenizer: Path) -> None:
+    path = changed(tokenizer, lambda one: one["added_tokens"].append(ADDED | {"single_word": False}))
+    vocabulary = load_vocabulary(str(path))
+    assert choose_encoder(vocabulary).name == "gigatoken"
+    texts = [text.encode() for text in make_documents(20)] + [b"tidetide atide tides"]
+    assert np.array_equal(Gigatoken(vocabulary).encode(texts)[0], Tokenizers(vocabulary).encode(texts)[0])
+
+
+def test_the_first_difference_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code points that differ, unknown to the encoder: the running check sees them."""
+    monkeypatch.setattr(encoders, "holds_unlike", lambda _: False)
+    monkeypatch.setattr(encoders, "CHECKED_EVERY", 1)
+    encoder = Gigatoken(telling(GPT2))
+    encoder.encode([b"fine"])
+    with pytest.raises(FormatError, match=r"gigatoken: expected the .* --tokenizer-engine tokenizers"):
+        encoder.encode(["a\U000323b0a \U000323b01".encode()])
