@@ -44,6 +44,7 @@ MANIFEST = """{
    "field": "text",
    "column": "text",
    "val": 0.0,
+   "test": 0.0,
    "dedup": false,
    "shard_tokens": 100000000,
    "invalid_utf8": "refuse",
