@@ -128,14 +128,14 @@ def test_kills_at_any_moment_and_other_world_sizes_leave_the_same_rows_behind_th
     for world in (1, 2, 1):  # `make torture` goes on for as long as one likes
         # Two saves further than before, then a kill at a random moment, which may be in the middle of the next save.
         before = checkpoints.saved(out)[-1].name if checkpoints.saved(out) else ""
-        words = ["--resume", "--out-dir", str(out)] if before else flags(settings)
+        words = ["--resume", "--out-dir", str(out), "--ledger", str(hunted)] if before else flags(settings)
         ranks = start_ranks(world, main, ["train", *words]) if world > 1 else [start(*words)]
         wait_for(lambda: bool(found := checkpoints.saved(out)) and found[-1].name > before, ranks[0])  # noqa: B023
         time.sleep(chooses.uniform(0, 0.03))
         for process in ranks:
             process.kill()
         ended(ranks)
-    (code, _, err), *_ = ended([start("--resume", "--out-dir", str(out))])
+    (code, _, err), *_ = ended([start("--resume", "--out-dir", str(out), "--ledger", str(hunted))])
     assert code == 0, err
     restarts = [json.loads(line) for line in hunted.read_text().splitlines() if "resume" in line]
     assert len(restarts) >= 3

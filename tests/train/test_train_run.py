@@ -191,7 +191,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if subprocess.run(mounting, capture_output=True, check=False).returncode:
         pytest.skip("NOT TESTED: a full disk, this machine does not let us mount one")
     yield directory
-    subprocess.run(["umount", str(directory)], check=True)
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)  # somebody may be looking at it
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint_and_the_run_goes_on(tiny: Make, small_disk: Path) -> None:

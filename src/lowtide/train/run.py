@@ -320,7 +320,8 @@ class _Run:
 
     def _how_to_go_on(self) -> str:
         launcher = "lowtide" if self.world.world == 1 else f"torchrun --nproc-per-node {self.world.world} -m lowtide"
-        return f"{launcher} train --resume --out-dir {shlex.quote(self.settings.out_dir)}"
+        ledger = f" --ledger {shlex.quote(self.settings.ledger)}" if self.settings.ledger else ""
+        return f"{launcher} train --resume --out-dir {shlex.quote(self.settings.out_dir)}{ledger}"
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
