@@ -29,11 +29,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
-	$(INSTALL) --editable '.[torch,report]' gigatoken tokenizers # of the extra `prepare` only what makes words of text
+	@echo "installing torch, matplotlib and tokenizers into $(VENV): a minute or two, once"
+	@$(INSTALL) --editable '.[torch,report]' gigatoken tokenizers # of the extra `prepare` only what makes words of text
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(NATIVE_FILES) | $(BIN)/python
-	$(INSTALL) --editable '.[all,ray,dask,dev]'
+	@echo "installing everything the tests need into $(VENV): some minutes, once"
+	@$(INSTALL) --editable '.[all,ray,dask,dev]'
 	@touch $@ $(VENV)/.run
 
 train: $(VENV)/.run ## the whole story: this machine's text to a trained model, no download
