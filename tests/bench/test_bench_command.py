@@ -191,7 +191,7 @@ def test_ctrl_c_in_the_first_run_that_nobody_counts_is_one_line(tokens: Path) ->
         (["nowhere.bin"], "nowhere.bin: expected a file, got nothing of that name", 1),
         (["few.npy"], "expected 64 rows or more for a batch of 64, got 10 (80 B). Use --batch 10 or a larger file", 2),
         (["few"], "expected token files", 1),
-        (["odd.bin"], "expected dtype= for a file without a header", 1),
+        (["odd.bin"], "expected --dtype for a file without a header", 1),
         (["plain.bin", "--dtype", "uint8", "--budget", "100KiB"], "expected a budget of", 1),
         (["plain.bin", "--dtype", "uint8", "--seconds", "0"], "--seconds: expected more than 0", 2),
         (["plain.bin", "--dtype", "uint8", "--seconds", "inf"], "--seconds: expected more than 0, got inf", 2),
