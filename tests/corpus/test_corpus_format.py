@@ -48,7 +48,8 @@ MANIFEST = """{
    "dedup": false,
    "shard_tokens": 100000000,
    "invalid_utf8": "refuse",
-   "skip_bad": false
+   "skip_bad": false,
+   "endings": ""
   },
   "inputs": {
    "files": 1,
