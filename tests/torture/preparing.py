@@ -34,7 +34,8 @@ def program(rng: random.Random, directory: Path, tally: Tally, rounds: int) -> N
         tally.tried += 1
         tally.fired += killed_at(number, source, output, request) == number
         try:
-            if request.format == "lowtide" or (output / WORK).exists() or not output.exists():
+            finished = request.format != "lowtide" and output.exists() and not (output / WORK).exists()
+            if not finished or not any(output.iterdir()):  # its directory alone is no run
                 prepare([str(source)], output, request, Resources(workers=1))
             if snapshot(output) != whole or (output / WORK).exists():
                 other = sorted(set(snapshot(output)) ^ set(whole))[:3]
