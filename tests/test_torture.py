@@ -25,7 +25,7 @@ QUICK = {
     "limits": (1, 1),
     "headers": (1, 40),
     "orders": (3, 2),
-    "surroundings": (1, 16),
+    "surroundings": (1794881547, 30),
     "preparing": (1, 4),
     "training": (1, 1),
 }

@@ -198,16 +198,16 @@ def kept(what: KeptFile, streams: Mapping[str, str], build: Callable[[GrowingArr
     target = directory.path / what.name
     growing = None
     done = False
-    try:
-        with telling(target):
+    with telling(target):  # closing writes too: what is still buffered
+        try:
             growing = GrowingArrays(directory, what.name, streams)
             growing.lock()
             if not directory.has(what.name):  # nobody finished it while we waited
                 build(growing)
-        done = True
-    finally:
-        if growing is not None:
-            growing.close(discard=done)
+            done = True
+        finally:
+            if growing is not None:
+                growing.close(discard=done)
     return KeptArrays(str(target), what.identity)
 
 
