@@ -20,6 +20,8 @@ import pytest
 
 import lowtide
 from lowtide.engine import engine as chosen
+from lowtide.machine import open_regular
+from lowtide.storage.watched_files import KEPT
 
 ENGINES = ("native", "python") if chosen().name == "native" else ("python",)
 NOBODY = 65534
@@ -286,3 +288,14 @@ def test_rights_names_and_places_may_change_under_a_reader(tmp_path: Path, engin
     ):
         change()
         assert len(next(rows)) == 64
+
+
+def test_a_descriptor_that_closes_itself_is_shared_with_nobody(tmp_path: Path) -> None:
+    """Its weak reference answers until it is closed, and by then its number may be that of another file."""
+    path = tmp_path / "x.bin"
+    path.write_bytes(b"1")
+    key, closing = (str(path), False, 0), open_regular(path)
+    KEPT.share(key, closing)
+    assert KEPT.shared(key) is closing
+    closing.close()
+    assert KEPT.shared(key) is None

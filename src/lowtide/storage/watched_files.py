@@ -105,7 +105,9 @@ class KeptDescriptors:
 
     def shared(self, key: tuple[str, bool, int]) -> Descriptor | None:
         reference = self._shared.get(key)
-        return None if reference is None else reference()
+        found = None if reference is None else reference()
+        # While one closes itself other threads run, and its weak reference still answers: its number is not its own.
+        return None if found is None or found.closed else found
 
     def make_room(self, count: int | None = None) -> None:
         """Let go of so many, or of everything: descriptors are needed elsewhere."""
