@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test trainers doctors torture quick check format docs picture picture-writing bench browser sanitize wheel clean
+.PHONY: help train test trainers doctors torture quick check format docs site picture picture-writing bench browser sanitize wheel clean
 
 NATIVE := src/lowtide/engine
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
@@ -82,6 +82,9 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 
 docs: $(VENV)/.dev ## the API reference from the docstrings, the README's figures from the benchmarks
 	$(BIN)/python docs/generate.py
+
+site: $(VENV)/.dev ## these pages as a site, in build/site/site: offline, with search
+	$(BIN)/python docs/site.py
 
 picture: $(VENV)/.dev ## RSS over time of the known cures, drawn by memory-profiler's counter
 	$(BIN)/python -m benchmarks.picture
