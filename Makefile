@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test trainers doctors torture quick check format docs site picture picture-writing bench browser sanitize wheel clean
+.PHONY: help train test trainers doctors torture quick lint check format docs site picture picture-writing bench browser sanitize wheel clean
 
 NATIVE := src/lowtide/engine
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
@@ -70,10 +70,12 @@ browser: # the report's tests look at it in a real Chromium, which pip cannot in
 quick: $(VENV)/.dev ## the tests that take seconds
 	$(BIN)/python -m pytest $(BESIDE) -m "not slow and $(EVERYWHERE)" -q
 
-check: $(VENV)/.dev ## format, lint, types, layers, tests
+lint: $(VENV)/.dev ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check: lint ## the same, then every test
 	$(MAKE) test
 
 format: $(VENV)/.dev ## rewrite files in the project's format
