@@ -114,7 +114,7 @@ sanitize: ## the C core under the address, undefined and thread sanitizers
 HERE := $(shell uname -m)
 THERE := $(if $(filter x86_64,$(HERE)),aarch64,x86_64)
 OTHER_PYTHONS = $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python3 /usr/bin/python3.1[23])
-ZIG = $(shell $(BIN)/python -c 'import ziglang; print(*ziglang.__path__)')/zig
+ZIG = $$($(BIN)/python -c 'import ziglang; print(*ziglang.__path__)')/zig
 TRY = pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 wheel: $(BIN)/python ## abi3 manylinux_2_28 wheels for x86_64 and aarch64 and an sdist, tried in fresh environments without a compiler
