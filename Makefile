@@ -129,7 +129,7 @@ wheel: $(BIN)/python ## abi3 manylinux_2_28 wheels for x86_64 and aarch64 and an
 	  && $(BIN)/python -m wheel tags --remove --platform-tag "+manylinux_2_28_$$arch" dist/*_$$arch.whl || exit 1; \
 	done
 	$(BIN)/abi3audit --strict dist/*.whl
-	$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")'
+	$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")' >/dev/null
 	@for python in $(PYTHON) $(OTHER_PYTHONS); do \
 	  echo "trying the wheel of $(HERE) with $$($$python --version)" && rm -rf build/wheel/venv && $$python -m venv build/wheel/venv \
 	  && build/wheel/venv/bin/python -m $(TRY) dist/*_$(HERE).whl hypothesis pytest pytest-timeout \
