@@ -1,6 +1,6 @@
 """A headless Chromium, driven over its DevTools pipe with the standard library alone.
 
-One idea: descriptors 3 and 4 of the browser carry JSON messages that end in a zero byte, so no port is
+Descriptors 3 and 4 of the browser carry JSON messages that end in a zero byte, so no port is
 opened and no driver package is needed. It keeps every console message, exception and request of the page.
 Costs about a second to start. It does not wait for anything the page does later: pages here load from a
 file and are whole at once.
