@@ -42,8 +42,8 @@ def arguments() -> argparse.Namespace:
 
 def one_program(name: str, seed: int, rounds: int, directory: Path) -> None:
     """In this process; its counts go to stdout."""
-    # On a fatal signal only the thread that met it: walking the frames of threads that run on may itself end in SIGSEGV,
-    # which would hide the signal that came. All of them where the runner asks, because nothing moves any more.
+    # On a fatal signal only the thread that met it: walking the frames of threads that run on may itself end in
+    # SIGSEGV, which would hide the signal that came. All of them where the runner asks, for nothing moves any more.
     faulthandler.enable(all_threads=False)
     faulthandler.register(STACKS, all_threads=True)
     with contextlib.suppress(AttributeError, OSError):
