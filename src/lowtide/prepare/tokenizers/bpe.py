@@ -22,7 +22,7 @@ from lowtide.prepare.tokenizers.tiktoken_ranks import byte_letters
 
 SAMPLE = 32 * 1024 * 1024
 LEAST_SAMPLE = 1024 * 1024
-_TRAINING, _PER_ID = 48 * 1024 * 1024, 640  # bytes of the process that trains, beside eight times the sample
+_TRAINING, _PER_ID = 48 * 1024 * 1024, 960  # bytes of the process that trains, beside eight times the sample
 END_OF_TEXT = "<|endoftext|>"
 _BETWEEN = b"\x00\x00lowtide\x00\x00"  # between documents of the sample: no merge may cross it
 
