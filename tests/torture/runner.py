@@ -24,6 +24,7 @@ from tests.torture.campaigns import CAMPAIGNS, Campaign
 from tests.torture.tally import DANGERS, Tally
 
 ROOT = Path(__file__).resolve().parents[2]
+STACKS = signal.SIGUSR2  # asks a program for the stacks of its threads
 TAIL = 3000  # characters of what a dead program said last
 
 
@@ -136,10 +137,10 @@ def _ends(child: subprocess.Popen[bytes], patience: float) -> bool:
 
 
 def _ask_for_stacks(child: subprocess.Popen[bytes]) -> None:
-    """faulthandler answers SIGABRT with every thread's stack."""
-    child.send_signal(signal.SIGABRT)
+    """faulthandler answers with every thread's stack, also where the interpreter is stuck."""
+    child.send_signal(STACKS)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(10)
+        child.wait(2)  # time to write them: it does not end
 
 
 def torture(names: list[str], seed: int, minutes: float, programs: int | None, rounds: int | None) -> int:
