@@ -28,7 +28,7 @@ _Value = TypeVar("_Value")
 _PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 _FORMAT = "lowtide trace 1"
 _LONGEST_LINE = 64 * MIB  # characters; a sample of 64 processes and 24 files has about 30,000
-_AT_THE_END = ("missing", "budget", "exit_code", "ended")  # known only then
+_AT_THE_END = ("missing", "budget", "exit_code", "ended", "peak_rss", "machine")  # known only then
 _CALM_SAMPLES = 2000  # a time in which nothing moves is written as about this many samples
 _LEAST_STEP, _STEP_SHARE = MIB, 0.01
 
@@ -158,7 +158,7 @@ def held_dict(held: findings.HeldMemory) -> dict[str, Any]:
     return {**{each.kind: _plain(each) for each in held.kinds}, "total": totals}
 
 
-_HELD_TOTALS = ("end", "peak", "seconds", "takeable", "stays", "limit", "limit_set_by", "limit_used", "look_age")
+_HELD_TOTALS = tuple(item.name for item in dataclasses.fields(findings.HeldMemory) if item.name != "kinds")
 
 
 def _plain(value: Any) -> Any:

@@ -21,7 +21,7 @@ with tempfile.TemporaryDirectory(dir=sys.argv[1] if sys.argv[1:] else None) as d
             file.write(os.urandom(1024**2))
         os.fsync(file.fileno())
     with path.open("r+b") as file:
-        view = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_COPY)
+        view = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_WRITE)  # shared: locking a private one copies it
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         for step in range(STEPS):
             if libc.mlock(ctypes.c_void_p(address + step * SIZE // STEPS), ctypes.c_size_t(SIZE // STEPS)):
