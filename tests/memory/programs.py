@@ -196,7 +196,7 @@ PROGRAMS: tuple[Program, ...] = (
     _planted(
         "gunicorn",
         "of_gunicorn",
-        Expected(("anon",), "anon", "gunicorn", never=("DataLoader",)),
+        Expected(("anon",), "anon", "process ", never=("DataLoader",)),
         needs=("import gunicorn",),
         seconds="6",
     ),
@@ -290,6 +290,8 @@ def wrong(program: Program, found: dict[str, Any], truth: dict[str, int]) -> lis
         lines.append(f"grew: {verdict['grew']}, expected {' or '.join(expected.grew)} ({verdict['headline']})")
     if found["ended"]["how"] != expected.how:
         lines.append(f"ended: {found['ended']}, expected {expected.how}")
+    if expected.how == "exit" and found["ended"]["code"] != 0:
+        lines.append(f"the program failed: {found['ended']['sentence']}")
     names = [each["name"] for each in verdict["who"][:1]] + [
         owner["name"] for owner in _owners(found, expected.kind)[:1]
     ]

@@ -1,7 +1,9 @@
 """Grows shared memory: batches of a torch DataLoader with workers are kept, and each lies in /dev/shm."""
 
+import contextlib
 import os
 import time
+from pathlib import Path
 
 import torch
 import truth
@@ -21,6 +23,10 @@ class Rows(Dataset[torch.Tensor]):
 
 if __name__ == "__main__":
     kept = list(DataLoader(Rows(), batch_size=4, num_workers=2, multiprocessing_context="fork"))
-    truth.tell(held__shmem__peak=truth.rollup("Pss_Shmem"))
+    size = 0
+    for each in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):  # the listing's own
+            size += each.stat().st_blocks * 512 if str(each.readlink()).startswith("/dev/shm/") else 0
+    truth.tell(held__shmem__peak=size)  # not mapped: nobody has read them
     time.sleep(2)
     os._exit(0)

@@ -54,9 +54,7 @@ def judge(trace: Trace) -> Verdict:
     grew = _which(by_kind, alive, trace)
     copied = _copied(alive)
     if copied is not None and grew in ("anon", "nothing", "retained", "workers") and _is_most(copied, by_kind, last):
-        grew, by_kind["anon"] = "workers", copied
-    if grew == "workers" and _parent_writes(alive):
-        grew = "copied"
+        grew, by_kind["anon"] = _copying(alive, copied.growth.grew, "process", span=True), copied
     about = None if grew in ("nothing", "retained") else by_kind["anon" if grew in ("workers", "copied") else grew]
     because = _because(grew, alive, about)
     processes = _grown_processes(grew, alive)
@@ -132,9 +130,7 @@ def _which(by_kind: dict[str, Course], samples: tuple[Sample, ...], trace: Trace
     mapped = by_kind["mapped"]
     if top.kind == "cache" and mapped.grew and mapped.growth.grew >= _READ_AROUND * top.grew:
         return "mapped"
-    if top.kind == "anon" and _is_workers(samples, top.grew, trace.about):
-        return "workers"
-    return top.kind
+    return (_copying(samples, top.grew, trace.about) if top.kind == "anon" else "") or top.kind
 
 
 def _leads(each: Course, most: Course) -> bool:
@@ -211,30 +207,38 @@ def _is_most(copied: Course, by_kind: dict[str, Course], last: Sample) -> bool:
 def _copied(samples: tuple[Sample, ...]) -> Course | None:
     """The course of the heap while forked workers lived, if they copied it: they may have begun late and ended
     early."""
-    places = [place for place, sample in enumerate(samples) if any(each.forked for each in sample.processes)]
-    if len(places) < _FEW:
+    span = _with_forked(samples)
+    if len(span) < _FEW:
         return None
-    span = samples[places[0] : places[-1] + 1]
     anon = course("anon", [(sample.seconds, sample.anon) for sample in span], "process")
     enough = anon.grew and anon.growth.grew >= _COPIED
-    return anon if enough and _is_workers(span, anon.growth.grew, "process") else None
+    return anon if enough and _copying(span, anon.growth.grew, "process") else None
 
 
-def _is_workers(samples: tuple[Sample, ...], rise: int, about: str) -> bool:
-    """Forked children copied pages while every other process stayed flat. Parents are judged by whole RSS:
-    their share of common pages rises by itself when a child makes its own copies. Whole RSS also tells a copy
-    from an allocation: a page copied was in the child's RSS before, a page allocated was not."""
+def _with_forked(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """The samples from the first to the last in which a forked child lived."""
+    places = [place for place, sample in enumerate(samples) if any(each.forked for each in sample.processes)]
+    return samples[places[0] : places[-1] + 1] if places else ()
+
+
+def _copying(samples: tuple[Sample, ...], rise: int, about: str, *, span: bool = False) -> str:
+    """ "workers" where forked children copied pages, "copied" where their parent did, "" where nobody: every process
+    that was not forked stayed flat. Parents are judged by whole RSS: their share of common pages rises by itself when a
+    child makes its own copies. Whole RSS also tells a copy from an allocation: a page copied was in the process's RSS
+    before, a page allocated was not. ``span``: judge only while forked children lived."""
+    samples = _with_forked(samples) if span else samples
     if not any(process.forked for sample in samples for process in sample.processes):
-        return False
+        return ""
     forked = course("forked", [(s.seconds, sum(p.anon for p in s.processes if p.forked)) for s in samples], about)
     parents = [(s.seconds, sum(p.rss_anon for p in s.processes if not p.forked)) for s in samples]
     others = course("others", parents, about)
     allocated = course("allocated", list(zip((s.seconds for s in samples), _allocated(samples), strict=True)), about)
-    return (
-        forked.growth.grew >= _FROM_WORKERS * rise
-        and others.growth.grew < _PARENT_FLAT * rise
-        and allocated.growth.grew < _ALLOCATED * rise
-    )
+    if others.growth.grew >= _PARENT_FLAT * rise or allocated.growth.grew >= _ALLOCATED * rise:
+        return ""
+    if _parent_writes(samples):
+        shares = [(s.seconds, sum(p.anon for p in s.processes if not p.forked)) for s in samples]
+        return "copied" if course("parents", shares, about).growth.grew >= _FROM_WORKERS * rise else ""
+    return "workers" if forked.growth.grew >= _FROM_WORKERS * rise else ""
 
 
 def _allocated(samples: tuple[Sample, ...]) -> list[int]:
