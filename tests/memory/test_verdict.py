@@ -337,7 +337,7 @@ def test_the_end_is_the_last_sample_before_teardown_and_not_what_an_exiting_prog
 
 
 def test_what_was_given_back_long_before_the_exit_is_not_held_at_the_end() -> None:
-    """A minute, 800 MiB given back eight seconds before its end; the control gives back without a pause until it ends."""
+    """800 MiB given back eight seconds before the end; the control lets go without a pause until it ends."""
     back = replace(trace_of(anon=lambda number: 900 if number < 52 else 100), exit_code=0)
     falls = replace(trace_of(anon=lambda number: 900 if number < 52 else 900 - 100 * (number - 51)), exit_code=0)
     ends = [judge(each).held for each in (back, falls)]
