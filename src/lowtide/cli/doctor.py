@@ -28,7 +28,7 @@ from lowtide.cli.flags import number, option, whole
 from lowtide.errors import LowtideError
 from lowtide.machine import cgroup_at, container_cgroup
 from lowtide.memory import KINDS, Trace, Verdict, judge, traces, watch
-from lowtide.memory.launch import launched
+from lowtide.memory.launch import CannotStart, launched
 from lowtide.memory.samples import HELD
 from lowtide.memory.traces import held_dict, to_dict
 from lowtide.memory.watch import INTERVAL, check_interval
@@ -90,12 +90,16 @@ def run(arguments: argparse.Namespace) -> int:
         if address is not None:  # before the command starts: a port that is taken must cost nothing
             endpoint = stack.enter_context(Endpoint(address, service.text))
             print(f"lowtide doctor: metrics at {endpoint.url}", file=sys.stderr)
-        trace, code = _watched(arguments, budget, service)
+        try:
+            trace, code = _watched(arguments, budget, service)
+        except CannotStart as problem:
+            print(f"lowtide doctor: {problem}", file=sys.stderr)
+            return problem.code
     verdict = judge(trace)
     if arguments.json:
         print(json.dumps(_document(trace, verdict), indent=2))
-    else:  # on stderr: stdout belongs to the command
-        Console(stderr=True).print(terminal.render(trace, verdict))
+    else:  # a command of ours has stdout for itself
+        Console(stderr=bool(arguments.words)).print(terminal.render(trace, verdict))
     written = _write_files(arguments, trace, verdict)
     over = verdict.budget is not None and not verdict.budget.ok
     return code or int(over or not written)
