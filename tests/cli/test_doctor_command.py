@@ -82,7 +82,8 @@ def test_ctrl_c_reaches_the_command_and_the_verdict_still_comes() -> None:
 
 HEARS = """
 import signal
-numbers = [signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH, signal.SIGTERM]
+names = "SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGCONT SIGWINCH SIGTERM"
+numbers = [getattr(signal, name) for name in names.split()]
 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 print("begun", flush=True)
 for _ in numbers:

@@ -28,7 +28,7 @@ from lowtide.cli.flags import number, option, whole
 from lowtide.errors import LowtideError
 from lowtide.machine import cgroup_at, container_cgroup
 from lowtide.memory import KINDS, Trace, Verdict, judge, traces, watch
-from lowtide.memory.launch import CannotStart, launched
+from lowtide.memory.launch import StartError, launched
 from lowtide.memory.samples import HELD
 from lowtide.memory.traces import held_dict, to_dict
 from lowtide.memory.watch import INTERVAL, check_interval
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"lowtide doctor: metrics at {endpoint.url}", file=sys.stderr)
         try:
             trace, code = _watched(arguments, budget, service)
-        except CannotStart as problem:
+        except StartError as problem:
             print(f"lowtide doctor: {problem}", file=sys.stderr)
             return problem.code
     verdict = judge(trace)

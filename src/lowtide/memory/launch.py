@@ -1,9 +1,9 @@
 """A command started as if we were not there: its output, its signals and its exit code are its own.
 
-Signals sent to us while it lives go to it at once. What the terminal sends to the whole foreground group (Ctrl-C,
-Ctrl-\\, a new size) reaches it without our help, and what we were told to ignore (``nohup``) is ignored by both. Whoever
-watches it is woken every so often (``turns``) and decides what to show. Handlers can be set in the main thread only, and
-are set back when the block ends.
+Signals sent to us while it lives go to it at once. What the terminal sends to the whole foreground group (Ctrl-C, a
+new size) reaches it without our help, and what we were told to ignore (``nohup``) is ignored by both. Whoever watches
+it is woken every so often (``turns``) and decides what to show. Handlers can be set in the main thread only, and are
+set back when the block ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORWARDED = (
 )
 
 
-class CannotStart(OSError):
+class StartError(OSError):
     """A command that could not be started; ``code`` is the exit code a shell would give: 127 where there is none of
     that name, 126 where it cannot be run."""
 
@@ -57,7 +57,7 @@ class LaunchedCommand:
 
 @contextlib.contextmanager
 def launched(words: Sequence[str], *, stdout: IO[str] | None = None) -> Iterator[LaunchedCommand]:
-    """Start a command; signals are passed on to it until the block ends. CannotStart with the way out."""
+    """Start a command; signals are passed on to it until the block ends. StartError with the way out."""
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []  # signals that came before there was anybody to have them
 
@@ -88,14 +88,14 @@ def _at_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and os.tcgetpgrp(0) == os.getpgrp()
 
 
-def _cannot_start(word: str, problem: OSError) -> CannotStart:
+def _cannot_start(word: str, problem: OSError) -> StartError:
     if isinstance(problem, FileNotFoundError) and shutil.which(word) is None:
         found = f"{word}: expected a command that exists, got none of that name. Check it with `which {word}`."
-        return CannotStart(found, 127)
+        return StartError(found, 127)
     if isinstance(problem, FileNotFoundError):  # a script whose interpreter is missing
         found = (
             f"{word}: expected a command that can be run, got one whose interpreter is missing. Check its first line."
         )
-        return CannotStart(found, 126)
+        return StartError(found, 126)
     found = f"{word}: expected a command that can be run, got: {problem.strerror}. Check its permissions."
-    return CannotStart(found, 126)
+    return StartError(found, 126)

@@ -74,6 +74,7 @@ class FileSample:
     filesystem: str
     memory: bool  # tmpfs: its pages are shmem
     format: str = ""  # npy, arrow, safetensors, ... as its first bytes say; "" where nothing was recognised
+    written: bool = False  # changed since the watching began
 
     @property
     def cache(self) -> int:
@@ -89,8 +90,8 @@ class FileSample:
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Files too many or too small to be named one by one, added up: library code, smaller files, shared memory that
-    no file leads to."""
+    """Files too many or too small to be named one by one, added up: those of one pattern (``/db/*.ldb``), library
+    code, smaller files, shared memory that no file leads to."""
 
     name: str
     files: int
