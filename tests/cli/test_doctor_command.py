@@ -29,6 +29,26 @@ def document(*words: str, **settings: str) -> dict[str, Any]:
     return found
 
 
+def keys(value: Any) -> Any:
+    """The keys of dicts inside dicts."""
+    return {name: keys(item) for name, item in value.items()} if isinstance(value, dict) else None
+
+
+def test_the_json_document_has_a_version_and_the_same_keys_whatever_happened(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"format":"lowtide trace 1","command":"x","started":0,"interval":0.25}\n{"samples":0}\n')
+    nothing = json.loads(called("doctor", "--json", "--trace", str(trace)).stdout)
+    found = document("--budget", "8GiB", "--", sys.executable, "-c", "pass")
+    assert nothing["version"] == found["version"] == 1
+    assert set(nothing) == set(found)
+    assert keys(nothing["held"]) == keys(found["held"])
+    assert set(nothing["verdict"]) == set(found["verdict"])
+    assert nothing["held"]["anon"]["end"] is None  # not 0: nobody looked
+    assert found["held"]["total"]["stays"] > 0
+    assert set(found["ended"]) >= {"how", "code"}
+    assert {"end", "peak", "owners"} <= set(found["held"]["anon"])
+
+
 def test_the_commands_stdout_goes_to_stderr_beside_one_json_document() -> None:
     done = doctor("--json", "--", sys.executable, "-c", "print('from the command')")
     assert json.loads(done.stdout)["verdict"]["grew"] == "nothing"

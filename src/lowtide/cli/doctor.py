@@ -30,7 +30,7 @@ from lowtide.machine import cgroup_at, container_cgroup
 from lowtide.memory import KINDS, Trace, Verdict, judge, traces, watch
 from lowtide.memory.launch import StartError, launched
 from lowtide.memory.samples import HELD
-from lowtide.memory.traces import held_dict, to_dict
+from lowtide.memory.traces import held_dict, no_held_dict, to_dict
 from lowtide.memory.watch import INTERVAL, check_interval
 from lowtide.report import html, png, terminal
 from lowtide.report.endpoint import Endpoint, parse_address
@@ -40,6 +40,7 @@ from lowtide.units import parse_size
 
 _REDRAW = 0.5  # seconds
 _JUDGED_AGAIN = 5.0  # seconds: a scrape shows a verdict of at most this age
+_VERSION = 1  # of the JSON document: raised when a key goes or changes its meaning, not when one comes
 _FORMS = ("-- COMMAND ...", "--pid N", "--cgroup PATH", "--container ID", "--trace FILE")
 
 
@@ -267,12 +268,15 @@ def _watch_running(arguments: argparse.Namespace, budget: int | None, service: _
 
 
 def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:
-    """What --json prints: everything but the samples in between, which --save keeps."""
-    peak = {kind: max((sample.of(kind) for sample in trace.samples), default=0) for kind in KINDS}
+    """What --json prints: everything but the samples in between, which --save keeps. The keys are always the same; what
+    was not measured, or has not happened, is null."""
+    held = held_dict(verdict.held) if verdict.held is not None else no_held_dict()
+    peak = {kind: max((sample.of(kind) for sample in trace.samples), default=None) for kind in KINDS}
     return {
-        "held": held_dict(verdict.held) if verdict.held is not None else None,
+        "version": _VERSION,
+        "held": held,
         "ended": to_dict(trace.ended) if trace.ended is not None else None,
-        "verdict": to_dict(verdict),
+        "verdict": to_dict(verdict) | {"held": held},
         "command": trace.command,
         "exit_code": trace.exit_code,
         "seconds": round(trace.seconds, 3),

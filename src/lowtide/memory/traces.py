@@ -158,6 +158,12 @@ def held_dict(held: findings.HeldMemory) -> dict[str, Any]:
     return {**{each.kind: _plain(each) for each in held.kinds}, "total": totals}
 
 
+def no_held_dict() -> dict[str, Any]:
+    """The same keys where nothing was measured."""
+    kinds = {kind: {"kind": kind, "end": None, "peak": None, "seconds": None, "owners": []} for kind in KINDS}
+    return {**kinds, "total": dict.fromkeys((*_HELD_TOTALS, "share"))}
+
+
 _HELD_TOTALS = ("end", "peak", "seconds", "takeable", "stays", "limit", "limit_set_by", "limit_used", "look_age")
 
 

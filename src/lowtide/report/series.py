@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, log2
 
-from lowtide.memory import Sample, Trace
+from lowtide.memory import Sample, Trace, Verdict
 from lowtide.units import GIB, KIB, MIB, TIB
 
 STACK = ("anon", "shmem", "tables", "mapped", "dirty", "cache")
@@ -56,8 +56,8 @@ class Series:
         return tuple(sum(self.kinds[each][place] for each in below) for place in range(len(self.seconds)))
 
 
-def series(trace: Trace, most: int = MOST_DRAWN) -> Series | None:
-    """None when there is nothing to draw."""
+def series(trace: Trace, verdict: Verdict | None = None, most: int = MOST_DRAWN) -> Series | None:
+    """None when there is nothing to draw. The limit drawn is the one the verdict names."""
     samples = thin(trace.samples, most)
     if not samples:
         return None
@@ -72,7 +72,7 @@ def series(trace: Trace, most: int = MOST_DRAWN) -> Series | None:
     highest = max(max(sum(sizes) for sizes in zip(*kinds.values(), strict=True)), *rss, 1)
     lines = tuple(
         ReferenceLine(name, size, size <= _IN_VIEW * highest)
-        for name, size in (("budget", trace.budget or 0), _limit_line(trace))
+        for name, size in (("budget", trace.budget or 0), _limit_line(verdict))
         if size
     )
     top = ceil(1.08 * max([highest, *(line.size for line in lines if line.drawn)]))
@@ -117,13 +117,11 @@ def time_ticks(last: float, most: int = 8) -> tuple[tuple[float, str], ...]:
     return tuple((place * step, _time_label(place * step, step)) for place in range(int(last / step + 1e-9) + 1))
 
 
-def _limit_line(trace: Trace) -> tuple[str, int]:
-    cgroup = next((sample.cgroup for sample in reversed(trace.samples) if sample.cgroup), None)
-    if cgroup is not None and cgroup.limit is not None:
-        return "cgroup limit", cgroup.limit
-    known = trace.machine.get("limit", "")
-    name = "memory of the machine" if trace.machine.get("limit set by") == "machine" else "limit"
-    return name, int(known) if known.isdigit() else 0
+def _limit_line(verdict: Verdict | None) -> tuple[str, int]:
+    held = verdict.held if verdict is not None else None
+    if held is None or not held.limit:
+        return "limit", 0
+    return "cgroup limit" if held.limit_set_by.startswith("cgroup") else "memory of the machine", held.limit
 
 
 def _tick_label(size: int) -> str:
