@@ -7,7 +7,6 @@ as 1/n (Pss), ``rss_anon`` counts it whole, as the kernel's RSS does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 KINDS = ("anon", "mapped", "cache", "dirty", "tables", "shmem")
@@ -18,7 +17,7 @@ TAKEABLE = ("mapped", "cache")  # clean pages of files: the kernel takes them ba
 GREW = (*KINDS, "workers", "retained", "nothing")
 
 MOST_SAMPLES = 1200
-_NEWEST = 400  # never thinned: 100 seconds at the default rate
+NEWEST = 400  # never thinned: 100 seconds at the default rate
 _SPAN = 32
 
 
@@ -238,8 +237,8 @@ class Ring:
         self._samples.append(sample)
         self.taken += 1
         if len(self._samples) > self._most:
-            cut = len(self._samples) - min(_NEWEST, self._most // 3)
-            self._samples = [*_thinned(self._samples[:cut]), *self._samples[cut:]]
+            cut = len(self._samples) - min(NEWEST, self._most // 3)
+            self._samples = [*thinned(self._samples[:cut]), *self._samples[cut:]]
 
     def samples(self) -> tuple[Sample, ...]:
         return tuple(self._samples)
@@ -248,7 +247,7 @@ class Ring:
         return self._samples[-1] if self._samples else None
 
 
-def _thinned(samples: list[Sample]) -> Iterable[Sample]:
+def thinned(samples: list[Sample]) -> list[Sample]:
     """About half of them: the first, every other, and of each span every kind's highest."""
     keep = set(range(0, len(samples), 2)) if len(samples) < 2 * _SPAN else _spread(samples)
     return [samples[place] for place in sorted({0, *keep})]
