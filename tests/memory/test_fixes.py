@@ -45,7 +45,7 @@ def process(runtime: str, pid: int = 10, name: str = "") -> ProcessSample:
 
 
 def file(path: Path | str, format: str, *, memory: bool = False, written: bool = False) -> FileSample:
-    return FileSample(str(path), MIB, MIB, 0, MIB, 0, "ext4", memory, format, written)
+    return FileSample(str(path), MIB, MIB, 0, MIB, 0, "ext4", memory, format, written=written)
 
 
 def told(grew: str, *files: FileSample, runtime: str = "python", name: str = "") -> str:

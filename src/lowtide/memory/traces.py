@@ -33,7 +33,7 @@ _FORMAT = "lowtide trace 1"
 _LONGEST_LINE = 8 * MIB  # a sample of 64 processes and 24 files has about 30,000
 _MOST_LINES, _MOST_BYTES = 6000, 32 * MIB  # of a file
 _MOST_READ = 16 * MIB  # bytes of the lines that become samples when a file is read
-_AT_THE_END = ("missing", "budget", "exit_code", "ended")  # known only then
+_AT_THE_END = ("missing", "budget", "exit_code", "ended", "peak_rss", "machine")  # known only then
 _CALM_SAMPLES = 2000  # a time in which nothing moves is written as about this many samples
 _LEAST_STEP, _STEP_SHARE = MIB, 0.01
 
@@ -252,7 +252,7 @@ def no_held_dict() -> dict[str, Any]:
     return {**kinds, "total": dict.fromkeys((*_HELD_TOTALS, "share"))}
 
 
-_HELD_TOTALS = ("end", "peak", "seconds", "takeable", "stays", "limit", "limit_set_by", "limit_used", "look_age")
+_HELD_TOTALS = tuple(item.name for item in dataclasses.fields(findings.HeldMemory) if item.name != "kinds")
 
 
 def _plain(value: Any) -> Any:

@@ -67,12 +67,13 @@ def grown_processes(grew: str, samples: tuple[Sample, ...]) -> list[tuple[Proces
     if grew == "nothing":
         return []
     kind = _process_kind(grew)
-    seen = [each for sample in samples for each in sample.processes if each.forked or grew != "workers"]
+    wanted = {"workers": (True,), "copied": (False,)}.get(grew, (True, False))
+    seen = [each for sample in samples for each in sample.processes if each.forked in wanted]
     return _risen((each.pid, each, int(getattr(each, kind)), int(getattr(each, kind))) for each in seen)
 
 
 def _process_kind(grew: str) -> str:
-    return {"workers": "anon", "cache": "mapped", "dirty": "mapped"}.get(grew, grew)
+    return {"workers": "anon", "copied": "anon", "cache": "mapped", "dirty": "mapped"}.get(grew, grew)
 
 
 def _risen(seen: Iterable[tuple[object, _Seen, int, int]]) -> list[tuple[_Seen, int]]:
