@@ -248,7 +248,9 @@ def held_dict(held: findings.HeldMemory) -> dict[str, Any]:
 
 def no_held_dict() -> dict[str, Any]:
     """The same keys where nothing was measured."""
-    kinds = {kind: {"kind": kind, "end": None, "peak": None, "seconds": None, "owners": []} for kind in KINDS}
+    kinds = {
+        kind: {"kind": kind, "end": None, "peak": None, "seconds": None, "owners": []} for kind in (*KINDS, "hugetlb")
+    }
     return {**kinds, "total": dict.fromkeys((*_HELD_TOTALS, "share"))}
 
 

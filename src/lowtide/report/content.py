@@ -32,6 +32,7 @@ TAKEN_BACK = {  # whether the kernel can take a kind back, in words that fit bes
     "dirty": "once it is written",
     "tables": "no: goes with its mapping",
     "shmem": "no: stays until unlinked",
+    "hugetlb": "no: set apart for it",
 }
 HEADINGS = ("kind", "at most", "growth", "per minute", "can it be taken back?")
 
@@ -87,7 +88,7 @@ def held_text(trace: Trace, verdict: Verdict) -> str:
 
 def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
     """A row for each kind; without samples the verdict has no growth and neither has the table."""
-    guilty = "anon" if verdict.grew in ("workers", "retained") else verdict.grew
+    guilty = "anon" if verdict.grew in ("workers", "copied", "retained") else verdict.grew
     by_kind = {growth.kind: growth for growth in verdict.growth}
     if not trace.samples or verdict.held is None:
         return ()
@@ -107,7 +108,7 @@ def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
             measured=kind not in trace.missing,
             owners=held[kind].owners,
         )
-        for kind in KINDS
+        for kind in (*KINDS, "hugetlb")
         if kind in by_kind
     )
 
@@ -178,7 +179,7 @@ def _held_lines(verdict: Verdict) -> tuple[str, ...]:
 def _grower_lines(trace: Trace, verdict: Verdict) -> tuple[str, ...]:
     """Who rose how far; and why that is not the verdict's own figure, where it is not."""
     lines = [_grower_line(grower) for grower in verdict.who]
-    kind = "anon" if verdict.grew == "workers" else verdict.grew
+    kind = "anon" if verdict.grew in ("workers", "copied") else verdict.grew
     after = next((growth.grew for growth in verdict.growth if growth.kind == kind), 0)
     rose = sum(grower.grew for grower in verdict.who)
     if lines and after and trace.about == "command" and rose - after >= max(NOISE, 0.1 * after):

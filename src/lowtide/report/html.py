@@ -16,7 +16,7 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from lowtide.memory import Trace, Verdict
+from lowtide.memory import KINDS, Trace, Verdict
 from lowtide.memory.judge.holding import last_whole
 from lowtide.memory.samples import HELD
 from lowtide.memory.traces import to_dict
@@ -122,6 +122,7 @@ def _chart(trace: Trace, verdict: Verdict, drawn: Series | None) -> str:
         f'<tr><th scope="row"><i class="swatch {kind}"></i>{kind}</th>'
         f'<td data-read="{kind}">{format_size(end[kind])}</td></tr>'
         for kind in reversed(STACK)
+        if kind in KINDS or any(drawn.kinds[kind])
     )
     held = sum(end[kind] for kind in HELD)
     sums = [("sum", "all kinds", sum(end[kind] for kind in STACK), ""), ("held", "a budget counts", held, "held")]

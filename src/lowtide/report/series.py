@@ -1,7 +1,8 @@
 """What every report draws: memory by kind over time, thinned, with the lines it is compared to. Pure.
 
 Stacked from the bottom: what nobody can take back (anon, shmem, tables), then mapped - up to here a budget counts -
-then dirty and cache, which only the cgroup sees. Thinning keeps each kind's highest sample of every span.
+then dirty and cache, which only the cgroup sees, and huge pages of the pool, which nothing else counts. Thinning keeps
+each kind's highest sample of every span.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import ceil, log2
 from lowtide.memory import Sample, Trace, Verdict
 from lowtide.units import GIB, KIB, MIB, TIB
 
-STACK = ("anon", "shmem", "tables", "mapped", "dirty", "cache")
+STACK = ("anon", "shmem", "tables", "mapped", "dirty", "cache", "hugetlb")
 STALE = 2.0  # seconds: a close look older than this is shown as such
 MOST_DRAWN = 800  # points drawn: about one for every pixel of a wide plot
 _IN_VIEW = 2.5  # a limit further above the highest point than this is named, not drawn: it would flatten the rest

@@ -131,15 +131,20 @@ _COPIES = {
         ),
         Fix("or restart each worker after so many requests", "gunicorn --max-requests 1000 APP:app"),
     ),
-    "redis": (
-        Fix("a saving child shares pages until the parent writes them; save in quiet hours only", "redis-cli bgsave"),
-    ),
     "python": (
         Fix("give workers one array instead of a list of objects", "items = np.array(items)"),
         Fix("or start them without a copy of the parent", 'multiprocessing.get_context("spawn")'),
     ),
     "": (Fix("start workers before the parent has loaded what they do not need, or by exec"),),
 }
+_COPIED = {  # the parent writes what a forked child still shares
+    "redis": (
+        Fix("save in quiet hours, when little is written while the child saves", "redis-cli config set save ''"),
+        Fix("and copy 4 KiB per write, not 2 MiB", "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"),
+    ),
+    "": (Fix("it goes when the forked child ends: write less while it lives, or end it sooner"),),
+}
+_HUGE = Fix("huge pages are set apart for the whole machine; give back those of no use", "sysctl -w vm.nr_hugepages=0")
 
 
 def fixes(
@@ -163,6 +168,10 @@ def fixes(
         found = _MARKED_FREE if marked else _KEEPS.get(runtime, _KEEPS[""])
     elif grew == "workers":
         found = _COPIES.get(program, _COPIES[""])
+    elif grew == "copied":
+        found = _COPIED.get(program, _COPIED[""])
+    elif grew == "hugetlb":
+        found = (_HUGE,)
     elif grew == "dirty":
         found = _against_dirty(runtime)
     elif grew == "tables":
