@@ -8,7 +8,6 @@ machine's pool of huge pages, which were set apart before and which neither RSS 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 KINDS = ("anon", "mapped", "cache", "dirty", "tables", "shmem")
@@ -20,7 +19,7 @@ STAYS = ("anon", "shmem", "tables", "hugetlb")  # nobody can take these back: th
 GREW = (*KINDS, "hugetlb", "workers", "copied", "retained", "nothing")
 
 MOST_SAMPLES = 1200
-_NEWEST = 400  # never thinned: 100 seconds at the default rate
+NEWEST = 400  # never thinned: 100 seconds at the default rate
 _SPAN = 32
 
 
@@ -84,6 +83,7 @@ class FileSample:
     memory: bool  # tmpfs: its pages are shmem
     format: str = ""  # npy, arrow, safetensors, ... as its first bytes say; "" where nothing was recognised
     open: bool = True  # a process of the tree had it open or mapped when it was asked
+    written: bool = False  # changed since the watching began
 
     @property
     def cache(self) -> int:
@@ -99,8 +99,8 @@ class FileSample:
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Files too many or too small to be named one by one, added up: library code, smaller files, shared memory that
-    no file leads to."""
+    """Files too many or too small to be named one by one, added up: those of one pattern (``/db/*.ldb``), library
+    code, smaller files, shared memory that no file leads to."""
 
     name: str
     files: int
@@ -303,8 +303,8 @@ class Ring:
         self._samples.append(sample)
         self.taken += 1
         if len(self._samples) > self._most:
-            cut = len(self._samples) - min(_NEWEST, self._most // 3)
-            self._samples = [*_thinned(self._samples[:cut]), *self._samples[cut:]]
+            cut = len(self._samples) - min(NEWEST, self._most // 3)
+            self._samples = [*thinned(self._samples[:cut]), *self._samples[cut:]]
 
     def samples(self) -> tuple[Sample, ...]:
         return tuple(self._samples)
@@ -313,7 +313,7 @@ class Ring:
         return self._samples[-1] if self._samples else None
 
 
-def _thinned(samples: list[Sample]) -> Iterable[Sample]:
+def thinned(samples: list[Sample]) -> list[Sample]:
     """About half of them: the first, every other, and of each span every kind's highest."""
     keep = set(range(0, len(samples), 2)) if len(samples) < 2 * _SPAN else _spread(samples)
     return [samples[place] for place in sorted({0, *keep})]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lowtide.memory.judge.findings import HeldMemory, KindHeld, Owner
+from lowtide.memory.patterns import many_alike, named_files
 from lowtide.memory.samples import HELD, KINDS, TAKEABLE, ProcessSample, Sample, Trace
 
 _OF_PROCESSES = ("anon", "tables", "hugetlb")
@@ -158,12 +159,10 @@ def _process_owners(kind: str, sample: Sample) -> list[Owner]:
 
 def _file_owners(kind: str, sample: Sample) -> list[Owner]:
     what = "tmpfs file" if kind == "shmem" else "file"
-    files = [Owner(file.path, file.of(kind), what) for file in sample.files]
-    groups = [
-        Owner(f"{group.name} ({group.files:,} files)" if group.files else group.name, group.of(kind), group.name)
-        for group in sample.groups
+    return [
+        Owner(each.name, each.of(kind), what) if each.by_path else Owner(each.counted, each.of(kind), each.name)
+        for each in named_files(sample, many_alike([sample]))
     ]
-    return files + groups
 
 
 def process_name(process: ProcessSample) -> str:

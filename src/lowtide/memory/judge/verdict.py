@@ -10,19 +10,16 @@ lacks lowers the confidence, and what the cgroup or a tmpfs shows beside it forb
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
-
-from lowtide.memory.judge.findings import BudgetOutcome, Grower, Verdict
+from lowtide.memory.judge.findings import BudgetOutcome, Verdict
 from lowtide.memory.judge.fixes import fixes
+from lowtide.memory.judge.growers import growers, grown_files, grown_processes, largest_files
 from lowtide.memory.judge.growth import NOISE, Course, course, courses
-from lowtide.memory.judge.holding import holding, last_whole, process_name, unseen_peak
+from lowtide.memory.judge.holding import holding, last_whole, unseen_peak
 from lowtide.memory.judge.risks import risks
 from lowtide.memory.judge.wording import evidence, headline, not_it, parts_text, shown_elsewhere
-from lowtide.memory.samples import OF_FILES, STAYS, FileSample, ProcessSample, Sample, Trace
+from lowtide.memory.samples import OF_FILES, STAYS, Sample, Trace
 from lowtide.units import format_duration, format_size
 
-_Seen = TypeVar("_Seen", FileSample, ProcessSample)
 _READ_AROUND = 0.1  # mapped is named before cache when it is at least this part of it: the rest is read-around
 # Growth that cannot be taken back leads from twice its noise on where it is steady, else from a share of the largest.
 _LEADS, _STEADY, _LEADING_SHARE = 2, 0.5, 0.1
@@ -57,8 +54,8 @@ def judge(trace: Trace) -> Verdict:
         grew, by_kind["anon"] = _copying(alive, copied.growth.grew, "process", span=True), copied
     about = None if grew in ("nothing", "retained") else by_kind["anon" if grew in ("workers", "copied") else grew]
     because = _because(grew, alive, about)
-    processes = _grown_processes(grew, alive)
-    files = _grown_files(grew, samples)
+    processes = grown_processes(grew, alive)
+    files = grown_files(grew, samples)
     # The process behind the growth, or the one that holds most where files grew.
     behind = [process for process, _ in processes] or sorted(last.processes, key=lambda each: -each.rss)
     closed = trace.ended is not None or trace.exit_code is not None
@@ -71,9 +68,9 @@ def judge(trace: Trace) -> Verdict:
         held=holding(trace),
         ended=trace.ended,
         growth=tuple(each.growth for each in by_kind.values()),
-        who=_who(grew, files, processes),
+        who=growers(grew, files, processes),
         risk=at_risk,
-        fix=tuple(str(fix) for fix in fixes(grew, [file for file, _ in files], behind, closed=closed)),
+        fix=tuple(str(fix) for fix in fixes(grew, largest_files(files), behind, closed=closed)),
         not_it=not_it(grew, by_kind, alive),
         evidence=evidence(trace, by_kind, about),
         budget=_against_budget(trace),
@@ -278,56 +275,6 @@ def _confidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) 
     if about.samples >= 6 and about.growth.grew >= 4 * about.noise and about.rising >= 0.6 and not blind:
         return "high"
     return "medium" if about.samples >= 4 and about.rising >= 0.3 else "low"
-
-
-def _who(
-    grew: str, files: list[tuple[FileSample, int]], processes: list[tuple[ProcessSample, int]]
-) -> tuple[Grower, ...]:
-    """The files or processes behind the growth, the largest first, at most three."""
-    if grew == "nothing":
-        return ()
-    if files:
-        # What is small beside the largest is not the answer.
-        return tuple(
-            Grower(file.path, "file", rise, file.of(grew), file.size, file.filesystem)
-            for file, rise in files[:3]
-            if 20 * rise >= files[0][1]
-        )
-    kind = _process_kind(grew)
-    return tuple(Grower(process_name(each), "process", rise, int(getattr(each, kind))) for each, rise in processes[:3])
-
-
-def _process_kind(grew: str) -> str:
-    return {"workers": "anon", "copied": "anon", "cache": "mapped", "dirty": "mapped"}.get(grew, grew)
-
-
-def _grown_files(grew: str, samples: tuple[Sample, ...]) -> list[tuple[FileSample, int]]:
-    """Files by how far they rose above what was found of them, over the whole trace."""
-    if grew not in ("mapped", "cache", "dirty", "shmem"):
-        return []
-    before = grew in ("cache", "shmem")
-    return _risen((file.path, file, file.of(grew), file.found if before else 0) for s in samples for file in s.files)
-
-
-def _grown_processes(grew: str, samples: tuple[Sample, ...]) -> list[tuple[ProcessSample, int]]:
-    if grew == "nothing":
-        return []
-    kind = _process_kind(grew)
-    wanted = {"workers": (True,), "copied": (False,)}.get(grew, (True, False))
-    seen = [each for sample in samples for each in sample.processes if each.forked in wanted]
-    return _risen((each.pid, each, int(getattr(each, kind)), int(getattr(each, kind))) for each in seen)
-
-
-def _risen(seen: Iterable[tuple[object, _Seen, int, int]]) -> list[tuple[_Seen, int]]:
-    """Things by how far they rose above their base, the largest first, each as it was then. ``seen`` has a key, the
-    thing, its size, and its base if it is seen for the first time."""
-    first: dict[object, int] = {}
-    best: dict[object, tuple[_Seen, int]] = {}
-    for key, thing, size, base in seen:
-        rise = size - first.setdefault(key, min(size, base))
-        if rise > 0 and (key not in best or rise >= best[key][1]):
-            best[key] = (thing, rise)
-    return sorted(best.values(), key=lambda pair: -pair[1])
 
 
 def _against_budget(trace: Trace) -> BudgetOutcome | None:

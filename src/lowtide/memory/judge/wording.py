@@ -13,7 +13,7 @@ from lowtide.units import format_duration, format_size
 _MEANS = {
     "anon": "the heap grew: memory the program itself holds, which nobody can take back",
     "mapped": "not a leak: clean file pages, mapped by the program, which the kernel can take back but RSS counts",
-    "cache": "not a leak: page cache of files it read, which no process maps and the kernel can take back",
+    "cache": "not a leak: page cache of files it {used}, which no process maps and the kernel can take back",
     "dirty": "written to files and not yet to the disk, which must happen before the kernel can take it back",
     "tables": "page tables grew: huge mappings touched in many places; RSS does not show it, madvise does not free it",
     "shmem": "shared memory grew: tmpfs or /dev/shm, which looks like cache and cannot be taken back",
@@ -50,8 +50,16 @@ def _growth_sentence(grew: str, trace: Trace, by_kind: dict[str, Course], last: 
     beside = ""
     if grew not in ("mapped", "cache", "dirty") and most is not None and most.grew > growth.grew:
         beside = f" Beside it {most.kind} +{format_size(most.grew)}, which can be taken back."
-    means = _MEANS[grew].removeprefix("not a leak: ") if because == "locked" else _MEANS[grew]
+    means = _MEANS[grew].format(used=_used(last))
+    means = means.removeprefix("not a leak: ") if because == "locked" else means
     return f"{grew} +{format_size(growth.grew)}{rate}: {means}{_BECAUSE.get(because, '')}.{beside}"
+
+
+def _used(last: Sample) -> str:
+    """What was done to the files whose cache it is."""
+    cached = sum(file.cache for file in last.files)
+    written = sum(file.cache for file in last.files if file.written)
+    return "wrote" if written > 0.8 * cached else "read" if written < 0.2 * cached else "read and wrote"
 
 
 def _throttled(trace: Trace) -> str:

@@ -19,12 +19,13 @@ from pathlib import PurePath
 
 from lowtide.machine import file_kind, kind_named, page_cache
 from lowtide.memory.measure.smaps import MappedFile
+from lowtide.memory.patterns import FEW, alike, pattern
 from lowtide.memory.samples import FileGroup, FileSample
 
 FileKey = tuple[int, int]  # (device, inode)
 
 CODE, SMALLER = "library code", "smaller files"
-_KEPT = 24  # files a sample names; the rest are in its groups
+_KEPT, _PATTERNS = 24, 8  # files, and patterns of further files, that a sample names; the rest are added up
 _WORTH_NAMING = 256 * 1024
 _SMALL = 256 * 1024
 _MOST_ENTRIES = 8192  # of a tmpfs, looked through by name
@@ -39,7 +40,9 @@ _FORMAT_MAGIC = {
     b"SQLite format": "sqlite",
     b"\x7fELF": "program",
 }
+_FORMAT_INSIDE = {(8, b"DUCK"): "duckdb", (16, b"\xde\xc0\xef\xbe"): "lmdb"}  # where it is not at the start
 _OTHER_NAMES = {"feather": "arrow", "h5": "hdf5", "npz": "zip", "pt": "zip", "gz": "gzip", "so": "program"}
+_OTHER_NAMES |= {"mdb": "lmdb", "ldb": "leveldb", "sst": "leveldb", "duckdb": "duckdb", "sqlite": "sqlite"}
 _NAMES = {name: name for name in ("npy", "arrow", "parquet", "hdf5", "zip", "safetensors", "gguf")} | _OTHER_NAMES
 
 
@@ -183,6 +186,7 @@ class FileSet:
             dirty_in_map = mapped[key].dirty if key in mapped else 0
             dirty_room += max(0, answer.dirty - dirty_in_map) if key in mapped and not known.memory else 0
             sample = _sample(known, answer, placed.get(key, 0) - dirty_in_map, opened=known.seen == self._round)
+            sample = replace(sample, written=answer.changed >= self.started)
             (code if known.code else named).append(sample)
         for key, size in placed.items():
             if key not in asked:  # deleted, or not ours to open: what is mapped of it is all that is known
@@ -284,7 +288,7 @@ def _totals(named: list[FileSample], code: list[FileSample], measured: frozenset
     memory = [sample for sample in named if sample.memory]
     order = sorted(named, key=lambda sample: sample.cached, reverse=True)
     large = [sample for sample in order[:_KEPT] if sample.cached >= _WORTH_NAMING]
-    groups = (_group(CODE, code), _group(SMALLER, order[len(large) :]))
+    groups = (_group(CODE, code), *_grouped(order, order[len(large) :]))
     return FileTotals(
         clean=sum(sample.cached - sample.dirty for sample in disk),
         dirty=sum(sample.dirty for sample in disk),
@@ -296,6 +300,20 @@ def _totals(named: list[FileSample], code: list[FileSample], measured: frozenset
         files=tuple(large),
         groups=tuple(group for group in groups if group.files),
     )
+
+
+def _grouped(files: list[FileSample], small: list[FileSample]) -> list[FileGroup]:
+    """The small ones of all files: by pattern where many are alike, the others together."""
+    paths: dict[str, list[str]] = {}
+    for file in files:
+        paths.setdefault(alike(file.path), []).append(file.path)
+    rest: dict[str, list[FileSample]] = {}
+    for file in small:
+        rest.setdefault(alike(file.path), []).append(file)
+    many = [name for name in rest if len(paths[name]) >= FEW]
+    many = sorted(many, key=lambda name: -sum(file.cached for file in rest[name]))[:_PATTERNS]
+    others = [file for name, members in rest.items() if name not in many for file in members]
+    return [*(_group(pattern(paths[name]), rest[name]) for name in many), _group(SMALLER, others)]
 
 
 def _group(name: str, files: list[FileSample]) -> FileGroup:
@@ -333,12 +351,13 @@ def format_by_name(path: str) -> str:
 
 
 def format_of(fd: int, path: str) -> str:
-    """npy, arrow, parquet, hdf5, zip, gzip, safetensors, sqlite, gguf or program; "" for bytes without a header.
+    """npy, arrow, parquet, hdf5, zip, gzip, safetensors, gguf, sqlite, duckdb, lmdb, leveldb or program; "" for bytes
+    without a header.
 
     Only what is cached already is read (RWF_NOWAIT): a read that went to the disk would bring in a read-ahead window
     and change what is being measured. Where that is refused, the name's ending decides.
     """
-    head = bytearray(16)
+    head = bytearray(20)
     try:
         os.preadv(fd, [head], 0, getattr(os, "RWF_NOWAIT", 0))
     except OSError:
@@ -346,4 +365,5 @@ def format_of(fd: int, path: str) -> str:
     if head[8:10] == b'{"':  # a length of eight bytes, then JSON
         return "safetensors"
     known = next((word for magic, word in _FORMAT_MAGIC.items() if head.startswith(magic)), None)
+    known = known or next((word for (at, magic), word in _FORMAT_INSIDE.items() if head.startswith(magic, at)), None)
     return known if known is not None else format_by_name(path)
