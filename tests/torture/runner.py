@@ -1,6 +1,6 @@
 """Runs programs of campaigns in processes of their own until the time is over, and prints what they found.
 
-One idea: a program shows signs of life (its counts, a few times per second). One that is silent for its campaign's
+A program shows signs of life (its counts, a few times per second). One that is silent for its campaign's
 patience hangs, however slow the machine: it is asked for the stacks of its threads, then killed with everything it
 started.
 """
