@@ -55,7 +55,25 @@ test: $(VENV)/.dev browser ## every test
 trainers: $(VENV)/.dev ## ranks of torch that are killed, fall silent and resume with another world size
 	$(BIN)/python -m pytest -n 2 -m trainers tests/train tests/test_examples.py tests/test_torture.py
 
-doctors: $(VENV)/.dev ## planted programs of other libraries and runtimes, judged by lowtide doctor
+# What the doctor's programs need and nothing of ours does has an environment of its own, which sees ours.
+DOCTORS := build/doctors-env
+$(DOCTORS)/.made: constraints.txt | $(VENV)/.dev
+	@echo "installing polars, duckdb, lmdb, plyvel and gunicorn into $(DOCTORS), and redis, node and java where they can be"
+	@$(PYTHON) -m venv $(DOCTORS)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  >"$$($(DOCTORS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	@for package in polars duckdb lmdb plyvel gunicorn; do \
+	  $(DOCTORS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $$package \
+	  || echo "NOT INSTALLED: $$package"; done
+	@for program in redis-server:redis-server node:nodejs java:openjdk-17-jdk-headless; do \
+	  command -v $${program%%:*} >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	       && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $${program##*:} >/dev/null; } \
+	  || echo "NOT INSTALLED: $${program%%:*}"; done
+	@touch $@
+
+doctors: $(DOCTORS)/.made ## real programs of many libraries and runtimes under lowtide doctor: the table in docs/doctors.md
+	$(DOCTORS)/bin/python -m benchmarks.doctors
 	$(BIN)/python -m pytest -n 2 -m doctors tests/memory
 
 torture: $(VENV)/.dev ## seeded faults for TORTURE_MINUTES (10): kills, failing disks, changing files, interrupts

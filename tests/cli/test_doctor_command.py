@@ -29,6 +29,26 @@ def document(*words: str, **settings: str) -> dict[str, Any]:
     return found
 
 
+def keys(value: Any) -> Any:
+    """The keys of dicts inside dicts."""
+    return {name: keys(item) for name, item in value.items()} if isinstance(value, dict) else None
+
+
+def test_the_json_document_has_a_version_and_the_same_keys_whatever_happened(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"format":"lowtide trace 1","command":"x","started":0,"interval":0.25}\n{"samples":0}\n')
+    nothing = json.loads(called("doctor", "--json", "--trace", str(trace)).stdout)
+    found = document("--budget", "8GiB", "--", sys.executable, "-c", "pass")
+    assert nothing["version"] == found["version"] == 1
+    assert set(nothing) == set(found)
+    assert keys(nothing["held"]) == keys(found["held"])
+    assert set(nothing["verdict"]) == set(found["verdict"])
+    assert nothing["held"]["anon"]["end"] is None  # not 0: nobody looked
+    assert found["held"]["total"]["stays"] > 0
+    assert set(found["ended"]) >= {"how", "code"}
+    assert {"end", "peak", "owners"} <= set(found["held"]["anon"])
+
+
 def test_the_commands_stdout_goes_to_stderr_beside_one_json_document() -> None:
     done = doctor("--json", "--", sys.executable, "-c", "print('from the command')")
     assert json.loads(done.stdout)["verdict"]["grew"] == "nothing"
@@ -80,6 +100,50 @@ def test_ctrl_c_reaches_the_command_and_the_verdict_still_comes() -> None:
     assert json.loads(out)["exit_code"] == 5
 
 
+HEARS = """
+import signal
+names = "SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGCONT SIGWINCH SIGTERM"
+numbers = [getattr(signal, name) for name in names.split()]
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+print("begun", flush=True)
+for _ in numbers:
+    print(signal.Signals(signal.sigwait(numbers)).name, flush=True)
+raise SystemExit(3)
+"""
+
+
+def test_every_signal_a_program_may_be_sent_reaches_it_and_the_verdict_still_comes() -> None:
+    names = ["SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGWINCH", "SIGTERM"]
+    words = [*DOCTOR, "--", sys.executable, "-c", HEARS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "begun\n"
+        for name in names:  # each once the one before has arrived
+            running.send_signal(getattr(signal, name))
+            assert running.stdout.readline() == f"{name}\n"
+        _, report = running.communicate(timeout=120)
+    assert running.returncode == 3
+    assert "VERDICT" in report
+
+
+def test_what_nohup_ignores_is_ignored_by_the_command_too() -> None:
+    program = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    words = [*DOCTOR, "--", sys.executable, "-c", program]
+    ignoring = subprocess.run(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *words], capture_output=True, text=True)
+    assert ignoring.stdout == "True\n"
+    assert doctor("--", sys.executable, "-c", program).stdout == "False\n"  # the control
+
+
+def test_a_script_without_its_interpreter_cannot_be_run_and_is_not_called_missing(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("#!/no/such/shell\n")
+    script.chmod(0o755)
+    done = called("doctor", "--", str(script))
+    assert done.returncode == 126
+    assert "got one whose interpreter is missing" in done.stderr
+
+
 def test_at_a_terminal_a_status_line_shows_memory_by_kind_and_is_cleared() -> None:
     ours, theirs = pty.openpty()
     words = [*DOCTOR, "--", sys.executable, "-c", "import time; print('hello'); time.sleep(1.5)"]
@@ -124,6 +188,9 @@ def test_a_saved_trace_gets_the_same_verdict_again(tmp_path: Path) -> None:
     again = json.loads(called("doctor", "--json", "--trace", trace).stdout)
     assert again["verdict"] == first["verdict"]
     assert Path(mprof).read_text().startswith("CMDLINE ")
+    told = called("doctor", "--trace", trace)  # there is no command whose stdout this could be
+    assert "VERDICT" in told.stdout
+    assert told.stderr == ""
     whole = Path(trace).read_bytes()
     Path(trace).write_bytes(whole[: len(whole) - 200])
     cut = json.loads(called("doctor", "--json", "--trace", trace).stdout)
@@ -142,8 +209,8 @@ def test_the_report_is_written_as_a_page_and_as_a_picture(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "says", "code"),
     [
-        (["--", "no-such-command-anywhere"], "no-such-command-anywhere: expected a command that exists", 1),
-        (["--", "/etc/passwd"], "/etc/passwd: expected a command that can be run", 1),
+        (["--", "no-such-command-anywhere"], "no-such-command-anywhere: expected a command that exists", 127),
+        (["--", "/etc/passwd"], "/etc/passwd: expected a command that can be run", 126),
         (["--pid", "4194000"], "pid 4194000: expected a running process", 1),
         (["--pid", "2"], "pid 2: expected a process with memory of its own", 1),
         (

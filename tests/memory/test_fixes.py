@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +17,13 @@ from lowtide.memory.judge.fixes import fixes
 from lowtide.memory.samples import FileSample, ProcessSample
 
 MIB = 1024**2
-FORMATS = ("npy", "", "safetensors", "arrow", "hdf5", "parquet", "zip", "gzip", "sqlite", "program", "gguf")
+FORMATS = ("npy", "", "safetensors", "arrow", "hdf5", "parquet", "zip", "gzip", "program", "gguf")
+DATABASES = ("lmdb", "leveldb", "sqlite", "duckdb")
 KINDS = ("anon", "mapped", "cache", "dirty", "tables", "shmem", "workers", "retained", "nothing")
 
 # What the lines speak of: a program's own names.
 AROUND = """
-import os, tempfile
+import gc, multiprocessing, os, tempfile
 import numpy as np
 import lowtide
 file = tempfile.TemporaryFile()
@@ -37,12 +40,16 @@ def DataLoader(*words, **settings):
 """
 
 
-def process(runtime: str, pid: int = 10) -> ProcessSample:
-    return ProcessSample(pid, 1, runtime or "prog", MIB, 0, 0, 0, 0, MIB, 0, 0, False, runtime=runtime)
+def process(runtime: str, pid: int = 10, name: str = "") -> ProcessSample:
+    return ProcessSample(pid, 1, name or runtime or "prog", MIB, 0, 0, 0, 0, MIB, 0, 0, False, runtime=runtime)
 
 
-def file(path: Path | str, format: str) -> FileSample:
-    return FileSample(str(path), MIB, MIB, 0, MIB, 0, "ext4", False, format)
+def file(path: Path | str, format: str, *, memory: bool = False, written: bool = False) -> FileSample:
+    return FileSample(str(path), MIB, MIB, 0, MIB, 0, "ext4", memory, format, written=written)
+
+
+def told(grew: str, *files: FileSample, runtime: str = "python", name: str = "") -> str:
+    return " ".join(str(fix) for fix in fixes(grew, files, [process(runtime, name=name)]))
 
 
 def made(directory: Path, format: str) -> Path:
@@ -61,6 +68,9 @@ def made(directory: Path, format: str) -> Path:
     elif format == "hdf5":
         h5py = pytest.importorskip("h5py", reason="NOT TESTED: the fix for HDF5 files")
         h5py.File(path, "w").close()
+    elif format == "sqlite":
+        with sqlite3.connect(path) as database:
+            database.execute("create table t (a)")
     else:
         path.write_bytes(bytes(8192))
     return path
@@ -68,7 +78,8 @@ def made(directory: Path, format: str) -> Path:
 
 def run(code: str, path: Path | None = None, *, before: str = "") -> None:
     given = AROUND + before + (MEMMAP.format(path=str(path)) if "memmap" in code and path else "")
-    imports = "".join(f"import {name}\n" for name in ("safetensors", "pyarrow", "h5py") if f"{name}." in code)
+    names = ("safetensors", "pyarrow", "h5py", "sqlite3", "lmdb")
+    imports = "".join(f"import {name}\n" for name in names if f"{name}." in code)
     done = subprocess.run([sys.executable, "-c", imports + given + code], capture_output=True, text=True)
     assert done.returncode == 0, f"{code}\n{done.stderr}"
 
@@ -83,11 +94,60 @@ def test_what_is_printed_for_a_file_runs_on_that_file(grew: str, format: str, tm
         run(line, path)
 
 
+def test_what_is_printed_for_a_mapped_database_runs_on_it(tmp_path: Path) -> None:
+    path = made(tmp_path, "sqlite")
+    (line,) = [fix.run for fix in fixes("mapped", [file(path, "sqlite")], [process("python")])]
+    run(line)
+
+
+@pytest.mark.parametrize("format", DATABASES)
+@pytest.mark.parametrize("grew", ["mapped", "cache"])
+def test_no_database_is_told_to_be_an_array(format: str, grew: str) -> None:
+    for runtime in ("python", "", "node"):
+        text = told(grew, file("/data/x.bin", format), runtime=runtime)
+        assert "lowtide" not in text and "fadvise" not in text and "np.memmap" not in text
+
+
+def test_only_names_under_which_people_keep_bare_numbers_are_read_as_arrays() -> None:
+    for name in ("x.bin", "x", "x.f32", "x.uint16", "x.memmap"):
+        assert "lowtide.open" in told("mapped", file(f"/data/{name}", ""))
+    for name in ("libtorch_cpu.so.2", "x.pak", "x.db", "x.py"):
+        assert "lowtide.open" not in told("mapped", file(f"/data/{name}", "program" if ".so" in name else ""))
+    assert told("mapped").startswith("nothing has to be done")  # library code: no file is the answer
+
+
+def test_a_program_that_only_writes_is_not_told_how_to_read() -> None:
+    text = told("cache", file("/data/out.npy", "npy", written=True))
+    assert "lowtide.open" not in text and "read" not in text.replace("O_RDONLY", "")
+    assert "lowtide.open" in told("cache", file("/data/out.npy", "npy"))  # the control
+    for runtime in ("", "java"):
+        assert "file.fileno()" not in told("dirty", runtime=runtime)
+
+
+def test_only_torch_is_told_about_its_loader() -> None:
+    for name in ("gunicorn", "python", "redis-server"):
+        runtime = "" if name == "redis-server" else "python"
+        for grew in ("workers", "shmem", "anon"):
+            assert "DataLoader" not in told(grew, runtime=runtime, name=name)
+    assert "DataLoader" in told("workers", name="pt_data_worker")
+    assert "DataLoader" in told("shmem", file("/dev/shm/torch_1_2_0", "", memory=True))
+    assert "--max-requests" in told("workers", name="gunicorn")
+    assert "redis-cli" in told("anon", runtime="", name="redis-server")
+
+
+def test_no_switch_is_offered_that_does_not_bound_what_grew() -> None:
+    assert "--max-old-space-size" not in told("anon", runtime="node")  # Buffers lie outside of it
+    assert "arrayBuffers" in told("anon", runtime="node")
+    assert "MaxDirectMemorySize" in told("anon", runtime="java")
+    lazy = dataclasses.replace(process("python"), retained_from="lazyfree")
+    assert not any("ARENA" in str(fix) for fix in fixes("retained", [], [lazy]))  # another allocator than glibc's
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("runtime", ["python", "node", "java", ""])
 def test_no_fix_opens_what_lowtide_does_not_read(format: str, runtime: str) -> None:
     for grew in ("mapped", "cache"):
-        text = " ".join(str(fix) for fix in fixes(grew, [file("/data/x", format)], [process(runtime)]))
+        text = told(grew, file("/data/x", format), runtime=runtime)
         assert ("lowtide.open" in text) == (runtime == "python" and format in ("npy", "")), text
         if runtime != "python":
             assert "np.memmap" not in text
@@ -95,14 +155,14 @@ def test_no_fix_opens_what_lowtide_does_not_read(format: str, runtime: str) -> N
 
 def test_no_runtime_is_sent_to_the_tools_of_another() -> None:
     for runtime, word in (("python", "tracemalloc"), ("node", "node --"), ("java", "jcmd"), ("", "libmemusage")):
-        text = " ".join(str(fix) for fix in fixes("anon", [], [process(runtime)]))
+        text = told("anon", runtime=runtime)
         assert word in text
         assert ("tracemalloc" in text) == (runtime == "python")
 
 
 def test_every_kind_has_a_fix_and_nothing_has_none() -> None:
     for grew in KINDS:
-        found = fixes(grew, [file("/data/x", "npy")], [process("python")])
+        found = fixes(grew, [file("/data/x", "npy", memory=grew == "shmem")], [process("python")])
         assert bool(found) == (grew != "nothing")
         assert not any("{" in fix.run for fix in found)  # every place is filled in
 
@@ -112,8 +172,8 @@ def test_every_kind_has_a_fix_and_nothing_has_none() -> None:
 def test_what_is_printed_for_python_runs(grew: str, tmp_path: Path) -> None:
     path = made(tmp_path, "npy")
     for fix in fixes(grew, [], [process("python")]):
-        if not fix.run or "COMMAND" in fix.run:
-            continue
+        if not fix.run or "COMMAND" in fix.run or fix.run.startswith(("sysctl", "memray")):
+            continue  # what a machine's owner decides, and a tool of others
         needs_torch = "DataLoader" in fix.run
         run(fix.run.replace("  # later: ", "\n"), path, before=DATASET if needs_torch else "")
 
@@ -121,7 +181,7 @@ def test_what_is_printed_for_python_runs(grew: str, tmp_path: Path) -> None:
 def test_unlinking_shared_memory_runs_and_frees_it(tmp_path: Path) -> None:
     path = Path("/dev/shm") / f"lowtide-fix-{tmp_path.name}"
     path.write_bytes(bytes(4096))
-    (line, *_) = [fix.run for fix in fixes("shmem", [file(path, "")], [process("python")])]
+    (line, *_) = [fix.run for fix in fixes("shmem", [file(path, "", memory=True)], [process("python")])]
     run(line)
     assert not path.exists()
 
@@ -139,11 +199,11 @@ def test_nodes_own_switches_are_taken_by_node(tmp_path: Path) -> None:
         pytest.skip("NOT TESTED: node is not installed here")
     script = tmp_path / "app.js"
     script.write_text("console.log('ran')")
-    for fix in fixes("anon", [], [process("node")]):
-        done = subprocess.run(
-            fix.run.replace("APP.js", str(script)).split(), capture_output=True, text=True, cwd=tmp_path
-        )
-        assert done.stdout == "ran\n", done.stderr
+    look, snapshot = (fix.run for fix in fixes("anon", [], [process("node")]))
+    words = snapshot.replace("APP.js", str(script)).split()
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "ran\n", done.stderr
+    assert "arrayBuffers" in subprocess.run(["node", "-e", look], capture_output=True, text=True).stdout
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ import pytest
 from lowtide.errors import FormatError
 from lowtide.memory import Trace, judge, traces, watch
 from lowtide.memory.measure.process import children
+from lowtide.memory.samples import MOST_SAMPLES, FileSample, ProcessSample, Sample
+from lowtide.units import MIB
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +209,92 @@ def test_what_is_no_file_is_refused_without_reading_on(tmp_path: Path) -> None:
     for path in ("/dev/zero", str(tmp_path / "pipe"), str(endless)):
         with pytest.raises(FormatError, match=f"{path}: expected a first line with format '.*', got another"):
             traces.load(path)
+
+
+def weighty(seconds: float, anon: int) -> Sample:
+    """A sample of 8 processes and 24 files, about 7 KB as a line."""
+    processes = tuple(
+        ProcessSample(100 + n, 1, f"p{n}", anon // 8, 0, 0, 0, 0, anon // 8, 0, 0, n > 0) for n in range(8)
+    )
+    files = tuple(FileSample(f"/data/corpus/{n}/tokens.bin", 10**9, 10**8, 0, 0, 0, "ext4", False) for n in range(24))
+    return Sample(seconds, anon, 0, 24 * 10**8, 0, 0, 0, processes=processes, files=files)
+
+
+def test_a_saved_trace_stays_bounded_and_keeps_its_first_its_last_and_every_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "_MOST_BYTES", 2 * MIB)  # a week at 32 MiB, in a second
+    path, count = tmp_path / "t.jsonl", 3000
+    head = Trace("python train.py", 0.0, 0.25)
+    writer = traces.TraceWriter(path, head)
+    largest = 0
+    for place in range(count):
+        jump = 10**9 if place == count // 3 else 0
+        writer.write(weighty(0.25 * place, 10**8 + 10**5 * place + jump))
+        largest = max(largest, path.stat().st_size)
+    writer.end(head)
+    assert largest < 2.1 * MIB
+    assert list(tmp_path.iterdir()) == [path]  # nothing is left of writing it anew
+    back = traces.load(path)
+    assert not back.cut_short
+    assert max(sample.anon for sample in back.samples) == 10**8 + 10**5 * (count // 3) + 10**9
+    assert back.samples[0].seconds == 0.0 and back.samples[-1].seconds == 0.25 * (count - 1)
+    assert judge(back).grew == "anon"
+
+
+def test_a_trace_of_any_length_becomes_no_more_samples_than_a_watcher_keeps(tmp_path: Path) -> None:
+    path, count = tmp_path / "t.jsonl", 5000
+    head = Trace("python train.py", 0.0, 0.25)
+    writer = traces.TraceWriter(path, head)
+    for place in range(count):
+        writer.write(dataclasses.replace(weighty(float(place), 10**8), processes=(), files=()))
+    writer.end(head)
+    assert path.read_bytes().count(b"\n") == count + 2  # the control: the file has them all
+    back = traces.load(path)
+    assert len(back.samples) <= MOST_SAMPLES
+    assert not back.cut_short
+
+
+def test_a_link_to_a_trace_stays_a_link_when_the_file_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "_MOST_BYTES", MIB // 4)
+    link, path = tmp_path / "link", tmp_path / "there" / "t.jsonl"
+    path.parent.mkdir()
+    link.symlink_to(path)
+    head = Trace("python train.py", 0.0, 0.25)
+    writer = traces.TraceWriter(link, head)
+    for place in range(100):
+        writer.write(weighty(float(place), 10**8))
+    writer.end(head)
+    assert link.is_symlink()
+    assert path.stat().st_size < MIB // 2
+    assert len(traces.load(link).samples) > 10
+
+
+READ = """
+import json, sys
+from lowtide.memory import judge, traces
+from lowtide.memory.samples import Sample
+if sys.argv[1] == "stream":
+    judge(traces.load(sys.argv[2]))
+else:
+    kept = [traces.from_dict(Sample, json.loads(line)) for line in open(sys.argv[2]).readlines()[1:]]
+(line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(int(line.split()[1]) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_judging_a_long_trace_takes_less_than_64_mib(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with path.open("w") as file:  # as files of another writer may be: longer than ours ever are
+        file.write('{"format":"lowtide trace 1","command":"x","started":0,"interval":0.25}\n')
+        for place in range(4000):
+            file.write(json.dumps(traces.to_dict(weighty(float(place), 10**8 + place))) + "\n")
+    stream, whole = (
+        int(subprocess.run([sys.executable, "-c", READ, how, path], capture_output=True, check=True).stdout)
+        for how in ("stream", "whole")
+    )
+    assert stream < 64
+    assert whole > 64  # the control

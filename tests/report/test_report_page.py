@@ -160,6 +160,35 @@ def test_no_width_needs_sideways_scrolling(browser: Browser, tmp_path: Path, wid
         assert browser.evaluate("document.getElementById('plot').clientWidth") > 0.5 * min(width, 700)
 
 
+@pytest.mark.parametrize("width", [320, 400, 768])
+def test_no_number_of_a_phone_page_is_cut(browser: Browser, tmp_path: Path, width: int) -> None:
+    shown(browser, mapped_trace(), tmp_path / "report.html", width=width, height=900)
+    script = """[...document.querySelectorAll('.legend *, .growth td, .list td, .xlabels span, dd, header *')].filter(
+        e => e.getBoundingClientRect().right > document.documentElement.clientWidth
+             || (e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+    ).map(e => e.textContent)"""
+    assert browser.evaluate(script) == []
+    inside = """(p => [...document.querySelectorAll('#plot path')].every(e => {
+        const box = e.getBoundingClientRect();
+        return box.top >= p.top - 2 && box.right <= p.right + 2;
+    }))(document.getElementById('plot').getBoundingClientRect())"""
+    assert browser.evaluate(inside) is True
+
+
+def test_the_legend_at_rest_and_the_table_give_the_same_end(browser: Browser, tmp_path: Path) -> None:
+    samples = (*mapped_trace(40).samples, sample(61.0, anon=10, mapped=3))  # its last second is its teardown
+    trace = dataclasses.replace(made(samples), exit_code=0)
+    shown(browser, trace, tmp_path / "report.html")
+    at_rest = legend(browser)
+    assert at_rest["mapped"] == "796 MiB"
+    script = "document.querySelector('.growth td[data-label=\"at the end\"]').textContent"
+    assert at_rest["anon"] == browser.evaluate(script)
+    browser.hover(*place_on_plot(browser, 0.2))
+    assert legend(browser) != at_rest  # the control
+    browser.hover(5, 5)
+    assert legend(browser) == at_rest
+
+
 def test_dark_and_light_readers_get_their_own_colours_with_enough_contrast(browser: Browser, tmp_path: Path) -> None:
     backgrounds = []
     for dark in (False, True):

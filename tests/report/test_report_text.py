@@ -15,27 +15,66 @@ from lowtide.errors import LowtideError
 from lowtide.memory import KINDS, Verdict, judge
 from lowtide.memory.watch import watch
 from lowtide.report import html, png
-from lowtide.report.content import file_table, process_table, sections, visible
+from lowtide.report.content import file_table, process_table, sections, trace_facts, visible
 from lowtide.report.series import STACK, series, size_ticks, thin, time_ticks
 from lowtide.units import GIB, KIB, MIB
 
 
-def test_what_is_held_comes_first_and_then_the_verdict_with_its_confidence() -> None:
-    trace = mapped_trace()
-    report = plain(trace, judge(trace), width=400)
-    held, grew = report.splitlines()[:2]
-    assert held.startswith("HELD     Held 931 MiB at its highest and 931 MiB now. Largest: mapped 809 MiB")
-    assert grew.startswith("VERDICT  mapped +")
-    assert grew.endswith("confidence: high")
+def test_the_verdict_comes_first_then_whose_it_is_and_what_helps_then_what_is_held() -> None:
+    trace = mapped_trace(budget=None)
+    lines = plain(trace, judge(trace), width=400).splitlines()
+    titles = [line.split("  ")[0] for line in lines if line and not line.startswith(" ")]
+    assert titles[:4] == ["VERDICT", "grown by", "fix", "HELD"]
+    assert lines[0].startswith("VERDICT   mapped +") and lines[0].endswith("confidence: high")
+    held = next(line for line in lines if line.startswith("HELD"))
+    assert held.startswith("HELD      Held 931 MiB at its highest and 931 MiB now. Largest: mapped 809 MiB")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_nothing_is_cut_at_any_width(width: int) -> None:
+    trace = dataclasses.replace(mapped_trace(), missing={"dirty": "no permission"})
+    report = plain(trace, judge(trace), width=width)
+    assert all(len(line) <= width for line in report.splitlines())
+    assert "…" not in report and "..." not in report
+    for words in ("no: heap, the program's own", "yes: file pages, in RSS", "not measured here"):
+        assert words in report
+
+
+def test_at_80_columns_the_fix_stands_within_the_first_six_lines() -> None:
+    trace = mapped_trace(budget=None)
+    lines = plain(trace, judge(trace), width=80).splitlines()
+    assert any(line.startswith("fix ") for line in lines[:6])
+
+
+def test_growth_since_the_start_beside_growth_after_start_up_is_explained() -> None:
+    climbing = tuple(sample(float(k), anon=20 + (400 if k else 0) + 5 * k) for k in range(60))
+    trace = made(climbing)
+    lines = dict(sections(trace, judge(trace)))["grown by"]
+    assert lines[0].startswith("process 4242 (python): +695 MiB, now 715 MiB")
+    assert lines[1] == "(+695 MiB since it was started, +195 MiB of anon after start-up)"
+    steady = made(tuple(sample(float(k), anon=20 + 5 * k) for k in range(60)))
+    assert len(dict(sections(dataclasses.replace(steady, about="process"), judge(steady)))["grown by"]) == 1
+
+
+def test_every_place_of_a_report_names_one_limit() -> None:
+    samples = tuple(dataclasses.replace(sample(float(k), anon=50), cgroup=cgroup(300 * MIB)) for k in range(9))
+    trace = made(samples)  # whose machine facts, taken before it was moved into its cgroup, say 24 GiB
+    verdict = judge(trace)
+    facts = dict(trace_facts(trace, verdict))
+    assert (facts["limit"], facts["limit set by"]) == ("300 MiB", "cgroup v2 /job")
+    drawn = series(trace, verdict)
+    assert drawn is not None
+    assert [(line.name, line.size) for line in drawn.lines] == [("cgroup limit", 300 * MIB)]
+    assert "The limit is 300 MiB (cgroup v2 /job)" in plain(trace, verdict, width=400)
 
 
 def test_the_table_has_now_growth_rate_and_meaning_of_every_kind() -> None:
     trace = mapped_trace()
     lines = plain(trace, judge(trace), width=200).splitlines()
     rows = {words[0]: line for line in lines if (words := line.split()) and not line.startswith(" ")}
-    assert rows["kind"].split() == ["kind", "now", "at", "most", "growth", "per", "minute", "meaning"]
+    assert " ".join(rows["kind"].split()) == "kind now at most growth per minute can it be taken back?"
     assert set(KINDS) <= set(rows)
-    assert "809 MiB" in rows["mapped"] and "counted in RSS" in rows["mapped"]
+    assert "809 MiB" in rows["mapped"] and "yes: file pages, in RSS" in rows["mapped"]
     assert rows["anon"].split()[1:6] == ["80.0", "MiB", "80.0", "MiB", "0"]
 
 
@@ -57,7 +96,7 @@ def test_sections_come_in_the_order_a_reader_asks_and_empty_ones_are_left_out() 
     samples = tuple(dataclasses.replace(each, cgroup=cgroup(2 * GIB)) for each in mapped_trace(40, budget=None).samples)
     trace = dataclasses.replace(made(samples, budget=GIB), missing={"sharing": "no permission"})
     titles = [title for title, _ in sections(trace, judge(trace))]
-    assert titles == ["held by", "budget", "grown by", "cgroup", "risk", "fix", "not it", "evidence", "not measured"]
+    assert titles == ["grown by", "fix", "budget", "risk", "held by", "cgroup", "not it", "evidence", "not measured"]
     bare = Verdict("nothing", "low", "Nothing was measured.")
     assert sections(made(()), bare) == ()
 

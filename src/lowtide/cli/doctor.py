@@ -24,22 +24,26 @@ from typing import Any
 
 from rich.console import Console
 
-from lowtide.cli.flags import number, option, whole
+from lowtide.cli.options import number, option, whole
 from lowtide.errors import LowtideError
 from lowtide.machine import cgroup_at, container_cgroup
-from lowtide.memory import KINDS, Trace, Verdict, judge, traces, watch
-from lowtide.memory.launch import launched
+from lowtide.memory import KINDS, Sample, Trace, Verdict, judge, traces, watch
+from lowtide.memory.launch import StartError, launched
 from lowtide.memory.samples import HELD
-from lowtide.memory.traces import held_dict, to_dict
+from lowtide.memory.traces import held_dict, no_held_dict, to_dict
 from lowtide.memory.watch import INTERVAL, check_interval
 from lowtide.report import html, png, terminal
 from lowtide.report.endpoint import Endpoint, parse_address
-from lowtide.report.prometheus import prometheus_text
+from lowtide.report.prometheus import freshness_text, measured_text
 from lowtide.report.status_line import StatusLine, log_line
 from lowtide.units import parse_size
 
 _REDRAW = 0.5  # seconds
-_JUDGED_AGAIN = 5.0  # seconds: a scrape shows a verdict of at most this age
+_JUDGED_AGAIN, _JUDGING_SHARE = 5.0, 0.005  # seconds between verdicts while watching, and the most of one core for them
+_SWITCH = (
+    0.0005  # seconds after which the sampler makes room for a scrape; Python's own 0.005 made a scrape's worst 38 ms
+)
+_VERSION = 1  # of the JSON document: raised when a key goes or changes its meaning, not when one comes
 _FORMS = ("-- COMMAND ...", "--pid N", "--cgroup PATH", "--container ID", "--trace FILE")
 
 
@@ -89,13 +93,18 @@ def run(arguments: argparse.Namespace) -> int:
         service = _Service(arguments, every)
         if address is not None:  # before the command starts: a port that is taken must cost nothing
             endpoint = stack.enter_context(Endpoint(address, service.text))
+            sys.setswitchinterval(_SWITCH)
             print(f"lowtide doctor: metrics at {endpoint.url}", file=sys.stderr)
-        trace, code = _watched(arguments, budget, service)
+        try:
+            trace, code = _watched(arguments, budget, service)
+        except StartError as problem:
+            print(f"lowtide doctor: {problem}", file=sys.stderr)
+            return problem.code
     verdict = judge(trace)
     if arguments.json:
         print(json.dumps(_document(trace, verdict), indent=2))
-    else:  # on stderr: stdout belongs to the command
-        Console(stderr=True).print(terminal.render(trace, verdict))
+    else:  # a command of ours has stdout for itself
+        Console(stderr=bool(arguments.words)).print(terminal.render(trace, verdict))
     written = _write_files(arguments, trace, verdict)
     over = verdict.budget is not None and not verdict.budget.ok
     return code or int(over or not written)
@@ -174,22 +183,29 @@ class _Service:
         self._every = every
         self._next = None if every is None else time.monotonic() + every
         self._judges = arguments.listen is not None
-        self._judged_at = -_JUDGED_AGAIN
+        self._judge_at = 0.0
         self._verdict: Verdict | None = None
         self._watched: watch | None = None
+        self._written: tuple[Sample | None, Verdict | None, str] = (None, None, "")
 
     def text(self) -> str:
         watched = self._watched
         last = watched.last if watched is not None else None
         errors = watched.errors if watched is not None else 0
         age = watched.age if watched is not None else 0.0
-        return prometheus_text(last, self._verdict, names=self._names, errors=errors, age=age)
+        sample, verdict, text = self._written
+        if sample is not last or verdict is not self._verdict:
+            verdict = self._verdict
+            text = measured_text(last, verdict, names=self._names)
+            self._written = (last, verdict, text)
+        return freshness_text(errors, age) + text
 
     def turn(self, watched: watch) -> None:
         """Called a few times a second."""
         self._watched, now = watched, time.monotonic()
-        if self._judges and now - self._judged_at >= _JUDGED_AGAIN:
-            self._verdict, self._judged_at = watched.verdict, now
+        if self._judges and now >= self._judge_at:
+            self._verdict, took = watched.verdict, time.monotonic() - now
+            self._judge_at = now + max(_JUDGED_AGAIN, took / _JUDGING_SHARE)
         if self._next is not None and self._every is not None and now >= self._next:
             self._next += self._every * max(1, int((now - self._next) / self._every) + 1)
             print(log_line(watched.trace, watched.verdict), file=sys.stderr, flush=True)
@@ -263,12 +279,15 @@ def _watch_running(arguments: argparse.Namespace, budget: int | None, service: _
 
 
 def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:
-    """What --json prints: everything but the samples in between, which --save keeps."""
-    peak = {kind: max((sample.of(kind) for sample in trace.samples), default=0) for kind in KINDS}
+    """What --json prints: everything but the samples in between, which --save keeps. The keys are always the same; what
+    was not measured, or has not happened, is null."""
+    held = held_dict(verdict.held) if verdict.held is not None else no_held_dict()
+    peak = {kind: max((sample.of(kind) for sample in trace.samples), default=None) for kind in KINDS}
     return {
-        "held": held_dict(verdict.held) if verdict.held is not None else None,
+        "version": _VERSION,
+        "held": held,
         "ended": to_dict(trace.ended) if trace.ended is not None else None,
-        "verdict": to_dict(verdict),
+        "verdict": to_dict(verdict) | {"held": held},
         "command": trace.command,
         "exit_code": trace.exit_code,
         "seconds": round(trace.seconds, 3),

@@ -13,6 +13,7 @@ from lowtide.machine.files import (
     kind_named,
     mounted,
     read_ahead_bytes,
+    tmpfs_mounts,
 )
 from lowtide.machine.limits import MemoryLimit, available_memory, memory_limit, room_for_cache, total_memory
 from lowtide.machine.opening import Descriptor, open_regular, owned
@@ -40,5 +41,6 @@ __all__ = [
     "page_cache",
     "read_ahead_bytes",
     "room_for_cache",
+    "tmpfs_mounts",
     "total_memory",
 ]

@@ -123,9 +123,21 @@ def _all_mounts(root: Path) -> list[tuple[int, str, Path]]:
 
 
 def directory_limit(directory: Path, version: int) -> int | None:
-    """The limit one cgroup directory sets, None when it sets none."""
-    names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
-    found = [value for value in (read_int(directory / name) for name in names) if value is not None]
+    """The most one cgroup directory lets a program use at full speed, None when it sets none."""
+    high = throttle_limit(directory) if version == 2 else None
+    kill = kill_limit(directory, version)
+    return min(high, kill) if high is not None and kill is not None else high if kill is None else kill
+
+
+def throttle_limit(directory: Path) -> int | None:
+    """From where on version 2 slows a program down and takes pages back, but does not kill."""
+    return read_int(directory / "memory.high")
+
+
+def kill_limit(directory: Path, version: int) -> int | None:
+    """The limit one cgroup directory sets at which the kernel kills, None when it sets none."""
+    name = "memory.max" if version == 2 else "memory.limit_in_bytes"
+    found = [value for value in [read_int(directory / name)] if value is not None]
     if version == 1:  # what the kernel itself worked out over ancestors, also those we cannot see
         found += [read_stat(directory).get("hierarchical_memory_limit", _NO_LIMIT)]
     found = [value for value in found if value < _NO_LIMIT]

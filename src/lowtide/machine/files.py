@@ -70,6 +70,16 @@ def mounted(pid: int | None = None, *, root: Path = ROOT) -> dict[int, str]:
     return {os.makedev(*map(int, before[2].split(":"))): after[0] for before, after in fields}
 
 
+def tmpfs_mounts(pid: int | None = None, *, root: Path = ROOT) -> list[str]:
+    """Where a process sees a tmpfs; empty where that cannot be read."""
+    try:
+        lines = _mountinfo(pid, root)
+    except OSError:
+        return []
+    fields = ((line.split(), line.partition(" - ")[2].split()) for line in lines)
+    return [unescape(before[4]) for before, after in fields if after[0] == "tmpfs"]
+
+
 def read_ahead_bytes(path: str | os.PathLike[str], *, root: Path = ROOT) -> int | None:
     """How much the kernel reads ahead for this file's device; None when it does not say. Taken when a file
     is opened."""

@@ -2,12 +2,12 @@
 
 There are six disjoint kinds of memory (``KINDS``), in bytes, of a process and its children together. A page is in one
 kind only: a dirty page that is also mapped is ``dirty``. Of one process, ``anon`` counts a page shared by n processes
-as 1/n (Pss), ``rss_anon`` counts it whole, as the kernel's RSS does.
+as 1/n (Pss), ``rss_anon`` counts it whole, as the kernel's RSS does. Beside them stands ``hugetlb``: pages of the
+machine's pool of huge pages, which were set apart before and which neither RSS nor a memory cgroup counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 KINDS = ("anon", "mapped", "cache", "dirty", "tables", "shmem")
@@ -15,10 +15,11 @@ OF_FILES = ("cache", "dirty", "shmem")  # read by asking about files, which cost
 # What a budget counts: bytes in the processes' own page tables, and those tables.
 HELD = ("anon", "mapped", "shmem", "tables")
 TAKEABLE = ("mapped", "cache")  # clean pages of files: the kernel takes them back the moment it needs room
-GREW = (*KINDS, "workers", "retained", "nothing")
+STAYS = ("anon", "shmem", "tables", "hugetlb")  # nobody can take these back: they are what kills
+GREW = (*KINDS, "hugetlb", "workers", "copied", "retained", "nothing")
 
 MOST_SAMPLES = 1200
-_NEWEST = 400  # never thinned: 100 seconds at the default rate
+NEWEST = 400  # never thinned: 100 seconds at the default rate
 _SPAN = 32
 
 
@@ -52,8 +53,15 @@ class ProcessSample:
     rss_shmem: int
     forked: bool  # runs its parent's memory image: fork without exec
     retained: int = 0  # part of anon that the program freed and its allocator keeps
-    retained_from: str = ""  # "allocator": its own account; "lazyfree": marked as free; "": nobody could say
+    retained_from: str = ""  # "allocator": its own account; "allocator, in part"; "lazyfree": marked as free; ""
     runtime: str = ""  # python, node, java; "" for anything else
+    allocator: str = ""  # beside the C library's: jemalloc, mimalloc, tcmalloc, V8, JVM; "" where none is known
+    unread: int = 0  # part of anon that lies outside the C library's books: what of it is free nobody can say
+    hugetlb: int = 0  # pages of the machine's pool of huge pages
+    locked: int = 0  # resident pages that were locked (mlock), of any kind
+    huge: int = 0  # part of anon in transparent huge pages
+    faults: int = 0  # minor faults so far: copies made on writing are among them
+    peak_rss: int = 0  # the highest its RSS ever was, as the kernel remembers
 
     @property
     def rss(self) -> int:
@@ -74,6 +82,8 @@ class FileSample:
     filesystem: str
     memory: bool  # tmpfs: its pages are shmem
     format: str = ""  # npy, arrow, safetensors, ... as its first bytes say; "" where nothing was recognised
+    open: bool = True  # a process of the tree had it open or mapped when it was asked
+    written: bool = False  # changed since the watching began
 
     @property
     def cache(self) -> int:
@@ -89,8 +99,8 @@ class FileSample:
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Files too many or too small to be named one by one, added up: library code, smaller files, shared memory that
-    no file leads to."""
+    """Files too many or too small to be named one by one, added up: those of one pattern (``/db/*.ldb``), library
+    code, smaller files, shared memory that no file leads to."""
 
     name: str
     files: int
@@ -104,8 +114,23 @@ class FileGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class TmpfsSample:
+    """A filesystem in memory that the tree sees: what it may hold (0: as much as there is) and what it holds."""
+
+    path: str
+    size: int
+    used: int
+
+    @property
+    def full(self) -> bool:
+        """Whether hardly a page fits any more."""
+        return 0 < self.size <= self.used + max(self.size // 64, 4096)
+
+
+@dataclass(frozen=True, slots=True)
 class CgroupSample:
-    """A memory cgroup. ``current`` and the rest cover the cgroup, ``limit`` is the smallest over its ancestors."""
+    """A memory cgroup. ``current`` and the rest cover the cgroup, ``limit`` is the smallest over its ancestors at which
+    the kernel kills, ``high`` the smallest at which it slows the program down instead (version 2)."""
 
     version: int
     path: str
@@ -123,6 +148,14 @@ class CgroupSample:
     slab_reclaimable: int = 0
     pressure: float | None = None  # percent of the last 10 s in which some task waited for memory (PSI)
     peak: int | None = None  # the most it ever held, as the kernel remembers
+    high: int | None = None
+    throttled: int = 0  # times a task was slowed down at ``high``, ever
+    refused: int = 0  # times it stood at its limit, ever
+    slab: int = 0  # the kernel's own objects for it: files, directories, sockets
+    sockets: int = 0  # data on its way through sockets
+    kernel_other: int = 0  # stacks, per-CPU data and what else the kernel keeps for it, page tables left out
+    unlisted: int = 0  # charged and in no counter: pinned for devices, or set apart ahead of use
+    mapped_file: int = 0  # of file and shmem, what some process of it maps
 
     @property
     def working_set(self) -> int:
@@ -159,10 +192,41 @@ class Sample:
     cgroup: CgroupSample | None = None
     files_asked: bool = True  # False: cache, dirty and shmem are those of an earlier sample, carried on
     look_age: float = 0.0  # seconds since mappings and sharing were last read
+    hugetlb: int = 0  # pages of the machine's pool of huge pages
+    locked: int = 0  # pages of any kind that were locked in memory
+    locked_files: int = 0  # part of mapped that was locked, and so cannot be taken back
+    tmpfs: tuple[TmpfsSample, ...] = ()
 
     def of(self, kind: str) -> int:
-        """Bytes of one of ``KINDS``, or of ``retained``."""
+        """Bytes of one of ``KINDS``, of ``hugetlb`` or of ``retained``."""
         return int(getattr(self, kind))
+
+    @property
+    def takeable(self) -> int:
+        """What the kernel can take back the moment it needs room: clean file pages that nobody locked."""
+        return max(0, sum(self.of(kind) for kind in TAKEABLE) - self.locked_files)
+
+    @property
+    def in_no_process(self) -> int:
+        """Bytes charged to the cgroup that no process maps and no file of the tree leads to: the kernel's own, data in
+        sockets, closed tmpfs files, pinned pages."""
+        return sum(size for _, size in self.without_process())
+
+    def without_process(self) -> tuple[tuple[str, int], ...]:
+        """The same in parts, by name, those of nothing left out."""
+        cgroup = self.cgroup
+        if cgroup is None:
+            return ()
+        closed = sum(file.cached for file in self.files if file.memory and not file.open)
+        kernel = cgroup.kernel_other - (self.tables if cgroup.version == 1 else 0)  # version 1 counts them in one sum
+        parts = (
+            ("closed tmpfs files", cgroup.shmem - (self.shmem - closed)),
+            ("slab", cgroup.slab),
+            ("sockets", cgroup.sockets),
+            ("pinned pages", cgroup.unlisted),
+            ("other kernel memory" if cgroup.version == 2 else "slab and other kernel memory", kernel),
+        )
+        return tuple((name, size) for name, size in parts if size > 0)
 
     @property
     def held(self) -> int:
@@ -172,7 +236,7 @@ class Sample:
     @property
     def total(self) -> int:
         """All kinds together."""
-        return sum(self.of(kind) for kind in KINDS)
+        return sum(self.of(kind) for kind in KINDS) + self.hugetlb
 
     @property
     def rss(self) -> int:
@@ -193,6 +257,7 @@ class Ended:
     killed: tuple[str, ...] = ()  # processes the kernel killed for want of memory, as "name (pid)"
     limit: int | None = None  # of the cgroup, or of the machine, that ran full
     anon: int | None = None  # heap of the killed process at that moment
+    by: str = ""  # who killed it: "cgroup", "machine", "systemd-oomd", "itself"; "" where nobody left a trace
 
 
 @dataclass(frozen=True)
@@ -211,6 +276,7 @@ class Trace:
     cut_short: bool = False  # read back from a file without its last line: the writer was killed
     about: str = "command"  # command: its start-up is not judged; process and cgroup: were running; block: all of it is
     ended: Ended | None = None
+    peak_rss: int = 0  # the highest RSS of any one process, as the kernel told when it ended; 0 where it did not
 
     @property
     def seconds(self) -> float:
@@ -237,8 +303,8 @@ class Ring:
         self._samples.append(sample)
         self.taken += 1
         if len(self._samples) > self._most:
-            cut = len(self._samples) - min(_NEWEST, self._most // 3)
-            self._samples = [*_thinned(self._samples[:cut]), *self._samples[cut:]]
+            cut = len(self._samples) - min(NEWEST, self._most // 3)
+            self._samples = [*thinned(self._samples[:cut]), *self._samples[cut:]]
 
     def samples(self) -> tuple[Sample, ...]:
         return tuple(self._samples)
@@ -247,7 +313,7 @@ class Ring:
         return self._samples[-1] if self._samples else None
 
 
-def _thinned(samples: list[Sample]) -> Iterable[Sample]:
+def thinned(samples: list[Sample]) -> list[Sample]:
     """About half of them: the first, every other, and of each span every kind's highest."""
     keep = set(range(0, len(samples), 2)) if len(samples) < 2 * _SPAN else _spread(samples)
     return [samples[place] for place in sorted({0, *keep})]

@@ -3,8 +3,10 @@ samples and verdicts as dicts, lists, numbers and text, and back.
 
 The first line holds everything but the samples, each further line one sample, the last line how it ended; each is with
 the kernel the moment it is written, so a trace whose writer was killed is read up to its last line. About 2 KB per
-sample; in long calm they are written more and more rarely. The dataclasses' own annotations say what a dict must hold,
-so that a damaged trace is refused by the name of the field; unknown keys are passed over.
+sample; in long calm they are written more and more rarely. A file that reaches 32 MiB is written anew without every
+other of its older samples, peaks kept, and takes its own place: a week takes no more than an hour. It is read line by
+line, and no more samples are kept than the watcher itself keeps. The dataclasses' own annotations say what a dict
+must hold, so that a damaged trace is refused by the name of the field; unknown keys are passed over.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import functools
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,28 +24,64 @@ from typing import Any, TypeVar
 from lowtide.errors import FormatError
 from lowtide.memory import samples as measured
 from lowtide.memory.judge import findings
-from lowtide.memory.samples import KINDS, Sample, Trace
+from lowtide.memory.samples import KINDS, MOST_SAMPLES, NEWEST, Sample, Trace, thinned
 from lowtide.units import MIB
 
 _Value = TypeVar("_Value")
 _PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 _FORMAT = "lowtide trace 1"
-_LONGEST_LINE = 64 * MIB  # characters; a sample of 64 processes and 24 files has about 30,000
-_AT_THE_END = ("missing", "budget", "exit_code", "ended")  # known only then
+_LONGEST_LINE = 8 * MIB  # a sample of 64 processes and 24 files has about 30,000
+_MOST_LINES, _MOST_BYTES = 6000, 32 * MIB  # of a file
+_MOST_READ = 16 * MIB  # bytes of the lines that become samples when a file is read
+_AT_THE_END = ("missing", "budget", "exit_code", "ended", "peak_rss", "machine")  # known only then
 _CALM_SAMPLES = 2000  # a time in which nothing moves is written as about this many samples
 _LEAST_STEP, _STEP_SHARE = MIB, 0.01
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Line:
+    """Where one sample lies in a file; of the sample itself only its sizes, to thin by."""
+
+    sizes: Sample
+    place: int
+    length: int
+
+
+class _Lines:
+    """The samples of a file in the order of time, thinned as a ``Ring`` is when they are too many or too long."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._bytes = 0
+        self.lines: list[_Line] = []
+
+    def add(self, line: _Line) -> bool:
+        """Whether older ones went."""
+        self.lines.append(line)
+        self._bytes += line.length
+        if len(self.lines) <= self._most and self._bytes <= self._most_bytes:
+            return False
+        cut = len(self.lines) - min(NEWEST, len(self.lines) // 3)
+        kept = {id(sizes) for sizes in thinned([each.sizes for each in self.lines[:cut]])}
+        self.lines = [each for each in self.lines[:cut] if id(each.sizes) in kept] + self.lines[cut:]
+        while sum(each.length for each in self.lines) > 0.9 * self._most_bytes:  # few, and all of them peaks
+            self.lines = self.lines[: -NEWEST // 8 : 2] + self.lines[-NEWEST // 8 :]
+        self._bytes = sum(each.length for each in self.lines)
+        return True
 
 
 class TraceWriter:
     """Writes a trace as it happens. What was written survives a SIGKILL of the writer; not a crash of the machine."""
 
     def __init__(self, path: str | os.PathLike[str], head: Trace) -> None:
-        self._path = os.fspath(path)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._written = 0
+        self._path = Path(path).resolve()  # a link stays a link when the file is written anew
+        flags = os.O_RDWR if self._path.is_file() or not self._path.exists() else os.O_WRONLY
+        self._fd = os.open(self._path, flags | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._kept, self._count = _Lines(_MOST_LINES, _MOST_BYTES), 0
         self._last: Sample | None = None
         self._skipped: Sample | None = None
-        self._line({"format": _FORMAT, **_head(head)})
+        self._head = _line({"format": _FORMAT, **_head(head)})
+        self._end = self._written(self._fd, self._head)
 
     def add(self, sample: Sample) -> None:
         """One more sample; one in which nothing moved may be left out."""
@@ -58,20 +97,47 @@ class TraceWriter:
         if self._skipped is not None:
             self.write(self._skipped)
         head = _head(trace)
-        self._line({"samples": self._written, **{name: head[name] for name in _AT_THE_END}})
+        last = {"samples": self._count, **{name: head[name] for name in _AT_THE_END}}
+        self._written(self._fd, _line(last))
         os.close(self._fd)
         self._fd = -1
 
     def write(self, sample: Sample) -> None:
         """One more sample, in any case."""
         self._last, self._skipped = sample, None
-        self._written += 1
-        self._line(to_dict(sample))
+        length = self._written(self._fd, _line(to_dict(sample)))
+        thinner = self._kept.add(_Line(_sizes(sample), self._end, length))
+        self._end += length
+        self._count += 1
+        if thinner:
+            self._write_anew()
 
-    def _line(self, data: dict[str, Any]) -> None:
-        text = (json.dumps(data, separators=(",", ":")) + "\n").encode()
-        while text:  # a full disk raises; a short write goes on
-            text = text[os.write(self._fd, text) :]
+    def _write_anew(self) -> None:
+        """The lines that are kept, in a new file in place of the old one. What is no file goes on as it is."""
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            return
+        fd, name = tempfile.mkstemp(prefix=f"{self._path.name}.", dir=self._path.parent)
+        try:
+            place, lines = self._written(fd, self._head), []
+            for line in self._kept.lines:
+                length = self._written(fd, os.pread(self._fd, line.length, line.place))
+                lines.append(_Line(line.sizes, place, length))
+                place += length
+            os.fchmod(fd, stat.S_IMODE(os.fstat(self._fd).st_mode))
+            Path(name).replace(self._path)
+        except BaseException:
+            os.close(fd)
+            Path(name).unlink(missing_ok=True)
+            raise
+        os.close(self._fd)
+        self._fd, self._kept.lines, self._end, self._count = fd, lines, place, len(lines)
+
+    @staticmethod
+    def _written(fd: int, text: bytes) -> int:
+        left = text
+        while left:  # a full disk raises; a short write goes on
+            left = left[os.write(fd, left) :]
+        return len(text)
 
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -83,9 +149,9 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace back. One that was cut short is read up to the cut and has ``cut_short`` set."""
+    """Read a trace back, in bounded memory. One that was cut short is read up to the cut and has ``cut_short`` set."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe nobody writes to must not block
-    with open(descriptor, encoding="utf-8", errors="replace") as file:  # noqa: PTH123  # a descriptor
+    with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor
         is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
         head = _object(file.readline(_LONGEST_LINE)) if is_file else None
         if head is None or head.get("format") != _FORMAT:
@@ -93,19 +159,23 @@ def load(path: str | os.PathLike[str]) -> Trace:
                 f"{os.fspath(path)}: expected a first line with format {_FORMAT!r}, got another file. "
                 "Record one with lowtide doctor --save."
             )
-        samples: list[Sample] = []
-        whole = False
+        kept = _Lines(MOST_SAMPLES, _MOST_READ)
+        count, whole, place = 0, False, file.tell()
         while line := file.readline(_LONGEST_LINE):
             data = _object(line)
             if data is None:  # the writer was stopped inside this line
                 break
             if "samples" in data and "seconds" not in data:
-                whole = data["samples"] == len(samples)
+                whole = data["samples"] == count
                 head |= {name: data[name] for name in _AT_THE_END if name in data}
                 break
-            samples.append(from_dict(Sample, data))
+            count += 1
+            kept.add(_Line(_sizes_of(data), place, len(line)))
+            place += len(line)
+        lines = (os.pread(descriptor, each.length, each.place) for each in kept.lines)
+        samples = tuple(from_dict(Sample, _object(line)) for line in lines)
     trace = from_dict(Trace, head)
-    return dataclasses.replace(trace, samples=tuple(samples), cut_short=not whole)
+    return dataclasses.replace(trace, samples=samples, cut_short=not whole)
 
 
 def save_mprof(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -131,12 +201,30 @@ def _worth(before: Sample, now: Sample) -> bool:
     )
 
 
-def _object(line: str) -> dict[str, Any] | None:
+def _line(data: dict[str, Any]) -> bytes:
+    return (json.dumps(data, separators=(",", ":")) + "\n").encode()
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        data = json.loads(line)
+        data = json.loads(line.decode("utf-8", "replace"))
     except ValueError:
         return None
     return data if isinstance(data, dict) else None
+
+
+def _sizes(sample: Sample) -> Sample:
+    return Sample(
+        sample.seconds, *(sample.of(kind) for kind in ("anon", "mapped", "cache", "dirty", "tables", "shmem"))
+    )
+
+
+def _sizes_of(data: dict[str, Any]) -> Sample:
+    """The same of a line that was read, most of which is passed over; FormatError where its sizes are none."""
+    values = [data.get(name) for name in ("seconds", "anon", "mapped", "cache", "dirty", "tables", "shmem")]
+    if not all(isinstance(value, int | float) for value in values):
+        from_dict(Sample, data)
+    return Sample(*values)
 
 
 def to_dict(value: Any) -> dict[str, Any]:
@@ -158,7 +246,15 @@ def held_dict(held: findings.HeldMemory) -> dict[str, Any]:
     return {**{each.kind: _plain(each) for each in held.kinds}, "total": totals}
 
 
-_HELD_TOTALS = ("end", "peak", "seconds", "takeable", "stays", "limit", "limit_set_by", "limit_used", "look_age")
+def no_held_dict() -> dict[str, Any]:
+    """The same keys where nothing was measured."""
+    kinds = {
+        kind: {"kind": kind, "end": None, "peak": None, "seconds": None, "owners": []} for kind in (*KINDS, "hugetlb")
+    }
+    return {**kinds, "total": dict.fromkeys((*_HELD_TOTALS, "share"))}
+
+
+_HELD_TOTALS = tuple(item.name for item in dataclasses.fields(findings.HeldMemory) if item.name != "kinds")
 
 
 def _plain(value: Any) -> Any:

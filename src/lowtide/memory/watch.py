@@ -1,14 +1,16 @@
 """``with lowtide.watch() as trace:`` - samples of this process, or of another, taken beside the work.
 
 One daemon thread asks ``TreeCounters`` at a pace that slows down when asking becomes expensive, so that watching stays
-under 1 % of one core, and keeps a bounded number of samples. An error inside the sampler is counted and told, and
-sampling goes on. Peaks shorter than the interval are not seen.
+under 1 % of one core, and keeps a bounded number of samples. In its first second samples come closer together, because
+a program may be over by then. An error inside the sampler is counted and told, and sampling goes on. Of peaks shorter
+than the interval only the height is known, for commands: the kernel remembers it (VmHWM, wait4).
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import resource
 import sys
 import threading
 import time
@@ -21,16 +23,17 @@ from lowtide.machine import PAGE, Cgroup, available_memory, memory_limit, total_
 from lowtide.memory import traces
 from lowtide.memory.judge.findings import Verdict, as_html, as_text
 from lowtide.memory.judge.verdict import judge
-from lowtide.memory.measure.cgroup_usage import sample_cgroup
+from lowtide.memory.measure.cgroup_usage import killed_by_oomd, sample_cgroup
 from lowtide.memory.measure.counters import TreeCounters
-from lowtide.memory.measure.ending import KernelLog, how_it_ended
+from lowtide.memory.measure.ending import KernelLog, Traces, how_it_ended
 from lowtide.memory.measure.looks import Pace
-from lowtide.memory.measure.process import command_line, no_such_process
+from lowtide.memory.measure.process import command_line, no_such_process, status
 from lowtide.memory.samples import Ended, Ring, Sample, Trace
 from lowtide.units import parse_size
 
 INTERVAL = 0.25  # seconds
 _SHARE = 0.002  # of one core for the cheap counters
+_FIRST, _FASTER = 1.0, 0.01  # seconds: how long samples come closer together, and how close at first
 PROC = Path("/proc/self/status")
 _MOST_ERRORS = 20  # in a row, before sampling gives up
 
@@ -78,6 +81,9 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         self._thread: threading.Thread | None = None
         self._counters: TreeCounters | None = None
         self._log = KernelLog()
+        self._peak_rss = 0
+        self._children_peak = 0
+        self._oomd_before = 0
         self._started = 0.0
         self._kept_at = time.monotonic()
         self._machine: dict[str, str] = {}
@@ -91,6 +97,8 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         self._command = self._command or (command_line(self.pid) if self.pid is not None else f"cgroup {self._where()}")
         self._started = time.time()
         self._machine = machine_facts(self.pid)
+        self._children_peak = _highest_of_children()
+        self._oomd_before = killed_by_oomd(counters.cgroup) if counters.cgroup is not None else 0
         if self._save_to is not None:
             self._writer = traces.TraceWriter(self._save_to, self.trace)
         self._take(counters)
@@ -122,13 +130,14 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         counters = self._counters
         self.ended = how_it_ended(
             returned,
-            self._ring.last(),
+            self.samples,
+            self._traces_left(),
+            pid=self.pid,
             pids=counters.tree.pids | {self.pid or 0} if counters is not None else (),
-            kills=self._log.kills(),
-            log_readable=self._log.readable,
-            kills_counted=self._kills_counted(),
             machine_memory=int(self._machine.get("memory", "0")),
         )
+        if self._about == "command" and returned is not None:
+            self._peak_rss = self._highest_rss()
         self.close()
 
     @property
@@ -163,6 +172,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
             exit_code=self.ended.code if self.ended is not None else None,
             about=self._about,
             ended=self.ended,
+            peak_rss=self._peak_rss,
         )
 
     @property
@@ -189,15 +199,26 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
     def _where(self) -> str:
         return self._cgroup.path if self._cgroup is not None else ""
 
-    def _kills_counted(self) -> int:
-        """How far the cgroup's count of kills has risen since the process was first seen in it."""
+    def _traces_left(self) -> Traces:
+        """What killers left: in the kernel's log, in the cgroup's counts since the process was first seen in it and
+        since it was last seen alive, on the cgroup's directory."""
+        kills, readable = tuple(self._log.kills()), self._log.names_ours
         counters = self._counters
         if counters is None or counters.cgroup is None:
-            return 0
+            return Traces(kills, readable)
         now = sample_cgroup(counters.cgroup, own=self._cgroup is not None)
         seen = (sample.cgroup for sample in self.samples if sample.cgroup is not None)
         first = next((cgroup for cgroup in seen if cgroup.path == now.path), now)
-        return max(0, now.oom_kills - first.oom_kills)
+        counted, at_end = now.oom_kills - first.oom_kills, now.oom_kills - counters.kills_alive
+        by_oomd = killed_by_oomd(counters.cgroup) - self._oomd_before
+        return Traces(kills, readable, max(0, counted), max(0, at_end), max(0, by_oomd))
+
+    def _highest_rss(self) -> int:
+        """What the kernel remembers of the command's processes that were waited for; 0 where that says nothing: it
+        counts children waited for before, and our own pages until the command took our place."""
+        peak = _highest_of_children()
+        known = max(self._children_peak, status(os.getpid())["VmHWM"])
+        return peak if peak > known else 0
 
     def _new_counters(self) -> TreeCounters:
         if not PROC.exists():
@@ -215,12 +236,16 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
     def _run(self, counters: TreeCounters) -> None:
         # A shorter interval than the default is a wish to pay.
         pace = Pace(_SHARE * INTERVAL / min(INTERVAL, self.interval), self.interval)
-        while not self._stop.wait(pace.rest):
+        begun, rest = time.monotonic(), min(_FASTER, self.interval)
+        while not self._stop.wait(rest):
             begin, paced, now = time.thread_time(), counters.paced, time.monotonic()
             if not self._take(counters):
                 self._take_last(counters)
                 return
             pace.paid(now, time.thread_time() - begin - (counters.paced - paced))
+            self._follow(counters)
+            early = self._about == "command" and now - begun < _FIRST
+            rest = min(pace.rest, max(_FASTER, (now - begun) / 8)) if early else pace.rest
         if not self._take(counters, last=True):
             self._take_last(counters)
 
@@ -236,6 +261,15 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         except Exception as problem:  # whatever it is, the verdict tells it and the samples go on
             return self._note(problem)
         return True
+
+    def _follow(self, counters: TreeCounters) -> None:
+        """The limit of the cgroup it was moved into."""
+        if counters.moved and counters.cgroup is not None:
+            counters.moved = False
+            self._oomd_before = killed_by_oomd(counters.cgroup)
+            last = self._ring.last()
+            largest = max(last.processes, key=lambda each: each.rss_anon + each.rss_shmem) if last else None
+            self._machine |= limit_facts(largest.pid if largest is not None and largest.pid else self.pid)
 
     def _take_last(self, counters: TreeCounters) -> None:
         try:
@@ -268,7 +302,6 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
 
 def machine_facts(pid: int | None) -> dict[str, str]:
     """What a reader of the numbers will want to know about the machine; sizes in bytes."""
-    limit = memory_limit(pid)
     return {
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -276,6 +309,15 @@ def machine_facts(pid: int | None) -> dict[str, str]:
         "page": str(PAGE),
         "memory": str(total_memory()),
         "available": str(available_memory()),
-        "limit": str(limit.limit or 0),
-        "limit set by": limit.source,
+        **limit_facts(pid),
     }
+
+
+def limit_facts(pid: int | None) -> dict[str, str]:
+    limit = memory_limit(pid)
+    return {"limit": str(limit.limit or 0), "limit set by": limit.source}
+
+
+def _highest_of_children() -> int:
+    """The highest RSS of any child that was waited for, its own such children included."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1024 if sys.platform == "linux" else 1)

@@ -84,7 +84,11 @@ def _y_labels(drawn: Series) -> str:
 
 def _x_labels(drawn: Series) -> str:
     ticks = [(second / drawn.last, name) for second, name in time_ticks(drawn.last)]
-    return "".join(f'<span style="left:{100 * x:.2f}%">{name}</span>' for x, name in ticks if x <= 1)
+    return "".join(
+        f'<span{" class=edge" if x > _EDGE else ""} style="left:{100 * x:.2f}%">{name}</span>'
+        for x, name in ticks
+        if x <= 1
+    )
 
 
 def _lines(drawn: Series) -> str:

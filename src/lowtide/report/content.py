@@ -25,14 +25,16 @@ _NOT_MEASURED = "not measured: "
 _OWNERS = 4  # of a kind, in a line
 _LEVELS = {"none": "", "low": "", "high": "DANGER: "}
 
-SHORT_MEANING = {
-    "anon": "heap: yours, cannot be reclaimed",
-    "mapped": "clean file pages, reclaimable, counted in RSS",
-    "cache": "unmapped page cache of its files, reclaimable",
-    "dirty": "must be written before it can be reclaimed",
-    "tables": "freed by unmapping, not by madvise; not in RSS",
-    "shmem": "tmpfs: not reclaimable before it is unlinked",
+TAKEN_BACK = {  # whether the kernel can take a kind back, in words that fit beside its numbers at 80 columns
+    "anon": "no: heap, the program's own",
+    "mapped": "yes: file pages, in RSS",
+    "cache": "yes: file pages, unmapped",
+    "dirty": "once it is written",
+    "tables": "no: goes with its mapping",
+    "shmem": "no: stays until unlinked",
+    "hugetlb": "no: set apart for it",
 }
+HEADINGS = ("kind", "at most", "growth", "per minute", "can it be taken back?")
 
 Section = tuple[str, tuple[str, ...]]
 
@@ -86,7 +88,7 @@ def held_text(trace: Trace, verdict: Verdict) -> str:
 
 def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
     """A row for each kind; without samples the verdict has no growth and neither has the table."""
-    guilty = "anon" if verdict.grew in ("workers", "retained") else verdict.grew
+    guilty = "anon" if verdict.grew in ("workers", "copied", "retained") else verdict.grew
     by_kind = {growth.kind: growth for growth in verdict.growth}
     if not trace.samples or verdict.held is None:
         return ()
@@ -101,20 +103,20 @@ def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
             before=before.get(kind, 0),
             grew=by_kind[kind].grew,
             per_minute=by_kind[kind].per_minute if abs(by_kind[kind].grew) >= NOISE else None,
-            meaning=SHORT_MEANING[kind],
+            meaning=TAKEN_BACK[kind],
             guilty=kind == guilty,
             measured=kind not in trace.missing,
             owners=held[kind].owners,
         )
-        for kind in KINDS
+        for kind in (*KINDS, "hugetlb")
         if kind in by_kind
     )
 
 
 def row_texts(row: GrowthRow) -> tuple[str, str, str, str, str]:
-    """A kind's sizes now and at most, its growth, its rate, and what it means."""
+    """A kind's sizes now and at most, its growth, its rate, and whether it can be taken back."""
     if not row.measured:
-        return "?", "?", "?", "?", f"not measured here ({row.meaning})"
+        return "?", "?", "?", "?", "not measured here"
     rate = "" if row.per_minute is None else signed(row.per_minute)
     before = f"; {format_size(row.before)} was there before" if row.before else ""
     return format_size(row.now), format_size(row.most), signed(row.grew), rate, row.meaning + before
@@ -128,22 +130,32 @@ def mood(verdict: Verdict) -> str:
 
 
 def sections(trace: Trace, verdict: Verdict) -> tuple[Section, ...]:
-    """What there is to say beside the table, in the order a reader needs it; empty ones are left out."""
+    """What there is to say beside the sentences and the table, in the order a reader asks; empty ones are left out."""
     evidence = tuple(line for line in verdict.evidence if not line.startswith(_NOT_MEASURED))
     missing = tuple(f"{name}: {why}" for name, why in trace.missing.items())
     found: tuple[Section, ...] = (
+        ("grown by", _grower_lines(trace, verdict)),
+        ("fix", verdict.fix),
+        ("budget", _budget_lines(verdict)),
+        ("risk", tuple(f"{_LEVELS[risk.level]}{risk.sentence}" for risk in verdict.risk)),
         ("ended", () if verdict.ended is None else (verdict.ended.sentence,)),
         ("held by", _held_lines(verdict)),
-        ("budget", _budget_lines(verdict)),
-        ("grown by", tuple(_grower_line(grower) for grower in verdict.who)),
         ("cgroup", _cgroup_lines(trace)),
-        ("risk", tuple(f"{_LEVELS[risk.level]}{risk.sentence}" for risk in verdict.risk)),
-        ("fix", verdict.fix),
         ("not it", (" · ".join(verdict.not_it),) if verdict.not_it else ()),
         ("evidence", evidence),
         ("not measured", missing),
     )
     return tuple((title, tuple(visible(line) for line in lines)) for title, lines in found if lines)
+
+
+def first_sections(trace: Trace, verdict: Verdict) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
+    """What stands directly below the verdict - who is behind it, what helps, and what is wrong or near - and the
+    rest."""
+    wanted = ["grown by", "fix"]
+    wanted += ["budget"] if verdict.budget is not None and not verdict.budget.ok else []
+    wanted += ["risk"] if verdict.danger else []
+    every = sections(trace, verdict)
+    return tuple(each for each in every if each[0] in wanted), tuple(each for each in every if each[0] not in wanted)
 
 
 def owner_text(owner: Owner) -> str:
@@ -164,6 +176,17 @@ def _held_lines(verdict: Verdict) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _grower_lines(trace: Trace, verdict: Verdict) -> tuple[str, ...]:
+    """Who rose how far; and why that is not the verdict's own figure, where it is not."""
+    lines = [_grower_line(grower) for grower in verdict.who]
+    kind = "anon" if verdict.grew in ("workers", "copied") else verdict.grew
+    after = next((growth.grew for growth in verdict.growth if growth.kind == kind), 0)
+    rose = sum(grower.grew for grower in verdict.who)
+    if lines and after and trace.about == "command" and rose - after >= max(NOISE, 0.1 * after):
+        lines.append(f"({signed(rose)} since it was started, {signed(after)} of {kind} after start-up)")
+    return tuple(lines)
+
+
 def _grower_line(grower: Grower) -> str:
     of = f" of {format_size(grower.size)}" if grower.size else ""
     odd = grower.filesystem.startswith(("nfs", "fuse", "cifs", "tmpfs"))
@@ -172,11 +195,14 @@ def _grower_line(grower: Grower) -> str:
     )
 
 
-def trace_facts(trace: Trace) -> tuple[tuple[str, str], ...]:
-    """The machine and the run, for whoever compares two reports."""
+def trace_facts(trace: Trace, verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    """The machine and the run, for whoever compares two reports. The limit is the one that was judged by."""
+    facts = dict(trace.machine)
+    if verdict.held is not None and verdict.held.limit:
+        facts |= {"limit": str(verdict.held.limit), "limit set by": verdict.held.limit_set_by}
     machine = [
         (name, format_size(int(value)) if name in _FACTS_IN_BYTES and value.isdigit() else visible(value))
-        for name, value in trace.machine.items()
+        for name, value in facts.items()
     ]
     ended = [] if trace.exit_code is None else [("exit code", str(trace.exit_code))]
     run = [("started", started_text(trace)), ("watched", format_duration(trace.seconds))]

@@ -89,6 +89,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _PATIENCE
+    wbufsize = -1  # head and body leave in one piece
     server: _Server
 
     def do_GET(self) -> None:

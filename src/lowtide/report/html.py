@@ -16,13 +16,18 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from lowtide.memory import Trace, Verdict
+from lowtide.memory import KINDS, Trace, Verdict
+from lowtide.memory.judge.holding import last_whole
+from lowtide.memory.samples import HELD
 from lowtide.memory.traces import to_dict
 from lowtide.report.chart import plot, spark
 from lowtide.report.content import (
+    HEADINGS,
     GrowthRow,
+    Section,
     Table,
     file_table,
+    first_sections,
     growth_rows,
     held_text,
     mood,
@@ -30,7 +35,6 @@ from lowtide.report.content import (
     owner_text,
     process_table,
     row_texts,
-    sections,
     started_text,
     trace_facts,
     visible,
@@ -56,7 +60,8 @@ def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
 
 def page(trace: Trace, verdict: Verdict) -> str:
     """The page as text."""
-    drawn = series(trace)
+    drawn = series(trace, verdict)
+    first, then = first_sections(trace, verdict)
     script, style = _asset("page.js"), _asset("page.css")
     return Template(_asset("page.html")).substitute(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(script)}'",
@@ -71,13 +76,14 @@ def page(trace: Trace, verdict: Verdict) -> str:
         confidence=_safe(verdict.confidence),
         command=_safe(trace.command or "unknown command"),
         when=_safe(f"{started_text(trace)}, watched for {format_duration(trace.seconds)}"),
-        chart=_chart(drawn),
+        first=_sections(first),
+        chart=_chart(trace, verdict, drawn),
         growth=_growth(trace, verdict, drawn),
-        sections=_sections(trace, verdict),
+        sections=_sections(then),
         processes=_table(process_table(trace)),
         files=_table(file_table(trace)),
         facts="".join(
-            f"<div><dt>{_safe(name)}</dt><dd>{_safe(value)}</dd></div>" for name, value in trace_facts(trace)
+            f"<div><dt>{_safe(name)}</dt><dd>{_safe(value)}</dd></div>" for name, value in trace_facts(trace, verdict)
         ),
     )
 
@@ -107,19 +113,21 @@ def _data(trace: Trace, verdict: Verdict, drawn: Series | None) -> dict[str, Any
     return {"command": trace.command, "verdict": to_dict(verdict), "stack": STACK, "rss": rss, **columns}
 
 
-def _chart(drawn: Series | None) -> str:
-    if drawn is None:
+def _chart(trace: Trace, verdict: Verdict, drawn: Series | None) -> str:
+    if drawn is None or verdict.held is None:
         return '<p class="empty">No sample was taken, so there is nothing to draw.</p>'
+    # At rest the legend says what the table says: the end is the last sample before a program takes itself apart.
+    end = {each.kind: each.end for each in verdict.held.kinds}
     rows = "".join(
         f'<tr><th scope="row"><i class="swatch {kind}"></i>{kind}</th>'
-        f'<td data-read="{kind}">{format_size(drawn.kinds[kind][-1])}</td></tr>'
+        f'<td data-read="{kind}">{format_size(end[kind])}</td></tr>'
         for kind in reversed(STACK)
+        if kind in KINDS or any(drawn.kinds[kind])
     )
-    end = len(drawn.seconds) - 1
-    held = sum(drawn.kinds[kind][end] for kind in ("anon", "mapped", "shmem", "tables"))
-    sums = [("sum", "all kinds", drawn.total(end), ""), ("held", "held (a budget counts it)", held, "held")]
+    held = sum(end[kind] for kind in HELD)
+    sums = [("sum", "all kinds", sum(end[kind] for kind in STACK), ""), ("held", "a budget counts", held, "held")]
     if any(drawn.rss):
-        sums.append(("rss", "RSS (other tools show it)", drawn.rss[end], "rss"))
+        sums.append(("rss", "RSS in other tools", last_whole(trace).rss, "rss"))
     rows += "".join(
         f'<tr class="sum"><th scope="row"><i class="swatch {mark}"></i>{words}</th>'
         f'<td data-read="{name}">{format_size(size)}</td></tr>'
@@ -132,7 +140,7 @@ def _chart(drawn: Series | None) -> str:
     stale += _RETAINED_NOTE.format(format_size(max(drawn.retained))) if max(drawn.retained, default=0) >= _MUCH else ""
     return (
         f'<div class="plot">{plot(drawn, "memory by kind over time; arrow keys move along it")}</div>'
-        f'<table class="legend"><caption id="at">at the end, {format_duration(drawn.last)}</caption>{rows}</table>'
+        f'<table class="legend"><caption id="at">{now_text(trace)}</caption>{rows}</table>'
         f'<p class="note">From the bottom up: what nobody can take back (anon, shmem, tables), then mapped, '
         f"then dirty and cache{thinned}.{stale}</p>"
     )
@@ -142,7 +150,7 @@ def _growth(trace: Trace, verdict: Verdict, drawn: Series | None) -> str:
     rows = growth_rows(trace, verdict)
     if drawn is None or not rows:
         return ""
-    body, names = [], (now_text(trace), "at most", "growth", "per minute")
+    body, names = [], (now_text(trace), *HEADINGS[1:4])
     for row in rows:
         *numbers, meaning = row_texts(row)
         body.append(
@@ -162,9 +170,9 @@ def _owners(row: GrowthRow) -> str:
     return "".join(f'<small class="owner">{_safe(owner_text(owner))}</small>' for owner in shown)
 
 
-def _sections(trace: Trace, verdict: Verdict) -> str:
+def _sections(sections: tuple[Section, ...]) -> str:
     parts = []
-    for title, lines in sections(trace, verdict):
+    for title, lines in sections:
         items = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
         parts.append(f'<div class="{title.replace(" ", "-")}"><dt>{title}</dt><dd>{items}</dd></div>')
     return "".join(parts)

@@ -9,6 +9,7 @@
   const cursor = document.getElementById("cursor"), when = document.getElementById("when");
   const caption = document.getElementById("at"), atRest = caption.textContent;
   const cells = Array.from(document.querySelectorAll("[data-read]"));
+  const cellsAtRest = cells.map((cell) => cell.textContent); // "the end" is judged, not the last point
   const HELD = ["anon", "mapped", "shmem", "tables"];
 
   // The same figures as units.format_size gives.
@@ -63,7 +64,7 @@
     place = -1;
     cursor.hidden = true;
     caption.textContent = atRest;
-    fill(last);
+    cells.forEach((cell, at) => { cell.textContent = cellsAtRest[at]; });
   }
 
   function follow(event) {

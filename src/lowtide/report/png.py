@@ -91,7 +91,7 @@ def write_panels(path: str | os.PathLike[str], panels: Sequence[Panel]) -> None:
 
 def write(trace: Trace, verdict: Verdict, path: str | os.PathLike[str]) -> None:
     """Write the picture of a trace; LowtideError when matplotlib is not installed or there is nothing to draw."""
-    drawn = series(trace)
+    drawn = series(trace, verdict)
     with _new_figure(width=10, height=5.4, dpi=150) as figure:
         if drawn is None:
             raise LowtideError("picture: expected a trace with samples, got none. Watch the program for longer.")

@@ -19,15 +19,23 @@ _LONGEST_NAME = 200  # characters of a name
 
 def prometheus_text(sample: Sample | None, verdict: Verdict | None, *, names: bool, errors: int, age: float) -> str:
     """Everything there is to scrape. ``age``: seconds since the sample was taken."""
+    return freshness_text(errors, age) + measured_text(sample, verdict, names=names)
+
+
+def freshness_text(errors: int, age: float) -> str:
+    """What changes from scrape to scrape."""
     parts = [
         *_metric("lowtide_sample_age_seconds", "Seconds since the last sample.", f"{age:.3f}"),
         *_metric("lowtide_sampler_errors_total", "Errors inside the sampler.", errors),
     ]
-    if sample is not None:
-        parts += _of_sample(sample, names=names)
-    if verdict is not None:
-        parts += _of_verdict(verdict)
     return "\n".join(parts) + "\n"
+
+
+def measured_text(sample: Sample | None, verdict: Verdict | None, *, names: bool) -> str:
+    """What changes with the sample and the verdict only: whoever is scraped often writes it once for each."""
+    parts = [*(_of_sample(sample, names=names) if sample is not None else ())]
+    parts += _of_verdict(verdict) if verdict is not None else ()
+    return "\n".join(parts) + "\n" if parts else ""
 
 
 def _of_sample(sample: Sample, *, names: bool) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """What every report draws: memory by kind over time, thinned, with the lines it is compared to. Pure.
 
 Stacked from the bottom: what nobody can take back (anon, shmem, tables), then mapped - up to here a budget counts -
-then dirty and cache, which only the cgroup sees. Thinning keeps each kind's highest sample of every span.
+then dirty and cache, which only the cgroup sees, and huge pages of the pool, which nothing else counts. Thinning keeps
+each kind's highest sample of every span.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, log2
 
-from lowtide.memory import Sample, Trace
+from lowtide.memory import Sample, Trace, Verdict
 from lowtide.units import GIB, KIB, MIB, TIB
 
-STACK = ("anon", "shmem", "tables", "mapped", "dirty", "cache")
+STACK = ("anon", "shmem", "tables", "mapped", "dirty", "cache", "hugetlb")
 STALE = 2.0  # seconds: a close look older than this is shown as such
 MOST_DRAWN = 800  # points drawn: about one for every pixel of a wide plot
 _IN_VIEW = 2.5  # a limit further above the highest point than this is named, not drawn: it would flatten the rest
@@ -56,8 +57,8 @@ class Series:
         return tuple(sum(self.kinds[each][place] for each in below) for place in range(len(self.seconds)))
 
 
-def series(trace: Trace, most: int = MOST_DRAWN) -> Series | None:
-    """None when there is nothing to draw."""
+def series(trace: Trace, verdict: Verdict | None = None, most: int = MOST_DRAWN) -> Series | None:
+    """None when there is nothing to draw. The limit drawn is the one the verdict names."""
     samples = thin(trace.samples, most)
     if not samples:
         return None
@@ -72,7 +73,7 @@ def series(trace: Trace, most: int = MOST_DRAWN) -> Series | None:
     highest = max(max(sum(sizes) for sizes in zip(*kinds.values(), strict=True)), *rss, 1)
     lines = tuple(
         ReferenceLine(name, size, size <= _IN_VIEW * highest)
-        for name, size in (("budget", trace.budget or 0), _limit_line(trace))
+        for name, size in (("budget", trace.budget or 0), _limit_line(verdict))
         if size
     )
     top = ceil(1.08 * max([highest, *(line.size for line in lines if line.drawn)]))
@@ -117,13 +118,11 @@ def time_ticks(last: float, most: int = 8) -> tuple[tuple[float, str], ...]:
     return tuple((place * step, _time_label(place * step, step)) for place in range(int(last / step + 1e-9) + 1))
 
 
-def _limit_line(trace: Trace) -> tuple[str, int]:
-    cgroup = next((sample.cgroup for sample in reversed(trace.samples) if sample.cgroup), None)
-    if cgroup is not None and cgroup.limit is not None:
-        return "cgroup limit", cgroup.limit
-    known = trace.machine.get("limit", "")
-    name = "memory of the machine" if trace.machine.get("limit set by") == "machine" else "limit"
-    return name, int(known) if known.isdigit() else 0
+def _limit_line(verdict: Verdict | None) -> tuple[str, int]:
+    held = verdict.held if verdict is not None else None
+    if held is None or not held.limit:
+        return "limit", 0
+    return "cgroup limit" if held.limit_set_by.startswith("cgroup") else "memory of the machine", held.limit
 
 
 def _tick_label(size: int) -> str:

@@ -24,6 +24,7 @@ COLOURS = {
     "mapped": "#2f78b7",
     "dirty": "#8a7a55",
     "cache": "#8fc4de",
+    "hugetlb": "#5b3a29",
 }
 _STACK = tuple(COLOURS)
 _WIDTH, _HEIGHT, _CHART_POINTS = 320, 72, 120
@@ -65,18 +66,28 @@ class KindHeld:
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """What the process tree had, whether or not it grew. ``takeable`` and ``stays`` share out ``end``."""
+    """What the process tree had, whether or not it grew: all kinds together, huge pages of the pool included.
+
+    ``end`` is the last sample before the program took itself apart, ``peak`` the highest moment of all kinds together;
+    ``takeable`` and ``stays`` share out ``end``. The same words mean the same in every report.
+    """
 
     end: int
     peak: int
     seconds: float  # when the peak of all kinds together was
-    takeable: int  # clean file pages: the kernel takes them back at once
-    stays: int  # heap, shared memory, page tables, and dirty pages until they are written
+    takeable: int  # clean file pages that nobody locked: the kernel takes them back at once
+    stays: int  # heap, shared memory, page tables, locked pages, and dirty pages until they are written
     limit: int | None
     limit_set_by: str
     limit_used: int  # bytes that count against the limit and cannot be taken back
     look_age: float  # seconds between the last close look and the end
     kinds: tuple[KindHeld, ...] = ()
+    end_seconds: float = 0.0  # when the end was
+    locked: int = 0  # pages of any kind locked in memory, at most
+    huge: int = 0  # of anon, what lay in transparent huge pages, at most
+    unread: int = 0  # of anon, what an allocator has whose books cannot be read, at most
+    in_no_process: int = 0  # charged to the cgroup at the end and in no process
+    between: int = 0  # of the peak, what no sample saw and the kernel remembers (VmHWM, wait4)
 
     @property
     def share(self) -> float | None:
@@ -98,8 +109,8 @@ class Grower:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """What can happen. ``what`` is oom, eviction, dirty or thrash; ``level`` is none, low or high; ``seconds`` until it
-    happens at the measured rate, where that is known."""
+    """What can happen. ``what`` is oom, throttled, tmpfs, eviction, dirty, pressure or thrash; ``level`` is none, low
+    or high; ``seconds`` until it happens at the measured rate, where that is known."""
 
     what: str
     level: str
@@ -123,9 +134,18 @@ class BudgetOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What another tool shows as "the memory", beside ours: whose number, how much, and what it counts."""
+
+    name: str
+    bytes: int
+    counts: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What a trace means. ``grew`` is one of ``GREW``; ``confidence`` is "high", "medium" or "low"; ``headline``,
-    ``fix``, ``not_it`` and ``evidence`` are sentences."""
+    ``fix``, ``not_it`` and ``evidence`` are sentences; ``because`` is "locked" or "huge pages" where that is why."""
 
     grew: str
     confidence: str
@@ -139,6 +159,9 @@ class Verdict:
     not_it: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     budget: BudgetOutcome | None = None
+    because: str = ""
+    throttled: bool = False  # slowed down at memory.high while it was watched
+    shown: tuple[Shown, ...] = ()
 
     @property
     def danger(self) -> bool:

@@ -45,9 +45,10 @@ class Course:
 def courses(samples: Sequence[Sample], about: str = "command") -> dict[str, Course]:
     """The course of every kind, from the samples that really read it."""
     asked = [sample for sample in samples if sample.files_asked]
+    kinds = (*KINDS, "hugetlb") if any(sample.hugetlb for sample in samples) else KINDS
     return {
         kind: course(kind, [(s.seconds, own_bytes(s, kind)) for s in (asked if kind in OF_FILES else samples)], about)
-        for kind in KINDS
+        for kind in kinds
     }
 
 

@@ -2,20 +2,28 @@
 
 Owners are those of the sample in which the kind stood highest; their sum is that height, and what has no owner is
 named so. "The end" is the last sample before the program began to take itself apart: an interpreter that exits unmaps
-and frees what it held all the time, and the last sample would deny it.
+and frees what it held all the time, and the last sample would deny it. Taking apart is what goes on falling until the
+exit, without a second's pause: what was given back before that was given back by the program at work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lowtide.memory.judge.findings import HeldMemory, KindHeld, Owner
+from lowtide.memory.patterns import many_alike, named_files
 from lowtide.memory.samples import HELD, KINDS, TAKEABLE, ProcessSample, Sample, Trace
 
+_OF_PROCESSES = ("anon", "tables", "hugetlb")
 UNEXPLAINED = "not explained"
-_TEARDOWN, _TEARDOWN_SHARE, _TEARDOWN_MOST = 1.0, 0.15, 10.0  # seconds, or share of the trace, before its end
-_FALL, _FALL_SHARE = 8 * 1024**2, 0.1
+BETWEEN = "between two samples"
+_PAUSE = 1.0  # seconds in which a program that takes itself apart lets go of something
+_TEARDOWN_MOST = 60.0  # seconds
+_FALL, _FALL_SHARE = 8 * 1024**2, 0.02
 _NEAR = 0.995  # of the peak: as good as it
+_UNSEEN_LEAST, _UNSEEN_SHARE = 4 * 1024**2, 0.01  # of a peak between two samples, from which on it counts
+_MOST_OF_IT = 0.6
 _OWNERS_NAMED = 12  # owners of a kind; the rest are added up
 
 
@@ -25,19 +33,49 @@ def holding(trace: Trace) -> HeldMemory:
     end = last_whole(trace)
     peak = max(samples, key=lambda sample: sample.total)
     limit, set_by, used = limit_of(trace, end)
-    takeable = sum(end.of(kind) for kind in TAKEABLE)
+    between, kind_between = unseen_peak(trace)
+    kinds = tuple(_kind(kind, samples, end) for kind in (*KINDS, "hugetlb"))
     return HeldMemory(
         end=end.total,
-        peak=peak.total,
+        peak=peak.total + between,
         seconds=peak.seconds,
-        takeable=takeable,
-        stays=end.total - takeable,
+        takeable=end.takeable,
+        stays=end.total - end.takeable,
         limit=limit,
         limit_set_by=set_by,
         limit_used=used,
         look_age=end.look_age,
-        kinds=tuple(_kind(kind, samples, end) for kind in KINDS),
+        kinds=tuple(_with_unseen(each, between) if each.kind == kind_between else each for each in kinds),
+        end_seconds=end.seconds,
+        locked=max(sample.locked for sample in samples),
+        huge=max(sum(each.huge for each in sample.processes) for sample in samples),
+        unread=max(sum(each.unread for each in sample.processes) for sample in samples),
+        in_no_process=end.in_no_process,
+        between=between,
     )
+
+
+def unseen_peak(trace: Trace) -> tuple[int, str]:
+    """How much higher a command's largest process stood than any sample saw, as the kernel remembers, and which kind it
+    was: the one that made up most of what was seen, "" where none did."""
+    if trace.about != "command":
+        return 0, ""  # what is remembered of a running process may be older than the watching
+    seen = [each for sample in trace.samples for each in sample.processes if each.pid]
+    if not seen:
+        return 0, ""
+    highest = max(seen, key=lambda each: each.rss)
+    remembered = max(trace.peak_rss, max(each.peak_rss for each in seen))
+    between = remembered - highest.rss
+    if between < max(_UNSEEN_LEAST, _UNSEEN_SHARE * remembered):
+        return 0, ""
+    parts = {"anon": highest.rss_anon, "mapped": highest.rss_file, "shmem": highest.rss_shmem}
+    largest = max(parts, key=lambda kind: parts[kind])
+    return between, largest if parts[largest] >= _MOST_OF_IT * highest.rss else ""
+
+
+def _with_unseen(each: KindHeld, between: int) -> KindHeld:
+    owners = (*each.owners, Owner(BETWEEN, between, "process")) if between else each.owners
+    return replace(each, peak=each.peak + between, owners=owners)
 
 
 def last_whole(trace: Trace) -> Sample:
@@ -46,13 +84,17 @@ def last_whole(trace: Trace) -> Sample:
     last = samples[-1]
     if trace.ended is None and trace.exit_code is None:
         return last
-    window = min(_TEARDOWN_MOST, max(_TEARDOWN, _TEARDOWN_SHARE * trace.seconds))
-    late = [sample for sample in samples if last.seconds - sample.seconds <= window] or [last]
-    for sample in reversed(late):
-        higher = [each for each in late if each.seconds < sample.seconds and _fell(each, sample)]
-        if not higher:
-            return sample
-    return last
+    whole = last
+    for sample in reversed(samples[:-1]):
+        if whole.seconds - sample.seconds > _pause(trace) or last.seconds - sample.seconds > _TEARDOWN_MOST:
+            break
+        if _fell(sample, whole):
+            whole = sample
+    return whole
+
+
+def _pause(trace: Trace) -> float:
+    return max(_PAUSE, 2 * trace.interval)
 
 
 def _fell(before: Sample, after: Sample) -> bool:
@@ -76,7 +118,7 @@ def _kind(kind: str, samples: Sequence[Sample], end: Sample) -> KindHeld:
     highest = max(sample.of(kind) for sample in samples)
     near = [sample for sample in samples if sample.of(kind) >= _NEAR * highest]
     # Of samples about equally high the latest knows most, and of files the one that asked about them.
-    asked = [sample for sample in near if sample.files_asked] if kind not in ("anon", "tables") else near
+    asked = [sample for sample in near if sample.files_asked] if kind not in _OF_PROCESSES else near
     sample = (asked or near)[-1]
     owners = owners_of(kind, sample)
     return KindHeld(kind, end.of(kind), sample.of(kind), sample.seconds, owners)
@@ -85,7 +127,7 @@ def _kind(kind: str, samples: Sequence[Sample], end: Sample) -> KindHeld:
 def owners_of(kind: str, sample: Sample) -> tuple[Owner, ...]:
     """Who has a kind's bytes in one sample, the largest first; what nobody has is the last one."""
     total = sample.of(kind)
-    found = _process_owners(kind, sample) if kind in ("anon", "tables") else _file_owners(kind, sample)
+    found = _process_owners(kind, sample) if kind in _OF_PROCESSES else _file_owners(kind, sample)
     found = sorted((owner for owner in found if owner.bytes > 0), key=lambda owner: -owner.bytes)
     named, rest = found[:_OWNERS_NAMED], found[_OWNERS_NAMED:]
     if rest:
@@ -105,8 +147,8 @@ def _at_most(owners: list[Owner], total: int) -> list[Owner]:
 
 
 def _process_owners(kind: str, sample: Sample) -> list[Owner]:
-    if kind == "tables":
-        return [Owner(process_name(each), each.tables, "process") for each in sample.processes]
+    if kind != "anon":
+        return [Owner(process_name(each), int(getattr(each, kind)), "process") for each in sample.processes]
     live = [Owner(process_name(each), each.anon - each.retained, "process") for each in sample.processes]
     kept = [
         Owner(f"{process_name(each)}: freed, kept by its allocator", each.retained, "allocator")
@@ -117,12 +159,10 @@ def _process_owners(kind: str, sample: Sample) -> list[Owner]:
 
 def _file_owners(kind: str, sample: Sample) -> list[Owner]:
     what = "tmpfs file" if kind == "shmem" else "file"
-    files = [Owner(file.path, file.of(kind), what) for file in sample.files]
-    groups = [
-        Owner(f"{group.name} ({group.files:,} files)" if group.files else group.name, group.of(kind), group.name)
-        for group in sample.groups
+    return [
+        Owner(each.name, each.of(kind), what) if each.by_path else Owner(each.counted, each.of(kind), each.name)
+        for each in named_files(sample, many_alike([sample]))
     ]
-    return files + groups
 
 
 def process_name(process: ProcessSample) -> str:

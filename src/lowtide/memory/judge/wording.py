@@ -5,33 +5,136 @@ The words are chosen here once, so that every report says the same.
 
 from __future__ import annotations
 
+from lowtide.memory.judge.findings import Shown
 from lowtide.memory.judge.growth import Course
-from lowtide.memory.samples import Sample, Trace
+from lowtide.memory.samples import TAKEABLE, Sample, Trace
 from lowtide.units import format_duration, format_size
 
 _MEANS = {
     "anon": "the heap grew: memory the program itself holds, which nobody can take back",
     "mapped": "not a leak: clean file pages, mapped by the program, which the kernel can take back but RSS counts",
-    "cache": "not a leak: page cache of files it read, which no process maps and the kernel can take back",
+    "cache": "not a leak: page cache of files it {used}, which no process maps and the kernel can take back",
     "dirty": "written to files and not yet to the disk, which must happen before the kernel can take it back",
     "tables": "page tables grew: huge mappings touched in many places; RSS does not show it, madvise does not free it",
     "shmem": "shared memory grew: tmpfs or /dev/shm, which looks like cache and cannot be taken back",
     "workers": "forked workers copy memory they shared with the parent (reading a Python object writes its count)",
+    "copied": "copy-on-write after a fork: a forked child keeps the old pages while its parent goes on writing, "
+    "as a server does that saves itself; it ends when the child ends",
+    "hugetlb": "pages of the machine's pool of huge pages, set apart before; no RSS and no memory cgroup counts them",
+}
+_BECAUSE = {
+    "locked": "; they are locked (mlock), so here the kernel cannot take them back",
+    "huge pages": "; most of it lies in transparent huge pages: 2 MiB each, however little of one is used",
 }
 
 
-def headline(grew: str, trace: Trace, by_kind: dict[str, Course], last: Sample) -> str:
-    """One sentence on growth."""
+def headline(grew: str, trace: Trace, by_kind: dict[str, Course], last: Sample, because: str = "") -> str:
+    """One sentence on growth, what can kill first; then that it was slowed down, if it was."""
+    return _growth_sentence(grew, trace, by_kind, last, because) + _throttled(trace)
+
+
+def _growth_sentence(grew: str, trace: Trace, by_kind: dict[str, Course], last: Sample, because: str) -> str:
     if grew == "nothing":
         return _nothing_grew(trace, by_kind)
     if grew == "retained":
+        in_part = any(each.retained_from.endswith("in part") for each in last.processes)
+        least = "at least " if in_part else ""
         return (
-            f"retained {format_size(last.retained)} of {format_size(last.anon)} of heap: not a leak: freed by the "
-            "program and kept by its allocator, which uses it again but gives it back to nobody else."
+            f"retained {least}{format_size(last.retained)} of {format_size(last.anon)} of heap: not a leak: freed by "
+            "the program and kept by its allocator, which uses it again but gives it back to nobody else."
         )
-    growth = by_kind["anon" if grew == "workers" else grew].growth
+    growth = by_kind["anon" if grew in ("workers", "copied") else grew].growth
     rate = f", {format_size(growth.per_minute)} per minute" if growth.per_minute > 0 and trace.about != "block" else ""
-    return f"{grew} +{format_size(growth.grew)}{rate}: {_MEANS[grew]}."
+    others = [each.growth for each in by_kind.values() if each.grew and each.growth.kind in TAKEABLE]
+    most = max(others, key=lambda each: each.grew, default=None)
+    beside = ""
+    if grew not in ("mapped", "cache", "dirty") and most is not None and most.grew > growth.grew:
+        beside = f" Beside it {most.kind} +{format_size(most.grew)}, which can be taken back."
+    means = _MEANS[grew].format(used=_used(last))
+    means = means.removeprefix("not a leak: ") if because == "locked" else means
+    return f"{grew} +{format_size(growth.grew)}{rate}: {means}{_BECAUSE.get(because, '')}.{beside}"
+
+
+def _used(last: Sample) -> str:
+    """What was done to the files whose cache it is."""
+    cached = sum(file.cache for file in last.files)
+    written = sum(file.cache for file in last.files if file.written)
+    return "wrote" if written > 0.8 * cached else "read" if written < 0.2 * cached else "read and wrote"
+
+
+def _throttled(trace: Trace) -> str:
+    seen = [sample.cgroup for sample in trace.samples if sample.cgroup is not None]
+    times = seen[-1].throttled - seen[0].throttled if seen and seen[0].path == seen[-1].path else 0
+    if times <= 0 or seen[-1].high is None:
+        return ""
+    return f" Throttled {times:,} times at memory.high, {format_size(seen[-1].high)}: slow, not dying."
+
+
+def parts_text(sample: Sample) -> str:
+    """What is charged to the cgroup and in no process, by name."""
+    return ", ".join(f"{name} {format_size(size)}" for name, size in sample.without_process())
+
+
+def shown_elsewhere(sample: Sample) -> tuple[Shown, ...]:
+    """Why a dashboard differs: what other tools show at this moment, beside ours."""
+    cgroup = sample.cgroup
+    found = []
+    if cgroup is not None:
+        found = [
+            Shown("usage", cgroup.current, "all that is charged to the cgroup, page cache and kernel memory included"),
+            Shown(
+                "working set",
+                cgroup.working_set,
+                f"usage without inactive file pages; {format_size(cgroup.active_file)} of active ones still count "
+                "(kubectl top, docker stats)",
+            ),
+        ]
+    ours = "the processes watched and their files, each page once, cached pages included"
+    return (
+        *found,
+        Shown("RSS", sample.rss, "what the processes map, pages that they share counted in each (top, ps)"),
+        Shown("ours", sample.total, ours),
+    )
+
+
+def _questions(trace: Trace, last: Sample) -> list[str]:
+    """What people with a killed job ask, one line each: in no process, another dashboard, slowed down."""
+    lines = [f"shown as {each.name}: {format_size(each.bytes)}: {each.counts}" for each in shown_elsewhere(last)]
+    cgroup = last.cgroup
+    if cgroup is not None:
+        parts = parts_text(last)
+        lines.append(
+            f"charged to the cgroup, in no process: {format_size(last.in_no_process)}"
+            + (f" ({parts})" if parts else "")
+        )
+        if cgroup.version == 1:
+            lines.append("throttled: no, cgroups of version 1 have no memory.high")
+        elif cgroup.high is None:
+            lines.append("throttled: no, memory.high is not set")
+        elif not _throttled(trace):
+            lines.append(f"throttled: not while it was watched, memory.high is {format_size(cgroup.high)}")
+    return lines
+
+
+def _heap_lines(trace: Trace) -> list[str]:
+    """What of the heap is huge pages, locked, or with an allocator that cannot be asked."""
+    lines = []
+    locked = max(sample.locked for sample in trace.samples)
+    if locked:
+        lines.append(f"locked in memory (mlock): {format_size(locked)}, which nobody can take back")
+    huge = max(trace.samples, key=lambda sample: sum(each.huge for each in sample.processes))
+    size = sum(each.huge for each in huge.processes)
+    if size:
+        lines.append(f"transparent huge pages (AnonHugePages): {format_size(size)} of {format_size(huge.anon)} of heap")
+    unread = max(trace.samples, key=lambda sample: sum(each.unread for each in sample.processes))
+    size = sum(each.unread for each in unread.processes)
+    if size:
+        names = " and ".join(dict.fromkeys(each.allocator for each in unread.processes if each.unread))
+        lines.append(
+            f"retained: unknown for {format_size(size)} of heap that is not the C library's; an allocator that cannot "
+            f"be asked is there: {names}"
+        )
+    return lines
 
 
 def _nothing_grew(trace: Trace, by_kind: dict[str, Course]) -> str:
@@ -45,7 +148,7 @@ def _nothing_grew(trace: Trace, by_kind: dict[str, Course]) -> str:
 
 
 def not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) -> tuple[str, ...]:
-    involved = {"workers": "anon", "retained": "anon"}.get(grew, grew)
+    involved = {"workers": "anon", "copied": "anon", "retained": "anon"}.get(grew, grew)
     lines = [
         f"{kind}: fell by {format_size(-each.growth.grew)}"
         if each.growth.grew <= -each.noise
@@ -56,7 +159,7 @@ def not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) -
     forked = {process.pid for sample in samples for process in sample.processes if process.forked}
     if grew != "retained" and samples[-1].retained:
         lines.append(f"retained: {format_size(samples[-1].retained)} freed and kept by allocators")
-    if grew != "workers":
+    if grew not in ("workers", "copied"):
         lines.append(
             "workers: " + (f"{len(forked)} forked, no growth of theirs alone" if forked else "no forked children")
         )
@@ -90,6 +193,8 @@ def evidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) -> 
             f"file {_signed(cgroup.file - begin.file)}, shmem {_signed(cgroup.shmem - begin.shmem)}, "
             f"refaults {cgroup.refaults - begin.refaults:,}"
         )
+    lines += _heap_lines(trace)
+    lines += _questions(trace, last)
     lines += [f"not measured: {name} ({why})" for name, why in trace.missing.items()]
     if trace.cut_short:
         lines.append("the trace file ends in the middle of a line or without its last one; what came before was judged")

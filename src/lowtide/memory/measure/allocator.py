@@ -2,8 +2,9 @@
 
 Inside this process glibc adds up its own books (``mallinfo2``). From outside, with the permission to trace, they are
 read where they lie: a glibc arena is a block of list heads, one for each size of free chunk, and an empty list points
-to itself, a pattern found nowhere else. Cost: 1 to 60 ms; at most ``_MOST_CHUNKS`` are walked, the largest first. Other
-allocators are seen only where they mark pages as free (``LazyFree`` in smaps); Python's own arenas count as live.
+to itself, a pattern found nowhere else. Cost: 1 ms, and 1 to 2 per thousand free chunks, which are walked the largest
+first until ``_MOST_SECONDS`` of CPU are spent; an account cut there says so (``whole``). Other allocators are seen only
+where they mark pages as free (``LazyFree`` in smaps); Python's own arenas count as live.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,17 +23,24 @@ _PAIRS = 127  # list heads of an arena, two words each
 _BINS = _PAIRS * 2 * _WORD
 _TOP, _NEXT, _SYSTEM = -16, _BINS + 16, _BINS + 16 + 24  # of an arena's other fields, from its first list head
 _HEAD = 16  # a list head is addressed as if it were a chunk, whose links lie this far in
-_MOST_CHUNKS, _MOST_ARENAS = 20_000, 256
+_MOST_SECONDS, _MOST_ARENAS = 0.4, 1024
+_PATIENCE = 512  # chunks between two looks at the clock
+# Bytes read at a time: chunks that were freed one after the other lie beside each other. One page where the process has
+# memory in swap, so that nothing is brought back that was not asked for.
+_WINDOW, _CAREFUL_WINDOW, _WINDOWS_KEPT = 64 * 1024, 4096, 64
 _LIBRARY_BYTES = 2 * 1024**2  # the writable part of libc is 8 KiB; anything far larger is not it
 _FLAGS = 0x7  # the low bits of a chunk's size
+_PAIR = struct.Struct("<2Q")
 
 
 @dataclass(frozen=True)
 class HeapAccount:
-    """Bytes the allocator has from the kernel, and the part of them that the program has freed."""
+    """Bytes the allocator has from the kernel, and the part of them that the program has freed; at least that where not
+    the ``whole`` of it was read."""
 
     system: int
     free: int
+    whole: bool = True
 
     def kept(self, resident: int) -> int:
         """The freed part whose pages are still resident; all that is in use is taken to be resident."""
@@ -53,13 +62,13 @@ def own_account() -> HeapAccount | None:
     return HeapAccount(int(numbers.number0), int(numbers.number8))  # arena, fordblks
 
 
-def account_of(pid: int, heap: HeapLayout) -> HeapAccount | None:
+def account_of(pid: int, heap: HeapLayout, *, swapped: bool = False) -> HeapAccount | None:
     """The same of another process, read from its memory; None where that is not glibc's. OSError when not allowed."""
     if not heap.library or not heap.arenas:
         return None
     fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        memory = _Memory(fd)
+        memory = _Memory(fd, _CAREFUL_WINDOW if swapped else _WINDOW)
         first = _main_arena(memory, heap)
         if first is None:
             return None
@@ -70,7 +79,7 @@ def account_of(pid: int, heap: HeapLayout) -> HeapAccount | None:
                 return None
             system += _word(steps, _SYSTEM)
             free += _free_bytes(memory, arena, steps)
-        return HeapAccount(system, min(free, system))
+        return HeapAccount(system, min(free, system), not memory.tired)
     finally:
         os.close(fd)
 
@@ -78,9 +87,38 @@ def account_of(pid: int, heap: HeapLayout) -> HeapAccount | None:
 class _Memory:
     """Reads of another process's memory; None for what cannot be read."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self.chunks = 0
+    def __init__(self, fd: int, window: int) -> None:
+        self._fd, self._window = fd, window
+        self._windows: dict[int, bytes] = {}
+        self._end = time.thread_time() + _MOST_SECONDS
+        self._chunks = 0
+        self.tired = False  # the time allowed is used up
+
+    def chunk(self, address: int) -> tuple[int, int] | None:
+        """A free chunk's size and the next one on its list; None where it cannot be read, or there is no time left."""
+        self._chunks += 1
+        if self._chunks % _PATIENCE == 0 and time.thread_time() > self._end:
+            self.tired = True
+        begin = address - address % self._window
+        place = address + _WORD - begin
+        if self.tired or place + 2 * _WORD > self._window:
+            words = None if self.tired else self.words(address + _WORD, 2)
+            return None if words is None else (words[0], words[1])
+        window = self._windows.get(begin)
+        if window is None:
+            if len(self._windows) >= _WINDOWS_KEPT:
+                self._windows.clear()
+            window = self._windows[begin] = self._read_some(begin)
+        if len(window) < place + 2 * _WORD:  # the mapping begins or ends inside the window
+            words = self.words(address + _WORD, 2)
+            return None if words is None else (words[0], words[1])
+        return _PAIR.unpack_from(window, place)  # type: ignore[return-value]  # two words
+
+    def _read_some(self, address: int) -> bytes:
+        try:
+            return os.pread(self._fd, self._window, address)
+        except (OSError, OverflowError):
+            return b""
 
     def read(self, address: int, length: int) -> bytes | None:
         try:
@@ -159,11 +197,10 @@ def _free_bytes(memory: _Memory, arena: int, words: tuple[int, ...]) -> int:
     for pair in (0, *range(_PAIRS - 1, 0, -1)):
         head = arena + 2 * pair * _WORD - _HEAD
         chunk = _word(words, 2 * pair * _WORD)
-        while chunk != head and memory.chunks < _MOST_CHUNKS:
-            memory.chunks += 1
-            fields = memory.words(chunk + _WORD, 2)  # its size and the next one
+        while chunk != head:
+            fields = memory.chunk(chunk)
             if fields is None:
-                break  # the program changed its lists while we walked
+                break  # the program changed its lists while we walked, or it took too long
             total += fields[0] & ~_FLAGS
             chunk = fields[1]
     return total

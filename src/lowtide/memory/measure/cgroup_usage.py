@@ -7,10 +7,19 @@ ours. Cost: a few small reads; ``memory.stat`` makes the kernel sum counters ove
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
-from lowtide.machine.cgroups import Cgroup, directory_limit, directory_usage, read_int, read_pairs, read_stat
+from lowtide.machine.cgroups import (
+    Cgroup,
+    directory_usage,
+    kill_limit,
+    read_int,
+    read_pairs,
+    read_stat,
+    throttle_limit,
+)
 from lowtide.machine.cgroups import unreclaimable as bytes_that_stay
 from lowtide.memory.samples import CgroupSample
 
@@ -24,21 +33,31 @@ _STAT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dirty": (("total_dirty", "total_writeback"), ("file_dirty", "file_writeback")),
     "refaults": (("total_workingset_refault_file",), ("workingset_refault_file",)),
     "slab_reclaimable": ((), ("slab_reclaimable",)),
+    "slab": ((), ("slab",)),
+    "sockets": ((), ("sock",)),
+    "mapped_file": (("total_mapped_file",), ("file_mapped",)),
 }
+_AHEAD = 64 * 4096 * 64
 _PRESSURE = re.compile(r"some avg10=([0-9.]+)")
 
 
 def sample_cgroup(cgroup: Cgroup, *, own: bool = False) -> CgroupSample:
     """A cgroup at the height of its smallest limit; ``own``: its own usage, wherever that limit is."""
-    limits = [directory_limit(directory, cgroup.version) for directory in cgroup.directories]
+    limits = [kill_limit(directory, cgroup.version) for directory in cgroup.directories]
     known = [limit for limit in limits if limit is not None]
+    highs = [throttle_limit(directory) for directory in cgroup.directories] if cgroup.version == 2 else []
     height = limits.index(min(known)) if known and not own else 0
     directory = cgroup.directories[height]
     stat = read_stat(directory)
     counts = {word: sum(stat.get(name, 0) for name in names[cgroup.version - 1]) for word, names in _STAT.items()}
     usage = directory_usage(directory, cgroup.version)
+    kernel = _kernel(directory, stat, cgroup.version)
+    listed = counts["anon"] + counts["file"] + kernel + counts["sockets"] + stat.get("zswap", 0)
     if usage is None:  # the root of version 2 does not count itself
-        usage = counts["anon"] + counts["file"]
+        usage = listed
+    if cgroup.version == 1:
+        counts["sockets"] = read_int(directory / "memory.kmem.tcp.usage_in_bytes") or 0
+    events = _events(cgroup, highs)
     return CgroupSample(
         version=cgroup.version,
         path=cgroup.path_at(height),
@@ -48,8 +67,42 @@ def sample_cgroup(cgroup: Cgroup, *, own: bool = False) -> CgroupSample:
         unreclaimable=bytes_that_stay(stat, cgroup.version),
         pressure=_pressure(directory),
         peak=read_int(directory / ("memory.peak" if cgroup.version == 2 else "memory.max_usage_in_bytes")),
+        high=min((high for high in highs if high is not None), default=None),
+        throttled=events.get("high", 0),
+        refused=events.get("max", 0) if cgroup.version == 2 else read_int(directory / "memory.failcnt") or 0,
+        kernel_other=max(0, kernel - counts["slab"] - stat.get("pagetables", 0) - stat.get("sec_pagetables", 0)),
+        # The kernel charges in steps of 64 pages per processor ahead of use: what is less than that is nothing.
+        unlisted=usage - listed if usage - listed > _AHEAD else 0,
         **counts,
     )
+
+
+def _kernel(directory: Path, stat: dict[str, int], version: int) -> int:
+    """What the kernel keeps for the cgroup, page tables included; kernels before 5.18 do not add it up."""
+    if version == 1:
+        return read_int(directory / "memory.kmem.usage_in_bytes") or 0
+    parts = ("slab", "kernel_stack", "pagetables", "sec_pagetables", "percpu", "vmalloc")
+    return stat.get("kernel", sum(stat.get(name, 0) for name in parts))
+
+
+def _events(cgroup: Cgroup, highs: list[int | None]) -> dict[str, int]:
+    """memory.events where the smallest throttling limit is set: a task is slowed down there, whoever set it."""
+    known = [high for high in highs if high is not None]
+    if cgroup.version == 1:
+        return {}
+    return read_pairs(cgroup.directories[highs.index(min(known)) if known else 0] / "memory.events")
+
+
+def killed_by_oomd(cgroup: Cgroup) -> int:
+    """Processes that systemd-oomd has killed in a cgroup or one above it, as it notes on the directories themselves."""
+    most = 0
+    for directory in cgroup.directories:
+        try:
+            text = os.getxattr(directory, "user.oomd_kill")
+        except OSError:  # no such note, no such directory, or no notes in this filesystem
+            continue
+        most = max(most, int(text) if text.isdigit() else 0)
+    return most
 
 
 def oom_kills(cgroup: Cgroup, height: int = 0) -> int:

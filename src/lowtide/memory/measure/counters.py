@@ -2,7 +2,8 @@
 
 Cheap counters (/proc/PID/status) are read every time, expensive ones (close looks, page cache of the files, cgroup)
 when something moved and as often as their own measured cost allows. What a kernel or a permission does not give goes
-into ``missing``. When the last process has ended its files are asked once more: their pages outlive it.
+into ``missing``. The cgroup is that of the process that has most of the memory, as long as it lives: a process that
+has ended is shown in the root. When the last one has ended its files are asked once more: their pages outlive it.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from lowtide.machine import Cgroup, kind_named, memory_cgroup, mounted
-from lowtide.memory.measure.cgroup_usage import sample_cgroup
+from lowtide.machine import PAGE, Cgroup, kind_named, memory_cgroup, mounted
+from lowtide.memory.measure.cgroup_usage import oom_kills, sample_cgroup
 from lowtide.memory.measure.looks import FEW_PROCESSES, FRESH, MOVED, CloseLooks, Pace
 from lowtide.memory.measure.open_files import FileSet, FileTotals
-from lowtide.memory.measure.process import read_proc
+from lowtide.memory.measure.process import process_identity, read_proc
+from lowtide.memory.measure.tmpfs import TmpfsUse
 from lowtide.memory.measure.tree import Tree, WatchedProcess, pids_of_cgroup
 from lowtide.memory.samples import CgroupSample, FileGroup, ProcessSample, Sample
+from lowtide.units import MIB
 
 _FILES_SHARE, _CGROUP_SHARE = 0.002, 0.0005  # of one core
 _FEW_FILES = 1000
 _NAMED_PROCESSES = 64  # the smallest beyond these are added up
+_UNREAD_CACHE = 8 * MIB  # of files whose page cache we may not ask: from here on the kind is not known
 WITHOUT_FILE = "shared memory without a file"
 
 
@@ -54,6 +58,10 @@ class TreeCounters:
         self._asked_at = 0.0
         self.cgroup = cgroup if cgroup is not None else memory_cgroup(pid)
         self._membership = ""
+        self.moved = False  # into another cgroup, since it was last asked about
+        self.kills_alive = 0  # of its cgroup, when it was last seen alive
+        self._tmpfs = TmpfsUse(pid)
+        self._shmem_then = -1  # charged to the cgroup when it was first asked
         self._cgroup_now: CgroupSample | None = None
         self._files_pace = Pace(_FILES_SHARE, every)
         self._cgroup_pace = Pace(_CGROUP_SHARE, every)
@@ -78,6 +86,9 @@ class TreeCounters:
             return None
         now = time.monotonic()
         looked = self._looks.refresh(now, members, changed=changed, last=last)
+        if looked:
+            # What was unmapped while we looked must not be mapped in one counter and cache in the other.
+            members = self._living_again() or members
         processes = [self._looks.process(member) for member in members]
         raw_mapped = sum(each.mapped for each in processes)
         done = self.tree.done
@@ -87,8 +98,9 @@ class TreeCounters:
         asked = last or looked or self._files_due(now, members, raw_mapped, moved)
         if asked:
             self._ask_files(now, members, raw_mapped, moved)
-        if self._cgroup_changed() or last or self._cgroup_pace.due(now):
+        if self._cgroup_changed(members) or last or self._cgroup_pace.due(now):
             self._ask_cgroup(now)
+        self._count_kills()
         self._last = replace(self._sum_up(now, members, processes, moved), files_asked=asked)
         return self._last
 
@@ -106,10 +118,11 @@ class TreeCounters:
         lost = [file for file in before.files if file.path not in seen]  # deleted at the end, as temporary files are
         files = tuple(sorted((*totals.files, *lost), key=lambda file: -file.cached))
         # The processes' own kinds stay as last seen; a page that was mapped then is counted there and not in the cache.
+        mapped_then = max(totals.mapped, min(self._last.mapped, totals.clean))
         return replace(
             self._last,
             seconds=now - self._begin,
-            cache=max(0, totals.clean - totals.mapped) + sum(file.cache for file in lost),
+            cache=max(0, totals.clean - mapped_then) + sum(file.cache for file in lost),
             dirty=totals.dirty + sum(file.dirty for file in lost),
             shmem=max(self._last.shmem, totals.shmem + sum(file.cached for file in lost if file.memory)),
             found_cache=totals.found_cache + sum(file.found for file in lost if not file.memory),
@@ -117,14 +130,20 @@ class TreeCounters:
             groups=(*totals.groups, *(group for group in self._last.groups if group.name == WITHOUT_FILE)),
             cgroup=self._kills_counted_in(self._last.cgroup),
             files_asked=True,
+            tmpfs=self._tmpfs.at_the_end(),
         )
 
     def _kills_counted_in(self, last: CgroupSample | None) -> CgroupSample | None:
-        """The cgroup as last seen alive, with the kernel's kills as they are counted now."""
+        """The cgroup as last seen alive, with what the kernel remembers of its last moments: kills, and the peak."""
         if last is None or self.cgroup is None:
             return last
         now = sample_cgroup(self.cgroup, own=self._whole_cgroup)
-        return replace(last, oom_kills=max(last.oom_kills, now.oom_kills)) if now.path == last.path else last
+        if now.path != last.path:
+            return last
+        peak = max(last.peak or 0, now.peak or 0) or None
+        return replace(
+            last, oom_kills=max(last.oom_kills, now.oom_kills), peak=peak, refused=max(last.refused, now.refused)
+        )
 
     def _sum_up(self, now: float, members: list[WatchedProcess], processes: list[ProcessSample], moved: int) -> Sample:
         totals, done = self._totals, self.tree.done
@@ -152,7 +171,17 @@ class TreeCounters:
             groups=groups,
             cgroup=self._cgroup_now,
             look_age=self._looks.age(now),
+            hugetlb=sum(each.hugetlb for each in processes),
+            locked=sum(each.locked for each in processes),
+            locked_files=min(mapped, self._looks.locked_files()),
+            tmpfs=self._tmpfs.last,
         )
+
+    def _living_again(self) -> list[WatchedProcess]:
+        try:
+            return self.tree.members()[0]
+        except FileNotFoundError:
+            return []
 
     def _ask_files(self, now: float, members: list[WatchedProcess], raw_mapped: int, moved: int) -> None:
         begin = time.thread_time()
@@ -166,6 +195,7 @@ class TreeCounters:
                 continue
         for pid, files in self._looks.files_by_process().items():
             self._files.look_at_mapped(pid, files)
+        self._look_for_closed()
         mapped = self._looks.mapped_files()
         of_files = sum(file.mapped for file in mapped.values() if not file.memory)
         before = self._moved
@@ -186,6 +216,7 @@ class TreeCounters:
             return True
         small = len(members) <= FEW_PROCESSES and len(self._totals.measured) <= _FEW_FILES
         moving = moved - (self._moved or 0) >= MOVED or abs(raw_mapped - self._raw_then) >= MOVED
+        moving = self._tmpfs.ask() or moving
         return small and moving and now - self._asked_at >= FRESH
 
     def _cache_left(self, mapped: int, moved: int) -> int:
@@ -194,25 +225,55 @@ class TreeCounters:
         newly_mapped = mapped - self._mapped_then - (moved - (self._moved or 0))
         return max(0, self._totals.clean - self._totals.mapped - max(0, newly_mapped))
 
+    def _look_for_closed(self) -> None:
+        """Where a tmpfs has grown by more than the files we know explain: files written there and closed again."""
+        self._tmpfs.ask()
+        grown = self._tmpfs.grown()
+        if self._cgroup_now is not None and self._shmem_then >= 0:
+            grown = min(grown, max(0, self._cgroup_now.shmem - self._shmem_then) + MOVED)
+        done = self.tree.done
+        self._files.room_for_closed = done.passed + done.minor_faults * PAGE
+        if grown - (self._totals.shmem - self._totals.found_shmem) >= MOVED:
+            for point in self._tmpfs.growing():
+                self._files.look_into(self._tmpfs.root + point, point)
+
     def _ask_cgroup(self, now: float) -> None:
         begin = time.thread_time()
         if self.cgroup is not None:
             self._cgroup_now = sample_cgroup(self.cgroup, own=self._whole_cgroup)
+            if self._shmem_then < 0:
+                self._shmem_then = self._cgroup_now.shmem
         self._cgroup_pace.paid(now, self._pay(begin))
 
-    def _cgroup_changed(self) -> bool:
-        """A launcher moves its process into the job's cgroup after it has started."""
-        if self._whole_cgroup:
+    def _cgroup_changed(self, members: list[WatchedProcess]) -> bool:
+        """A launcher moves its process, or a child of its own, into the job's cgroup after it has started."""
+        if self._whole_cgroup or not members:
             return False
+        largest = max(members, key=lambda each: each.counts["RssAnon"] + each.counts["RssShmem"])
         try:
-            membership = read_proc(self._pid or 0, "cgroup")
+            membership = read_proc(largest.pid, "cgroup")
+            if membership == self._membership:
+                return False
+            identity = process_identity(largest.pid)
         except OSError:
             return False
-        if not membership or membership == self._membership:
+        if not membership or identity.exiting or identity.state in "ZXx":
             return False
-        self._membership = membership
-        self.cgroup = memory_cgroup(self._pid) or self.cgroup
+        before, self._membership = self.cgroup, membership
+        self.cgroup = memory_cgroup(largest.pid) or self.cgroup
+        self.moved = self.moved or before != self.cgroup
+        self._shmem_then = -1 if before != self.cgroup else self._shmem_then
         return True
+
+    def _count_kills(self) -> None:
+        """Fresh in every sample: who was killed after the last one it lived in is a different question."""
+        now = self._cgroup_now
+        if now is None or self.cgroup is None:
+            return
+        paths = [self.cgroup.path_at(height) for height in range(len(self.cgroup.directories))]
+        self.kills_alive = oom_kills(self.cgroup, paths.index(now.path) if now.path in paths else 0)
+        if self.kills_alive != now.oom_kills:
+            self._cgroup_now = replace(now, oom_kills=max(now.oom_kills, self.kills_alive))
 
     def _follow_clock(self) -> None:
         """Files are stamped by the wall clock, which may be set back while we watch."""
@@ -226,7 +287,8 @@ class TreeCounters:
     def _note_refusals(self) -> None:
         if self._files.refused:
             path, why = next(iter(self._files.refused.items()))
-            self.missing["page cache"] = f"of {len(self._files.refused)} files, for one {path}: {why}"
+            name = "cache" if self._files.refused_bytes >= _UNREAD_CACHE else "page cache"
+            self.missing[name] = f"of {len(self._files.refused)} files, for one {path}: {why}"
         if self._files.how == "mincore":
             self.missing["dirty"] = "this kernel has no cachestat (Linux 6.5), and mincore does not know dirty pages"
 
@@ -237,7 +299,10 @@ def _bounded(processes: list[ProcessSample]) -> tuple[ProcessSample, ...]:
         return tuple(processes)
     order = sorted(processes, key=lambda each: -each.rss)
     rest = order[_NAMED_PROCESSES:]
-    counted = ("anon", "mapped", "shmem", "tables", "swap", "rss_anon", "rss_file", "rss_shmem", "retained")
+    counted = (
+        *("anon", "mapped", "shmem", "tables", "swap", "rss_anon", "rss_file", "rss_shmem"),
+        *("retained", "unread", "hugetlb", "locked", "huge", "faults"),
+    )
     sums = {name: sum(getattr(each, name) for each in rest) for name in counted}
     others = ProcessSample(pid=0, parent=0, name=f"{len(rest)} smaller processes", forked=False, **sums)
     return (*order[:_NAMED_PROCESSES], others)

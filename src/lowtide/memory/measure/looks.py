@@ -61,6 +61,9 @@ class Pace:
         self._next = min(self._next, self._last + self.rest / 4)
 
 
+_UNSEEN = Detail(0, 0, 0)  # a process before its first close look
+
+
 @dataclass(frozen=True)
 class _Reading:
     """A close look at one process and the plain counters at that moment, to scale later ones by."""
@@ -117,6 +120,8 @@ class CloseLooks:
         elif member.forked and "sharing" not in self._missing:
             anon = mapped = 0  # until the first look its pages are still its parent's, and counted there
         kept, said_by = self._kept.get(member.pid, (0, ""))
+        seen = self._readings.get(member.pid)
+        closely = seen.detail if seen is not None else _UNSEEN
         return ProcessSample(
             pid=member.pid,
             parent=member.parent,
@@ -133,7 +138,18 @@ class CloseLooks:
             retained=min(kept, anon),
             retained_from=said_by,
             runtime=member.runtime,
+            allocator=closely.heap.foreign,
+            unread=max(0, min(anon, closely.anon - closely.heap.resident)) if closely.heap.foreign else 0,
+            hugetlb=counts["HugetlbPages"],
+            locked=closely.locked,
+            huge=min(anon, closely.huge),
+            faults=member.minor_faults,
+            peak_rss=counts["VmHWM"],
         )
+
+    def locked_files(self) -> int:
+        """Bytes of files on disk that some process has locked."""
+        return sum(reading.detail.locked_files for reading in self._readings.values())
 
     def files_by_process(self) -> dict[int, dict[FileKey, MappedFile]]:
         return {pid: reading.detail.files for pid, reading in self._readings.items()}
@@ -201,13 +217,15 @@ class CloseLooks:
                 kept[member.pid] = found
         self._kept = kept
         few = len(members) <= FEW_PROCESSES
-        self._heap_pace.paid(now, self._spent(begin), most=FRESH if few else None)
+        cost = self._spent(begin)
+        self._heap_pace.paid(now, cost, most=max(FRESH, cost / _WORKERS_SHARE) if few else None)
 
     def _ask_allocator(self, member: WatchedProcess, reading: _Reading) -> tuple[int, str] | None:
         heap = reading.detail.heap
         lazy = min(heap.lazy_free, member.counts["RssAnon"])
         try:
-            account = own_account() if member.pid == os.getpid() else account_of(member.pid, heap)
+            swapped = member.counts["VmSwap"] > 0
+            account = own_account() if member.pid == os.getpid() else account_of(member.pid, heap, swapped=swapped)
         except OSError:
             self._missing.setdefault(
                 "retained", "the allocator of another user's process cannot be asked what it keeps"
@@ -218,7 +236,7 @@ class CloseLooks:
         # Pages that a fork shares are in both; the part of this process is as large as its part of the heap.
         resident = _scale(heap.resident, reading.detail.anon, reading.rss_anon)
         kept = _scale(account.kept(heap.resident), resident, heap.resident)
-        return kept + lazy, "allocator"
+        return kept + lazy, "allocator" if account.whole else "allocator, in part"
 
     def _read_each(
         self, members: list[WatchedProcess], read: Callable[[WatchedProcess], Detail]

@@ -4,7 +4,8 @@ repair can be named that works for it.
 A file once seen (in /proc/PID/fd, or mapped) stays in the set until it is gone from the disk, because its cached
 pages stay too. Bytes that were cached before the tree opened the file are ``found``, not grown. Files are opened for
 the moment of one question only: a held descriptor would keep a deleted file's space. Cost: 20 microseconds per file,
-plus cachestat's walk. A file opened, used and closed between two looks is missed; the cgroup's totals still show it.
+plus cachestat's walk. A file opened, used and closed between two looks is missed; the cgroup's totals still show it,
+and in a tmpfs that fills up faster than the files we know the new ones are looked for by name.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from pathlib import PurePath
 
 from lowtide.machine import file_kind, kind_named, page_cache
 from lowtide.memory.measure.smaps import MappedFile
+from lowtide.memory.patterns import FEW, alike, pattern
 from lowtide.memory.samples import FileGroup, FileSample
 
 FileKey = tuple[int, int]  # (device, inode)
 
 CODE, SMALLER = "library code", "smaller files"
-_KEPT = 24  # files a sample names; the rest are in its groups
+_KEPT, _PATTERNS = 24, 8  # files, and patterns of further files, that a sample names; the rest are added up
 _WORTH_NAMING = 256 * 1024
 _SMALL = 256 * 1024
+_MOST_ENTRIES = 8192  # of a tmpfs, looked through by name
 _FORMAT_MAGIC = {
     b"\x93NUMPY": "npy",
     b"ARROW1": "arrow",
@@ -37,7 +40,9 @@ _FORMAT_MAGIC = {
     b"SQLite format": "sqlite",
     b"\x7fELF": "program",
 }
+_FORMAT_INSIDE = {(8, b"DUCK"): "duckdb", (16, b"\xde\xc0\xef\xbe"): "lmdb"}  # where it is not at the start
 _OTHER_NAMES = {"feather": "arrow", "h5": "hdf5", "npz": "zip", "pt": "zip", "gz": "gzip", "so": "program"}
+_OTHER_NAMES |= {"mdb": "lmdb", "ldb": "leveldb", "sst": "leveldb", "duckdb": "duckdb", "sqlite": "sqlite"}
 _NAMES = {name: name for name in ("npy", "arrow", "parquet", "hdf5", "zip", "safetensors", "gguf")} | _OTHER_NAMES
 
 
@@ -51,6 +56,8 @@ class _Known:
     last: _Answer | None = None
     format: str | None = None
     code: bool = False
+    seen: int = 0  # the round in which a process had it open or mapped; 0: none ever had, it was found by its name
+    size: int = 0  # of a file that was open, before its page cache was asked
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,8 @@ class FileSet:
         self._round = 0
         self.how = ""
         self.refused: dict[str, str] = {}  # path -> why its page cache is unknown
+        self.refused_bytes = 0  # size of those that were open and are no program's code: the most that is not seen
+        self.room_for_closed = 0  # bytes the tree can have put into files it has closed again
 
     def look(self, pid: int) -> None:
         """Take in what the process has open now. OSError when that is not ours to see."""
@@ -116,7 +125,10 @@ class FileSet:
             except OSError:
                 continue  # closed meanwhile
             if stat.S_ISREG(facts.st_mode):
-                self._take((facts.st_dev, facts.st_ino), link, None)
+                key = (facts.st_dev, facts.st_ino)
+                self._take(key, link, None)
+                if key in self._known:
+                    self._known[key].size = facts.st_size
 
     def look_at_mapped(self, pid: int, mapped: dict[FileKey, MappedFile]) -> None:
         """Take in the files a process maps; those that were deleted can be asked only through a descriptor."""
@@ -125,6 +137,25 @@ class FileSet:
                 self._take(key, f"/proc/{pid}/root{file.path}", file.path)
             if file.code and key in self._known:
                 self._known[key].code = True
+
+    def look_into(self, directory: str, shown: str) -> None:
+        """Take in what came into a tmpfs since watching began, though no process of the tree has it open any more."""
+        waiting, entries = [directory], 0
+        while waiting and entries < _MOST_ENTRIES:
+            try:
+                with os.scandir(waiting.pop()) as found:
+                    for entry in found:
+                        entries += 1
+                        facts = entry.stat(follow_symlinks=False)
+                        if stat.S_ISDIR(facts.st_mode):
+                            waiting.append(entry.path)
+                        elif stat.S_ISREG(facts.st_mode) and facts.st_blocks and facts.st_ctime >= self.started:
+                            path = shown + entry.path.removeprefix(directory)
+                            key = (facts.st_dev, facts.st_ino)
+                            known = self._known.setdefault(key, _Known(path, "tmpfs", True))
+                            known.links.append(entry.path)
+            except OSError:
+                continue  # not ours to list, or gone
 
     def measure(self, mapped: Mapping[FileKey, MappedFile], unplaced: int, fresh: int) -> FileTotals:
         """Ask the page cache about every file.
@@ -136,7 +167,12 @@ class FileSet:
         self._round += 1
         answers = {key: self._answer(key, known) for key, known in list(self._known.items())}
         asked = {key: answer for key, answer in answers.items() if answer is not None}
-        placed = _place({key: file.mapped for key, file in mapped.items() if not file.memory}, unplaced, asked)
+        closed = [key for key in asked if self._known[key].seen == 0]
+        if sum(asked[key].cached for key in closed) > self.room_for_closed:
+            for key in closed:  # more than the tree can have written: somebody else's
+                del asked[key]
+        on_disk = {key: answer for key, answer in asked.items() if not self._known[key].memory}
+        placed = _place({key: file.mapped for key, file in mapped.items() if not file.memory}, unplaced, on_disk)
         named: list[FileSample] = []
         code: list[FileSample] = []
         dirty_room = 0
@@ -148,8 +184,10 @@ class FileSet:
                 fresh = max(0, fresh - (answer.cached - found))
                 known.found = found
             dirty_in_map = mapped[key].dirty if key in mapped else 0
-            dirty_room += max(0, answer.dirty - dirty_in_map) if key in placed and not known.memory else 0
-            (code if known.code else named).append(_sample(known, answer, placed.get(key, 0) - dirty_in_map))
+            dirty_room += max(0, answer.dirty - dirty_in_map) if key in mapped and not known.memory else 0
+            sample = _sample(known, answer, placed.get(key, 0) - dirty_in_map, opened=known.seen == self._round)
+            sample = replace(sample, written=answer.changed >= self.started)
+            (code if known.code else named).append(sample)
         for key, size in placed.items():
             if key not in asked:  # deleted, or not ours to open: what is mapped of it is all that is known
                 (code if mapped[key].code else named).append(_unasked(mapped[key].path, size))
@@ -159,6 +197,7 @@ class FileSet:
     def _take(self, key: FileKey, link: str, path: str | None) -> None:
         known = self._known.get(key)
         if known is not None:
+            known.seen = self._round + 1
             known.links.insert(0, link)
             known.path = path or known.path  # it may have been renamed since, as files are that were written first
             return
@@ -171,7 +210,7 @@ class FileSet:
             return
         filesystem = self._filesystems.get(key[0]) or _filesystem_of(link)
         memory = kind_named(filesystem).memory or path.startswith("/memfd:")
-        self._known[key] = _Known(path, filesystem, memory, [link])
+        self._known[key] = _Known(path, filesystem, memory, [link], seen=self._round + 1)
 
     def _answer(self, key: FileKey, known: _Known) -> _Answer | None:
         """Small files are asked in every eighth round only, each in its turn: there can be thousands, and they weigh
@@ -192,7 +231,7 @@ class FileSet:
             except OSError as problem:
                 if problem.errno != errno.ENOENT:
                     gone = False
-                    self.refused[known.path] = os.strerror(problem.errno or 0)
+                    self._refuse(known, problem)
                 continue
             try:
                 facts = os.fstat(fd)
@@ -203,7 +242,7 @@ class FileSet:
                     known.format = format_of(fd, known.path)
             except OSError as problem:
                 gone = False
-                self.refused[known.path] = os.strerror(problem.errno or 0)
+                self._refuse(known, problem)
                 continue
             finally:
                 os.close(fd)
@@ -215,8 +254,13 @@ class FileSet:
             del self._known[key]
         return None
 
+    def _refuse(self, known: _Known, problem: OSError) -> None:
+        if known.path not in self.refused and not known.code:
+            self.refused_bytes += known.size
+        self.refused[known.path] = os.strerror(problem.errno or 0)
 
-def _sample(known: _Known, answer: _Answer, mapped_clean: int) -> FileSample:
+
+def _sample(known: _Known, answer: _Answer, mapped_clean: int, *, opened: bool) -> FileSample:
     dirty = 0 if known.memory else answer.dirty
     mapped = max(0, min(mapped_clean, answer.cached - dirty))
     unmapped = answer.cached if known.memory else answer.cached - dirty - mapped
@@ -230,6 +274,7 @@ def _sample(known: _Known, answer: _Answer, mapped_clean: int) -> FileSample:
         filesystem=known.filesystem,
         memory=known.memory,
         format=known.format or "",
+        open=opened,
     )
 
 
@@ -243,7 +288,7 @@ def _totals(named: list[FileSample], code: list[FileSample], measured: frozenset
     memory = [sample for sample in named if sample.memory]
     order = sorted(named, key=lambda sample: sample.cached, reverse=True)
     large = [sample for sample in order[:_KEPT] if sample.cached >= _WORTH_NAMING]
-    groups = (_group(CODE, code), _group(SMALLER, order[len(large) :]))
+    groups = (_group(CODE, code), *_grouped(order, order[len(large) :]))
     return FileTotals(
         clean=sum(sample.cached - sample.dirty for sample in disk),
         dirty=sum(sample.dirty for sample in disk),
@@ -257,6 +302,20 @@ def _totals(named: list[FileSample], code: list[FileSample], measured: frozenset
     )
 
 
+def _grouped(files: list[FileSample], small: list[FileSample]) -> list[FileGroup]:
+    """The small ones of all files: by pattern where many are alike, the others together."""
+    paths: dict[str, list[str]] = {}
+    for file in files:
+        paths.setdefault(alike(file.path), []).append(file.path)
+    rest: dict[str, list[FileSample]] = {}
+    for file in small:
+        rest.setdefault(alike(file.path), []).append(file)
+    many = [name for name in rest if len(paths[name]) >= FEW]
+    many = sorted(many, key=lambda name: -sum(file.cached for file in rest[name]))[:_PATTERNS]
+    others = [file for name, members in rest.items() if name not in many for file in members]
+    return [*(_group(pattern(paths[name]), rest[name]) for name in many), _group(SMALLER, others)]
+
+
 def _group(name: str, files: list[FileSample]) -> FileGroup:
     kinds = {kind: sum(file.of(kind) for file in files) for kind in ("mapped", "cache", "dirty", "shmem")}
     return FileGroup(name, len(files), **kinds)
@@ -267,12 +326,16 @@ def _place(mapped: dict[FileKey, int], unplaced: int, answers: dict[FileKey, _An
     total = sum(mapped.values())
     if unplaced < 0 and total > 0:
         return {key: max(0, size + unplaced * size // total) for key, size in mapped.items()}
-    room = {key: answers[key].cached - size for key, size in mapped.items() if key in answers}
-    room = {key: size for key, size in room.items() if size > 0}
-    if unplaced <= 0 or not room:
-        return mapped
-    share = min(1.0, unplaced / sum(room.values()))
-    return {key: size + int(share * room.get(key, 0)) for key, size in mapped.items()}
+    placed = dict(mapped)
+    # Files that were mapped at the close look first, then any other: a page that is mapped is no longer cache alone.
+    for keys in (list(mapped), [key for key in answers if key not in mapped]):
+        room = {key: answers[key].cached - placed.get(key, 0) for key in keys if key in answers}
+        room = {key: size for key, size in room.items() if size > 0}
+        if unplaced > 0 and room:
+            share = min(1.0, unplaced / sum(room.values()))
+            placed |= {key: placed.get(key, 0) + int(share * size) for key, size in room.items()}
+            unplaced -= int(share * sum(room.values()))
+    return placed
 
 
 def _filesystem_of(link: str) -> str:
@@ -288,12 +351,13 @@ def format_by_name(path: str) -> str:
 
 
 def format_of(fd: int, path: str) -> str:
-    """npy, arrow, parquet, hdf5, zip, gzip, safetensors, sqlite, gguf or program; "" for bytes without a header.
+    """npy, arrow, parquet, hdf5, zip, gzip, safetensors, gguf, sqlite, duckdb, lmdb, leveldb or program; "" for bytes
+    without a header.
 
     Only what is cached already is read (RWF_NOWAIT): a read that went to the disk would bring in a read-ahead window
     and change what is being measured. Where that is refused, the name's ending decides.
     """
-    head = bytearray(16)
+    head = bytearray(20)
     try:
         os.preadv(fd, [head], 0, getattr(os, "RWF_NOWAIT", 0))
     except OSError:
@@ -301,4 +365,5 @@ def format_of(fd: int, path: str) -> str:
     if head[8:10] == b'{"':  # a length of eight bytes, then JSON
         return "safetensors"
     known = next((word for magic, word in _FORMAT_MAGIC.items() if head.startswith(magic)), None)
+    known = known or next((word for (at, magic), word in _FORMAT_INSIDE.items() if head.startswith(magic, at)), None)
     return known if known is not None else format_by_name(path)

@@ -14,7 +14,7 @@ from pathlib import Path
 from lowtide.memory.samples import ProcessMemory
 
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h
-_STATUS = ("RssAnon", "RssFile", "RssShmem", "VmPTE", "VmPMD", "VmSwap")
+_STATUS = ("RssAnon", "RssFile", "RssShmem", "VmPTE", "VmPMD", "VmSwap", "VmHWM", "HugetlbPages")
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,14 @@ def process_identity(pid: int) -> ProcessIdentity:
     )
 
 
-def bytes_moved(pid: int) -> tuple[int, int]:
-    """Bytes the process has read from and sent to storage (page-cache hits count in neither)."""
+def bytes_moved(pid: int) -> tuple[int, int, int]:
+    """Bytes the process has read from and sent to storage (page-cache hits count in neither), and all it wrote to
+    files, tmpfs included."""
     counts = {}
     for line in read_proc(pid, "io").splitlines():
         name, _, value = line.partition(":")
         counts[name] = int(value)
-    return counts["read_bytes"], counts["write_bytes"]
+    return counts["read_bytes"], counts["write_bytes"], counts["wchar"]
 
 
 def runtime(pid: int) -> str:

@@ -23,11 +23,24 @@ _MAPPING = (
     r"^([0-9a-f]+)-([0-9a-f]+) .(..)(.) [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+) (\d+) *(.*)\n"
     rf"{_FIELDS}Rss: +(\d+) kB\nPss: +(\d+) kB\n{_FIELDS}"
     rf"Shared_Dirty: +(\d+) kB\n{_FIELDS}Private_Dirty: +(\d+) kB\n{_FIELDS}Anonymous: +(\d+) kB\n"
-    rf"(?:{_FIELDS}LazyFree: +(\d+) kB\n)?"
+    rf"(?:{_FIELDS}LazyFree: +(\d+) kB\n)?(?:{_FIELDS}AnonHugePages: +(\d+) kB\n)?(?:{_FIELDS}Locked: +(\d+) kB\n)?"
 )  # compiled at its first use and kept by re: compiling takes 3 ms that `import lowtide` need not pay
 _SHARED_NAMES = ("/memfd:", "/SYSV", "/dev/zero", "/dev/shm/", "/drm mm object")
 _LIBRARY = re.compile(r"\.so(\.[0-9.]+)?( \(deleted\))?$")
 _LIBC = re.compile(r"/libc[.-][^/]*$")
+# Programs and libraries that bring an allocator of their own, whose books we cannot read.
+_ALLOCATORS = {
+    "libjemalloc": "jemalloc",
+    "libmimalloc": "mimalloc",
+    "libtcmalloc": "tcmalloc",
+    "_polars_runtime": "polars' own (jemalloc or mimalloc)",
+    "polars": "polars' own (jemalloc or mimalloc)",
+    "duckdb": "duckdb's own (jemalloc)",
+    "_duckdb": "duckdb's own (jemalloc)",
+    "libarrow": "arrow's own (mimalloc or jemalloc)",
+    "libjvm": "the JVM's",
+    "node": "V8's",
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class HeapLayout:
     library: tuple[tuple[int, int], ...] = ()
     resident: int = 0
     lazy_free: int = 0
+    foreign: str = ""  # an allocator of its own that a library or the program brings
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,9 @@ class Detail:
     by_file: bool = True
     heap: HeapLayout = HeapLayout()
     mappings: int = 0
+    locked: int = 0  # of any kind
+    locked_files: int = 0  # of those on disk filesystems
+    huge: int = 0  # of anon
 
 
 def read_detail(pid: int, memory_devices: frozenset[int], *, alone: bool = False) -> Detail:
@@ -82,7 +99,8 @@ def read_sharing(pid: int) -> Detail:
 
 
 def parse_smaps(text: str, memory_devices: frozenset[int], *, alone: bool = False) -> Detail:
-    anon = mapped = shmem = count = lazy = resident = 0
+    anon = mapped = shmem = count = lazy = resident = huge = locked = locked_files = 0
+    foreign = ""
     files: dict[tuple[int, int], MappedFile] = {}
     arenas: list[tuple[int, int]] = []
     library: list[tuple[int, int]] = []
@@ -95,12 +113,18 @@ def parse_smaps(text: str, memory_devices: frozenset[int], *, alone: bool = Fals
             continue
         pss, anonymous = int(match[9]) * 1024, int(match[12])
         lazy += int(match[13] or 0) * 1024
+        huge += int(match[14] or 0) * 1024
+        locked_here = int(match[15] or 0) * 1024
+        locked += locked_here
         inode = int(match[6])
         if inode == 0:
             anon += pss
-            if path == "[heap]" or (not path and int(match[1], 16) % _ARENA == 0):
-                arenas.append((int(match[1], 16), int(match[2], 16)))
-                resident += rss * 1024
+            begin, end = int(match[1], 16), int(match[2], 16)
+            # A mapping below an arena may have grown together with it: the arena begins at the multiple inside.
+            arena = begin if path == "[heap]" else -(-begin // _ARENA) * _ARENA
+            if path == "[heap]" or (not path and (arena == begin or arena < end <= arena + _ARENA)):
+                arenas.append((arena, end))
+                resident += rss * 1024 * (end - arena) // (end - begin)
             continue
         # A private mapping of a file holds the pages it wrote to as heap; they share its Pss in proportion.
         in_file = max(0, rss - anonymous)
@@ -117,13 +141,22 @@ def parse_smaps(text: str, memory_devices: frozenset[int], *, alone: bool = Fals
             shmem += of_file
         else:
             mapped += of_file
+            locked_files += min(locked_here, of_file)
         code = match[3][1] == "x" or _LIBRARY.search(path) is not None
+        foreign = foreign or (_foreign(path) if code else "")
         key = (device, inode)
         before = files.get(key)
         if before is not None:
             of_file, dirty, code = of_file + before.mapped, dirty + before.dirty, code or before.code
         files[key] = MappedFile(path, of_file, dirty, memory, code)
-    return Detail(anon, mapped, shmem, files, True, HeapLayout(tuple(arenas), tuple(library), resident, lazy), count)
+    heap = HeapLayout(tuple(arenas), tuple(library), resident, lazy, foreign)
+    return Detail(anon, mapped, shmem, files, True, heap, count, locked, locked_files, huge)
+
+
+def _foreign(path: str) -> str:
+    """The allocator that a program or library brings, by its name; "" where none is known."""
+    name = path.rsplit("/", 1)[-1]
+    return next((word for begin, word in _ALLOCATORS.items() if name == begin or name.startswith(begin + ".")), "")
 
 
 def parse_rollup(text: str) -> Detail:
@@ -133,4 +166,7 @@ def parse_rollup(text: str) -> Detail:
         counts[name] = int(rest.split()[0]) * 1024
     heap = HeapLayout(lazy_free=counts.get("LazyFree", 0))
     anon, mapped, shmem = (counts.get(name, 0) for name in ("Pss_Anon", "Pss_File", "Pss_Shmem"))
-    return Detail(anon, mapped, shmem, by_file=False, heap=heap, mappings=10_000)
+    locked, huge = counts.get("Locked", 0), counts.get("AnonHugePages", 0)
+    # The sum does not say what was locked: heap first, which must stay in any case.
+    locked_files = max(0, min(mapped, locked - anon - shmem))
+    return Detail(anon, mapped, shmem, {}, False, heap, 10_000, locked=locked, locked_files=locked_files, huge=huge)

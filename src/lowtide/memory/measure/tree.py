@@ -32,12 +32,13 @@ class WatchedProcess:
 
 
 class WorkDone(NamedTuple):
-    """Counters that only rise: faults, and bytes moved from and to storage."""
+    """Counters that only rise: faults, bytes moved from and to storage, bytes written to anything."""
 
     minor_faults: int = 0
     major_faults: int = 0
     read: int = 0
     written: int = 0
+    passed: int = 0  # given to write(), also for tmpfs
 
 
 @dataclass
@@ -47,10 +48,11 @@ class _Past:
     runtime: str
     read: int = 0
     written: int = 0
+    passed: int = 0
 
     @property
     def done(self) -> WorkDone:
-        return WorkDone(self.identity.minor_faults, self.identity.major_faults, self.read, self.written)
+        return WorkDone(self.identity.minor_faults, self.identity.major_faults, self.read, self.written, self.passed)
 
 
 def pids_of_cgroup(directory: Path) -> list[int]:
@@ -124,7 +126,7 @@ class Tree:
             past.forked, past.runtime = False, process.runtime(pid)
         past.identity = identity
         try:
-            past.read, past.written = process.bytes_moved(pid)
+            past.read, past.written, past.passed = process.bytes_moved(pid)
         except OSError:
             self.moved_known = False
         return WatchedProcess(
