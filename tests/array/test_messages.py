@@ -121,15 +121,15 @@ def test_arguments_that_need_a_name_get_it(array: lowtide.Array, tmp_path: Path)
     np.arange(5000, dtype="u2").tofile(tmp_path / "t.bin")
     tokens = lowtide.open_tokens(tmp_path / "t.bin", dtype="uint16")
     with pytest.raises(TypeError, match=r"batches: expected 1 without a name, got 2\. Use batches\(8, length=1024\)\."):
-        tokens.batches(8, 1024)  # type: ignore[call-arg,misc]
+        tokens.batches(8, 1024)  # type: ignore[call-arg]
     with pytest.raises(
         TypeError, match=r"expected length=, the tokens of a window, got none\. Use batches\(8, length="
     ):
         tokens.batches(8)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Use shuffled\(8, seed=3\)\."):
-        array.shuffled(8, 3)  # type: ignore[misc]
+        array.shuffled(8, 3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Use open\('x.f32', dtype='float32'\)\."):
-        lowtide.open("x.f32", "float32")  # type: ignore[misc]
+        lowtide.open("x.f32", "float32")  # type: ignore[call-arg]
 
 
 def test_a_conversion_that_would_change_the_numbers_is_not_suggested(tmp_path: Path) -> None:

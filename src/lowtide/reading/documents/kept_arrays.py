@@ -309,18 +309,5 @@ def _failed(path: str, file: Descriptor, offset: int, number: int) -> ReadError:
     )
 
 
-def _failed(path: str, file: Descriptor, offset: int, number: int) -> ReadError:
-    """``number``: the errno of the read; 0: the file ended."""
-    if number:
-        return read_failed(path, offset, OSError(number, os.strerror(number)))
-    was, now = file.status.st_size, os.fstat(file.number).st_size
-    return ReadError(
-        f"{path}: expected the {was} bytes that were opened, got {now}: it was cut or written to meanwhile. "
-        "Delete it and open the data again: it is built anew.",
-        path=path,
-        offset=offset,
-    )
-
-
 def damaged(path: str, expected: str, got: str) -> FormatError:
     return FormatError(f"{path}: expected {expected}, got {got}. Delete it: it is built again.")
