@@ -73,15 +73,14 @@ class KeptArray:
     def part(self, first: int = 0, last: int | None = None) -> NDArray[Any]:
         """The items from ``first`` to ``last``, in memory."""
         last = self.count if last is None else last
-        found: NDArray[Any] = np.empty(last - first, self.kind)
+        found: Any = np.empty(last - first, self.kind)
         offset = self.at + first * self.kind.itemsize
         try:
-            read_all(
-                self.path, self.file.number, offset, memoryview(found).cast("B") if found.size else memoryview(b"")
-            )
+            read_all(self.path, self.file.number, offset, memoryview(found.view(np.uint8)))
         except ReadError as problem:
             raise _failed(self.path, self.file, offset, problem.errno or 0) from problem
-        return found
+        array: NDArray[Any] = found
+        return array
 
     def runs(self, firsts: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
         """Bytes of the file that hold ``counts`` items from ``firsts`` on: offsets and lengths for ``read_runs``."""
