@@ -28,8 +28,8 @@ ROOMS = {
     "lowtide.formats.tokens": "datatrove ends litgpt llmc manifest megatron token_files",
     "lowtide.engine": "document_planes mapping packed_plans permutation reads runs sinks",
     "lowtide.machine": "cgroups files limits opening pages",
-    "lowtide.order": "feistel local mixing orders steps streams words",
-    "lowtide.reading": "admission ahead cursor fingerprint habits opened places plan state stretches token_range"
+    "lowtide.order": "feistel local locality mixing orders steps streams words",
+    "lowtide.reading": "admission ahead blocks_ahead cursor fingerprint habits opened places plan state token_range"
     " window_reader",
     "lowtide.reading.documents": "boundaries boundary_index docs document_counts kept_arrays packed packing stride",
     "lowtide.reading.rows": "column_stats indexing iteration member_rows parts reader resident stratified",

@@ -150,19 +150,16 @@ class Store:
         spans, _ = next(few_files(self.located.spans(numbers, stride, length), KEPT.together))
         return self.strategy.announce(spans)
 
-    def announce_long(self, offset: int, length: int) -> None:
-        """Tell the kernel that these consecutive bytes will be read, in any order."""
-        if length > 0:
-            spans, _ = next(few_files(self.located.spans(np.array([offset], np.int64), 1, length), KEPT.together))
+    def announce_long(self, offsets: Offsets, length: int) -> None:
+        """Tell the kernel that the ``length`` bytes from each of these offsets on will be read, in any order."""
+        for spans, _ in few_files(self.located.spans(offsets, 1, length), KEPT.together):
             announce_now(self.files, spans)
 
-    def drop_long(self, offset: int, length: int) -> None:
-        """Evict these consecutive bytes from the page cache, whoever read them."""
-        if length > 0:
-            for spans, _ in few_files(self.located.spans(np.array([offset], np.int64), 1, length), KEPT.together):
-                for file, start, size in each_of(spans):
-                    descriptor = self.files.descriptor(file, True)
-                    drop_pages(descriptor.number, start, size, sequential=True)
+    def drop_long(self, offsets: Offsets, length: int) -> None:
+        """Evict these bytes from the page cache, whoever read them."""
+        for spans, _ in few_files(self.located.spans(offsets, 1, length), KEPT.together):
+            for file, start, size in each_of(spans):
+                drop_pages(self.files.descriptor(file, True).number, start, size)
 
     def sample(self, offsets: list[int], length: int) -> bytes:
         """Small blocks, one after the other: by plain reads that need no queue and no lock, so that a signal handler

@@ -12,6 +12,7 @@ import numpy as np
 
 from lowtide.machine import PAGE
 from lowtide.reading.ahead import Batch, prepared_ahead
+from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import select
 from lowtide.reading.rows.parts import Listed, lists_of
 from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader, Wanted
@@ -89,6 +90,34 @@ class MemberRows:
                 size += batches * whole_pages(one.nbytes(rows)) + staging
         return size
 
+    def plan(self, batch: int, held: int | None = None) -> Plan:
+        """Projected bytes by kind, all members together, and how each is read."""
+        if held is None:
+            held = 2 * self.nbytes(batch) + self.scratch(batch) + self.ahead(batch)
+        sources = (one.source if isinstance(one, ResidentRows) else one for one in self.members)
+        files = [one for one in sources if isinstance(one, RowReader)]
+        kept = self.resident + sum(one.index.nbytes for one in self.indices())
+        plans = [project(one.store, 0, announced=2 * one.nbytes(batch), kept=kept) for one in files]
+        limit = self.budget.limit if self.budget.stated else max(self.budget.limit, held + self.budget.aside)
+        mapped = self.budget.aside - kept if any(one.strategy in ("remap", "advise") for one in plans) else 0
+        return Plan(
+            anon=min(limit, held + self.budget.aside) - max(0, mapped),
+            mapped=sum(one.mapped for one in plans),
+            cache=sum(one.cache for one in plans),
+            budget=limit,
+            strategy=_all_of([one.strategy for one in plans]),
+            rung=_all_of([one.rung for one in plans]),
+            engine=_all_of([one.engine for one in plans]),
+            why=(
+                *(f"{one.where}: {reason}" for one, its in zip(files, plans, strict=True) for reason in its.why),
+                *(
+                    f"{one.where}: small, so read once and kept"
+                    for one in self.members
+                    if isinstance(one, ResidentRows)
+                ),
+            ),
+        )
+
     def packed(self, found: Sequence[Any]) -> Any:
         return tuple(found) if self.names is None else dict(zip(self.names, found, strict=True))
 
@@ -102,3 +131,7 @@ class MemberRows:
         for name, one in zip(self.called, self.members, strict=True):
             found |= {f"{name}.{what}": value for what, value in one.fingerprint().items()}
         return found
+
+
+def _all_of(words: Sequence[str]) -> str:
+    return " and ".join(dict.fromkeys(words)) or "none"
