@@ -273,6 +273,21 @@ def test_a_local_shuffle_of_rows_is_announced_in_whole_blocks_and_dropped_behind
     assert sorted(map(bytes, seen)) == sorted(map(bytes, table))
 
 
+def test_arrays_together_are_announced_in_whole_blocks_and_dropped_behind(cold: Path) -> None:
+    with lowtide.open(cold, dtype="uint16", shape=(-1, 64), cache="drop") as array:
+        both = lowtide.together(array, np.arange(len(array)), budget="512KiB")  # too little to keep the first
+        drop_page_cache(cold)
+        rows = both.shuffled(16, seed=2, locality=(1 << 18, 1 << 14))
+        table, (first, number) = np.fromfile(cold, "uint16").reshape(-1, 64), next(rows)
+        np.testing.assert_array_equal(first, table[number])
+        assert page_cache(cold).cached >= 200 << 10
+        assert "behind each window" in rows.plan().rung
+        assert "local shuffle: a window mixes" in str(rows.plan())
+        seen = [number.copy(), *(numbers.copy() for _, numbers in rows)]
+        assert sorted(np.concatenate(seen).tolist()) == list(range(len(array)))
+        assert page_cache(cold).cached == 0
+
+
 def order_of(array: lowtide.Array, epoch: int) -> Any:
     numbers = np.arange(len(array))
     return next(iter(lowtide.together(numbers).shuffled(len(array), seed=5, epoch=epoch)))[0]

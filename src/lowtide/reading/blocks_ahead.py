@@ -141,6 +141,25 @@ class BlockFollower:
         return {**self.__dict__, "_now": None, "_next": None, "_announced": 0}
 
 
+class FollowersTogether:
+    """Of arrays that are read row for row: the windows of each."""
+
+    def __init__(self, followers: tuple[BlockFollower, ...]) -> None:
+        self._followers = followers
+
+    def approach(self, position: int) -> None:
+        for follower in self._followers:
+            follower.approach(position)
+
+    def leave(self) -> None:
+        for follower in self._followers:
+            follower.leave()
+
+    def adjusted(self, plan: Plan) -> Plan:
+        plans = [follower.adjusted(plan) for follower in self._followers]
+        return replace(plans[0], cache=sum(one.cache for one in plans))
+
+
 def follow(
     reader: Any, stream: Stream, world: int, item: int, base: int = 0, more: int = 0, steps: EpochSteps | None = None
 ) -> tuple[Any, BlockFollower | None]:

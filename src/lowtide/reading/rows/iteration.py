@@ -6,6 +6,7 @@ together - is the reader's business. ``Array`` and ``Together`` have these calls
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
@@ -18,7 +19,7 @@ from lowtide.order.steps import EpochSteps
 from lowtide.order.streams import Drawn, Given, InOrder, Shuffled, Stream
 from lowtide.reading.admission import admit
 from lowtide.reading.ahead import Reader
-from lowtide.reading.blocks_ahead import PlannedFollower, follow
+from lowtide.reading.blocks_ahead import BlockFollower, FollowersTogether, PlannedFollower, follow
 from lowtide.reading.cursor import Cursor
 from lowtide.reading.habits import answers_habits
 from lowtide.reading.opened import Opened, html_table
@@ -44,6 +45,10 @@ class RowsReader(Reader, Protocol):
     def row_bytes(self) -> int: ...
     def scattered(self) -> RowsReader:
         """The same rows, for numbers with few neighbours."""
+        ...
+
+    def each(self, call: Callable[[RowReader], RowReader]) -> RowsReader:
+        """The same rows, with every reader of a file in it as ``call`` returns it."""
         ...
 
     def plan(self, batch: int, held: int | None = None) -> Plan:
@@ -268,9 +273,7 @@ class RowIteration(Opened):
         # Of rows drawn from many more hardly two are neighbours.
         if min(batch, ROWS_AT_ONCE) * SPARSE_FROM < stream.among:
             reader = reader.scattered()
-        follower: PlannedFollower | None = None
-        if isinstance(reader, RowReader) and reader.follows:
-            reader, follower = follow(reader, stream, world, reader.row_bytes, steps=steps)
+        reader, follower = _followed(reader, stream, world, steps)
         found = BatchIterator(reader, stream, steps, follower, rank, world)
         found.position = position
         return found
@@ -279,6 +282,24 @@ class RowIteration(Opened):
         """Rows whose bytes are an eighth of the budget, or 8 MiB where that is less."""
         size = min(LARGEST_CHUNK, self._all_rows.budget.limit // 8)
         return max(1, size // max(1, self._all_rows.row_bytes))
+
+
+def _followed(
+    reader: RowsReader, stream: Stream, world: int, steps: EpochSteps
+) -> tuple[RowsReader, PlannedFollower | None]:
+    """The reader to use, and what announces the blocks of a local shuffle: of every file, or of none."""
+    followers: list[BlockFollower | None] = []
+
+    def one(rows: RowReader) -> RowReader:
+        told, follower = follow(rows, stream, world, rows.row_bytes, steps=steps) if rows.follows else (rows, None)
+        followers.append(follower)
+        return told
+
+    told = reader.each(one)
+    found = tuple(follower for follower in followers if follower is not None)
+    if not found or len(found) < len(followers):
+        return reader, None
+    return told, found[0] if len(found) == 1 else FollowersTogether(found)
 
 
 def counted_batch(call: str, batch: int) -> int:

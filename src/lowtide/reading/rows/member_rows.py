@@ -5,7 +5,7 @@ Every batch asks each member for the same row numbers, so rows cannot drift apar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,10 @@ class MemberRows:
 
     def scattered(self) -> MemberRows:
         return MemberRows(tuple(one.scattered() for one in self.members), self.names, self.budget)
+
+    def each(self, call: Callable[[RowReader], RowReader]) -> MemberRows:
+        members = tuple(call(one) if isinstance(one, RowReader) else one for one in self.members)
+        return MemberRows(members, self.names, self.budget)
 
     def nbytes(self, rows: int) -> int:
         return sum(whole_pages(one.nbytes(rows)) or PAGE for one in self.members)

@@ -11,6 +11,7 @@ column: right, but slower; ``plan()`` says so.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -91,6 +92,9 @@ class RowReader:
     def read_as(self, how: int) -> RowReader:
         """The same rows; ``RESIDENT``: somebody else brings them into the page cache and drops them."""
         return self._otherwise(sparse=self.sparse, how=how)
+
+    def each(self, call: Callable[[RowReader], RowReader]) -> RowReader:
+        return call(self)
 
     def _otherwise(self, *, sparse: bool, how: int) -> RowReader:
         found = RowReader(self.layout, self.store, self.part, sparse=sparse, how=how)
