@@ -24,7 +24,7 @@ ROOMS = {
     "lowtide": "arguments array create errors feed together tokens units windows",
     "lowtide.formats": "arrays corpus_parts foreign_directories guess header layout recognise refusals sources",
     "lowtide.formats.columns": "decoded id_columns",
-    "lowtide.formats.files": "hdf5 members memmap npy npz raw safetensors",
+    "lowtide.formats.files": "hdf5 hdf5_chunks members memmap npy npz raw safetensors",
     "lowtide.formats.tokens": "datatrove ends litgpt llmc manifest megatron token_files",
     "lowtide.engine": "document_planes mapping packed_plans permutation reads runs sinks",
     "lowtide.machine": "cgroups files limits opening pages",

@@ -54,6 +54,8 @@ MERGE_ROUND = 256 * KIB  # bytes merged reads bring in at a time: stays in the C
 LARGEST_ALLOWANCE = 16 * MIB
 SMALLEST_ALLOWANCE = 256 * KIB
 
+SMALL_TABLES = 64 * KIB  # bytes of tables that say where data lies, from which on they are counted
+
 DANGER = "a file truncated while it is mapped kills the process with SIGBUS: use strategy='read' where that may happen"
 
 
@@ -90,6 +92,9 @@ class Store:
         self.located = Located(extents, self.files.which)
         self.total = self.located.total
         self._single = self.located.single
+        self._tables: Holding | None = None
+        if self.located.nbytes > SMALL_TABLES:
+            self._tables = self._hold_tables(self.located.nbytes)
         kind = file_kind(extents[0].path) if extents else None
         self.gap = NETWORK_GAP if kind is not None and kind.network else GAP
         self.drop, self.cache_why = self._decide_cache(cache)
@@ -102,6 +107,20 @@ class Store:
         self.temperature = Temperature()
         renew_in_children(self)
         self._ready()  # a budget too small for the strategy is refused here
+
+    def _hold_tables(self, size: int) -> Holding:
+        found = self.budget.reserve(size, aside=True, urgent=True)
+        if found is None:
+            raise BudgetError(
+                f"{self.where}: expected a budget that holds where {len(self.located.ends)} pieces of data lie, "
+                f"{format_size(size)}, got {format_size(self.budget.limit)}. Open it with budget={4 * size} or more."
+            )
+        return found
+
+    @property
+    def tables(self) -> int:
+        """Bytes of the budget that tables of where data lies hold."""
+        return 0 if self._tables is None else self.located.nbytes
 
     # What a user may do with it
 
@@ -217,7 +236,7 @@ class Store:
             if strategy is not None:
                 strategy.close()
             self.pool.trim()
-            self._aside = None
+            self._aside = self._tables = None
 
     def require_open(self) -> None:
         if self.closed:
@@ -247,7 +266,7 @@ class Store:
         """Spans of files that are all open and as they were: found and checked in one native call."""
         if strategy.temperature.cold or strategy.way != "announce" or strategy.drop:
             return None
-        table, held = self.files.watched(self.located.ends, self.located.shift)
+        table, held = self.files.watched(self.located.ends, self.located.shift, self.located.which)
         fds, offsets = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
         numbers = np.ascontiguousarray(numbers)
         if not self.engine.locate(table, numbers, stride, length, fds, offsets):
