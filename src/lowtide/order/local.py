@@ -54,10 +54,10 @@ class LocalPermutation(Order):
         # Every part has a block for each window, but one, which has blocks for the first windows only: those are `many`
         # blocks long, the others one less. Which part that is differs from epoch to epoch.
         self._longer = blocks - windows * (many - 1)
-        keys = [self.seed, self.epoch, purpose, n, size, many]
+        parts = (self.epoch, purpose, n, size, many)
         roles = ("odd part", "part", "short part", "window", "shorter window", "short block", "parts", "windows")
         odd, part, short_part, window, shorter, short, self._parts_key, self._windows_key = (
-            key(*keys, role) for role in roles
+            key(self.seed, *parts, role) for role in roles
         )
         self._odd = odd % many
         self._part, self._odd_part = _bijection(windows, part), _bijection(self._longer, short_part)

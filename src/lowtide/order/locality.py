@@ -14,7 +14,7 @@ from lowtide.units import MIB, format_size, parse_size
 BLOCK = MIB  # long for any disk, a usual request to an object store, and 64 of them are a usual window
 FEW_BLOCKS = 32  # a window of fewer shows in sorted data: docs/order.md has the table
 
-Stated = int | str | tuple[int | str, int | str]  # as ``locality=`` takes it
+Stated = int | str | tuple[int | str, ...] | list[int]  # as ``locality=`` takes it: one size, or two
 
 
 @dataclass(frozen=True)

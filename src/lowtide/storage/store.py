@@ -92,9 +92,9 @@ class Store:
         self.located = Located(extents, self.files.which)
         self.total = self.located.total
         self._single = self.located.single
-        self._tables: Holding | None = None
-        if self.located.nbytes > SMALL_TABLES:
-            self._tables = self._hold_tables(self.located.nbytes)
+        self.tables = self.located.nbytes + sum(extent.pieces.nbytes for extent in extents if extent.pieces is not None)
+        self.tables *= self.tables > SMALL_TABLES  # bytes of the budget that say where data lies
+        self._held_tables = self._hold_tables() if self.tables else None
         kind = file_kind(extents[0].path) if extents else None
         self.gap = NETWORK_GAP if kind is not None and kind.network else GAP
         self.drop, self.cache_why = self._decide_cache(cache)
@@ -108,7 +108,8 @@ class Store:
         renew_in_children(self)
         self._ready()  # a budget too small for the strategy is refused here
 
-    def _hold_tables(self, size: int) -> Holding:
+    def _hold_tables(self) -> Holding:
+        size = self.tables
         found = self.budget.reserve(size, aside=True, urgent=True)
         if found is None:
             raise BudgetError(
@@ -116,11 +117,6 @@ class Store:
                 f"{format_size(size)}, got {format_size(self.budget.limit)}. Open it with budget={4 * size} or more."
             )
         return found
-
-    @property
-    def tables(self) -> int:
-        """Bytes of the budget that tables of where data lies hold."""
-        return 0 if self._tables is None else self.located.nbytes
 
     # What a user may do with it
 
@@ -236,7 +232,7 @@ class Store:
             if strategy is not None:
                 strategy.close()
             self.pool.trim()
-            self._aside = self._tables = None
+            self._aside = self._held_tables = None
 
     def require_open(self) -> None:
         if self.closed:

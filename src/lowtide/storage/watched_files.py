@@ -41,10 +41,14 @@ OpenKey = tuple[int, bool, int]  # file, scattered, flags
 @dataclass(frozen=True, eq=False)
 class Pieces:
     """Where the pieces of an extent begin in its file, and where each ends in the extent. Arrays, because a file may
-    have a million of them: 28 bytes each in an open store."""
+    have a million of them: 36 bytes each in an open store."""
 
     offsets: NDArray[np.int64]
     ends: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.offsets.nbytes + self.ends.nbytes)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,9 @@ def read(file: HeaderFile, name: str) -> Layout | None:
             raise FormatError(f"{where}: expected a dataset whose rows lie in the file as they are, got {why_not}.")
         dtype = checked_dtype(dataset.dtype, where)
         length = checked_nbytes(dataset.shape, dtype.itemsize, where)
-        notes = () if holder is file else (f"a link leads to {holder.path}, which is the file that is read",)
+        notes: tuple[str, ...] = ()
+        if holder is not file:
+            notes = (f"a link leads to {holder.path}, which is the file that is read",)
         if dataset.chunks is not None and length:
             extent = chunked(holder, dataset, length, where)
             pieces = 1 if extent.pieces is None else len(extent.pieces.offsets)

@@ -3,7 +3,7 @@
 HDF5 keeps an index of chunks, and h5py walks it (2 microseconds per chunk, once, at opening). Chunks that hold whole
 rows hold them as they are, so a row is read in place; those that follow one another in the file, as they do where a
 dataset was written from its beginning to its end, become one run of bytes. Costs 8 bytes per chunk while the index is
-walked, and 28 per run that is left in an open store.
+walked, and 36 per run that is left in an open store.
 
 The index is a stranger's: chunks missing, twice, overlapping, or beyond the file are a ``FormatError``. Chunks that
 were never written have no bytes in the file, only a fill value: a dataset with such chunks is refused.
