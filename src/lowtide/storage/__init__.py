@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lowtide.storage.buffers import Bytes, Pool
     from lowtide.storage.read import RESIDENT, SCATTERED, SEQUENTIAL
     from lowtide.storage.store import CACHES, STRATEGIES, Store
-    from lowtide.storage.watched_files import Extent, Pieces
+    from lowtide.storage.watched_files import Extent, FilePieces
 
 __all__ = [
     "CACHES",
@@ -25,7 +25,7 @@ __all__ = [
     "Budget",
     "Bytes",
     "Extent",
-    "Pieces",
+    "FilePieces",
     "Pool",
     "Store",
 ]
@@ -35,7 +35,7 @@ _HOMES = {
     "buffers": "Bytes Pool",
     "read": "RESIDENT SCATTERED SEQUENTIAL",
     "store": "CACHES STRATEGIES Store",
-    "watched_files": "Extent Pieces",
+    "watched_files": "Extent FilePieces",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

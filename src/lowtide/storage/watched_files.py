@@ -39,7 +39,7 @@ OpenKey = tuple[int, bool, int]  # file, scattered, flags
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class FilePieces:
     """Where the pieces of an extent begin in its file, and where each ends in the extent. Arrays, because a file may
     have a million of them: 36 bytes each in an open store."""
 
@@ -63,7 +63,7 @@ class Extent:
     length: int
     size: int
     may_change: bool = False
-    pieces: Pieces | None = None  # where its bytes do not follow one another; ``offset``: of the first
+    pieces: FilePieces | None = None  # where its bytes do not follow one another; ``offset``: of the first
 
     def place(self, at: int) -> int:
         """The byte of the file at which byte ``at`` of the data lies."""

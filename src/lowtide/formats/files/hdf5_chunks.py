@@ -21,7 +21,7 @@ from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import clip
 from lowtide.formats.refusals import as_typed
-from lowtide.storage import Extent, Pieces
+from lowtide.storage import Extent, FilePieces
 
 DAMAGED = "Its index of chunks is damaged: copy or write it again"
 NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
@@ -73,7 +73,7 @@ def chunked(file: HeaderFile, dataset: Any, length: int, where: str) -> Extent:
     if len(starts) == 1:
         return whole
     ends = np.append(starts[1:] * chunk, length)
-    return replace(whole, pieces=Pieces(offsets[starts], ends))
+    return replace(whole, pieces=FilePieces(offsets[starts], ends))
 
 
 def _offsets(dataset: Any, count: int, per_chunk: int, chunk: int, where: str) -> NDArray[np.int64]:
