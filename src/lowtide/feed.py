@@ -10,7 +10,7 @@ Adds steps, ``where`` and states to the cursor that reads (``reading/cursor.py``
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,11 +19,11 @@ from lowtide.order.steps import GlobalSteps, Skips
 from lowtide.order.streams import Stream
 from lowtide.reading.admission import admit
 from lowtide.reading.ahead import Reader
+from lowtide.reading.blocks_ahead import PlannedFollower
 from lowtide.reading.cursor import Cursor
 from lowtide.reading.documents.docs import DocsFiller
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
-from lowtide.reading.stretches import PlannedFollower
 
 FeedBatch = Any  # (x, y), and docs where they were asked for
 
@@ -176,6 +176,7 @@ class Feed(Cursor):
     def plan(self) -> Plan:
         """Projected bytes by kind and how reading happens, and why."""
         found = self._reader.plan(self._steps.share)
+        found = replace(found, why=(*found.why, *self._stream.notes()))
         return found if self._follower is None else self._follower.adjusted(found)
 
     def stats(self) -> FeedStats:

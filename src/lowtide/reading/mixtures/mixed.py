@@ -24,11 +24,11 @@ from lowtide.machine import PAGE
 from lowtide.order.mixing import Mixing
 from lowtide.order.streams import Stream
 from lowtide.reading.ahead import Batch, Later
+from lowtide.reading.blocks_ahead import BlockFollower
 from lowtide.reading.documents.docs import Docs, DocsFiller
 from lowtide.reading.mixtures.mixture_state import past_of
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
-from lowtide.reading.stretches import StretchFollower
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Starts, WindowReader
 from lowtide.storage import SCATTERED, Bytes, Store
@@ -64,7 +64,7 @@ class MixtureStream:
         self.mixing = mixing
         self.order = parts[0].stream.order
         self.rows = mixing.rows
-        self.scattered = any(part.stream.scattered for part in parts)
+        self.among = max(part.stream.among for part in parts)
         self._readers = readers
 
     def at(self, positions: Numbers) -> Numbers:
@@ -80,6 +80,9 @@ class MixtureStream:
 
     def settings(self) -> dict[str, Any]:
         return self.parts[0].stream.settings()
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"{part.name}: {note}" for part in self.parts for note in part.stream.notes())
 
     def past(self, rows: int) -> dict[str, Any]:
         """What fixed the order of the rows before this one, safe for JSON."""
@@ -257,9 +260,9 @@ class MixtureReader:
 
 
 class MixedFollower:
-    """Stretches of every corpus of a mixture, each followed at its own row."""
+    """Windows of blocks of every corpus of a mixture, each followed at its own row."""
 
-    def __init__(self, mixing: Mixing, followers: Sequence[StretchFollower]) -> None:
+    def __init__(self, mixing: Mixing, followers: Sequence[BlockFollower]) -> None:
         self._mixing = mixing
         self._followers = tuple(followers)
 
@@ -274,6 +277,6 @@ class MixedFollower:
             follower.leave()
 
     def adjusted(self, plan: Plan) -> Plan:
-        """As of one, with the stretches of all in the page cache."""
+        """As of one, with the windows of all in the page cache."""
         plans = [follower.adjusted(plan) for follower in self._followers]
         return replace(plans[0], cache=min(plan.cache, sum(one.cache for one in plans)))
