@@ -1,7 +1,7 @@
 """LightGBM from rows on disk: ``lowtide.lightgbm.sequence(X)`` is a real ``lightgbm.Sequence``.
 
-LightGBM first asks for its sample, single rows in rising order, up to 200,000 of them, and then for every row in slices.
-A single row costs a call of 15 microseconds wherever it lies; so where the next one is near, a block of neighbours is
+LightGBM first asks for its sample, up to 200,000 single rows in rising order, and then for every row in slices. A
+single row costs a call of 15 microseconds wherever it lies; so where the next one is near, a block of neighbours is
 read at once and answers those that follow. The only file that imports LightGBM.
 """
 

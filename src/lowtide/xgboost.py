@@ -1,6 +1,6 @@
 """XGBoost from rows on disk: ``lowtide.xgboost.data_iter(X, y)`` is a real ``xgboost.DataIter``.
 
-XGBoost goes over the data several times and keeps what it makes of it: bins of one byte or two in a ``QuantileDMatrix``,
+XGBoost goes over the data several times and keeps what it makes of it: bins of a byte or two in a ``QuantileDMatrix``,
 pages of them on disk in an ``ExtMemQuantileDMatrix``. So all it needs of us is one chunk after another, each read into
 the same two buffers. The only file that imports XGBoost.
 """
@@ -32,8 +32,8 @@ def data_iter(
 ) -> RowIter:
     """``X``, and labels ``y``, as an ``xgboost.DataIter`` of chunks of ``rows`` rows (default: as the budget allows).
 
-    ``info``: what else ``xgboost.DMatrix`` takes by row: ``weight``, ``base_margin``, ``qid`` ... ``cache_prefix``: where
-    an ``ExtMemQuantileDMatrix`` keeps its pages. Pass ``max_bin`` to the matrix and to ``train`` alike.
+    ``info``: what else ``xgboost.DMatrix`` takes by row: ``weight``, ``qid`` ... ``cache_prefix``: where an
+    ``ExtMemQuantileDMatrix`` keeps its pages. Pass ``max_bin`` to the matrix and to ``train`` alike.
 
     >>> data = xgboost.QuantileDMatrix(lowtide.xgboost.data_iter(lowtide.open("x.npy"), lowtide.open("y.npy")))
     """
@@ -52,7 +52,7 @@ def data_iter(
 
 
 class RowIter(xgboost.DataIter):  # type: ignore[misc]
-    """Chunks of rows in order, as often as XGBoost asks. An error of ours comes out of the call that wanted the data."""
+    """Chunks of rows in order, as often as XGBoost asks. What goes wrong is raised by the call that wanted the data."""
 
     def __init__(self, rows: Together, batch: int | None = None, cache_prefix: str | None = None) -> None:
         super().__init__(cache_prefix=cache_prefix)

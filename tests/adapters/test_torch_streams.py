@@ -140,7 +140,7 @@ def test_labels_for_transformers_are_not_shifted(tokens: lowtide.Tokens) -> None
     assert list(row) == ["input_ids", "labels"]
     assert torch.equal(row["input_ids"], row["labels"])  # the model compares what it says at j with labels[j + 1]
     assert row["labels"].data_ptr() != row["input_ids"].data_ptr()
-    x, y = rows_of(feed_of(tokens), 2)
+    _, y = rows_of(feed_of(tokens), 2)
     assert np.array_equal(row["labels"][1:], y[11][:-1])
 
 
@@ -162,7 +162,7 @@ def test_a_row_with_documents_does_not_depend_on_the_batch_it_was_read_with(mark
     windows = marked.windows(LENGTH, cut=cut, documents=True)
     dataset = StreamDataset(windows.batches(BATCH, seed=1))
     loader: Any = DataLoader(dataset, batch_size=16)
-    x, y, docs = next(iter(loader))
+    x, _, docs = next(iter(loader))
     assert docs._fields == ("positions", "ids", "loss_mask")
     assert tuple(docs.ids.shape) == tuple(x.shape) == (16, LENGTH)
     for k in range(16):

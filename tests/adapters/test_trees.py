@@ -127,7 +127,7 @@ def test_an_error_while_reading_comes_out_of_the_call_that_wanted_the_data(direc
     with lowtide.open(cut, budget="1MiB", cache="keep") as rows:
         data = data_iter(rows, Y, rows=500)
         cut.write_bytes(cut.read_bytes()[:9000])
-        with pytest.raises(lowtide.ReadError, match="cut.npy"):
+        with pytest.raises(lowtide.ReadError, match=r"cut\.npy"):
             xgboost.QuantileDMatrix(data, max_bin=32)
 
 

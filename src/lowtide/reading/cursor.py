@@ -20,7 +20,6 @@ from lowtide.reading.state import VERSION, check_state
 from lowtide.storage import Pool, Store
 from lowtide.storage.forks import Turn
 
-
 WAITS = 8 * 64  # kinds of wait: up to 2**63 nanoseconds
 
 

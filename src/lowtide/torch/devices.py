@@ -1,8 +1,8 @@
 """What shipping asks of a device: staging memory, a copy that may be late, and an event that says when it is done.
 
-``AcceleratorApi`` answers by ``torch.accelerator`` and ``torch.Event``, so CUDA, XPU and others stream alike. No machine
-with one of them has run it yet; what shipping does with the answers is tested with a simulated device that copies
-late, out of order, or not at all.
+``AcceleratorApi`` answers by ``torch.accelerator`` and ``torch.Event``, so CUDA, XPU and others stream alike. No
+machine with one of them has run it yet; what shipping does with the answers is tested with a simulated device that
+copies late, out of order, or not at all.
 """
 
 from __future__ import annotations

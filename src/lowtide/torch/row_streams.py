@@ -45,9 +45,9 @@ class StreamDataset(Dataset[Any]):
     ``ds[k]`` row ``e * len + k``. Go through it in order (``shuffle=False``): the stream is shuffled already.
 
     A row is ``(x, y)``, or ``(x, y, docs)`` where the feed has documents. ``style="hf"``: ``{"input_ids", "labels"}``
-    with labels *not* shifted, because transformers' models shift them themselves: y as labels would train every model on
-    the token after the next, and nothing would say so. With documents also ``position_ids``, and labels are -100 where
-    the token before is of another document.
+    with labels *not* shifted, because transformers' models shift them themselves: y as labels would train every model
+    on the token after the next, and nothing would say so. With documents also ``position_ids``, and labels are -100
+    where the token before is of another document.
 
     >>> dataset = lowtide.torch.StreamDataset(feed)
     >>> x, y = dataset[48_211]

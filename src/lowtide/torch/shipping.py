@@ -155,8 +155,8 @@ class Copies:
         self._let_go(0)
 
     def _let_go(self, most: int) -> None:
-        """Of what is completed, and wait until at most ``most`` are left. A copy that failed or was interrupted half-way
-        is completed by whatever comes after it on its stream."""
+        """Of what is completed, and wait until at most ``most`` are left. Copies that failed or were
+        interrupted half-way are behind an event that is recorded on their stream now."""
         for copying in list(self._under_way):
             if copying.event is None:
                 if not copying.asked:
