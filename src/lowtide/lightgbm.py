@@ -48,7 +48,7 @@ def sequence(X: Array) -> RowSequence:  # noqa: N803 - as users of LightGBM writ
     return RowSequence(X)
 
 
-class RowSequence(lightgbm.Sequence):  # type: ignore[misc]
+class RowSequence(lightgbm.Sequence):
     """Rows by number, slice or list, in arrays of their own."""
 
     def __init__(self, rows: Array) -> None:
@@ -76,7 +76,8 @@ class RowSequence(lightgbm.Sequence):  # type: ignore[misc]
             self._first, place = number, 0
             self._block = np.asarray(self._rows[number : number + self._block_rows], np.float64)
         self._last = number
-        return self._block[place].copy()  # a view would keep the whole block
+        row: Floats = self._block[place].copy()  # a view would keep the whole block
+        return row
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_first": 0, "_block": self._block[:0].copy(), "_last": -1}

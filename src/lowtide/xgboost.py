@@ -47,11 +47,11 @@ def data_iter(
             f"{X.where}: expected rows of features, an array of 2 axes, got shape {X.shape}. Reshape the file's rows: "
             "lowtide.open(path, dtype=, shape=(-1, features))."
         )
-    labels = {} if y is None else {"label": y}
-    return RowIter(together(data=X, **labels, **info), rows, cache_prefix)
+    columns: dict[str, Any] = {"data": X, **({} if y is None else {"label": y}), **info}
+    return RowIter(together(**columns), rows, cache_prefix)
 
 
-class RowIter(xgboost.DataIter):  # type: ignore[misc]
+class RowIter(xgboost.DataIter):
     """Chunks of rows in order, as often as XGBoost asks. What goes wrong is raised by the call that wanted the data."""
 
     def __init__(self, rows: Together, batch: int | None = None, cache_prefix: str | None = None) -> None:

@@ -12,8 +12,7 @@ from tests.feeds import numbered, raw_file
 
 import lowtide
 
-jax: Any = pytest.importorskip("jax", reason="NOT TESTED: jax is not installed here; `make trainers` has it")
-import jax.numpy as jnp  # noqa: E402
+jnp: Any = pytest.importorskip("jax.numpy", reason="NOT TESTED: jax is not installed here; `make trainers` has it")
 
 
 def test_a_batch_becomes_a_jax_array_without_a_copy_and_is_held_by_it(tmp_path: Path) -> None:

@@ -217,10 +217,9 @@ def test_a_feed_with_documents_and_an_iterator_of_rows_are_dealt_too(tokens: low
     np.save(tmp_path / "rows.npy", np.arange(303, dtype=np.float32).reshape(101, 3))
     with lowtide.open(tmp_path / "rows.npy") as array:
         for workers in (0, 2):
-            make = lambda: loader_of(array.shuffled(10, seed=1, epochs=2), workers)  # noqa: B023, E731
-            loader = make()
+            loader = loader_of(array.shuffled(10, seed=1, epochs=2), workers)
             received = [rows.clone() for rows in islice(loader, 7)]
-            resumed = make()
+            resumed = loader_of(array.shuffled(10, seed=1, epochs=2), workers)
             resumed.load_state_dict(loader.state_dict())
             received += [rows.clone() for rows in resumed]
             assert np.array_equal(torch.cat(received), np.concatenate(list(array.shuffled(10, seed=1, epochs=2))))

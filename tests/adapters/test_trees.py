@@ -132,13 +132,14 @@ def test_an_error_while_reading_comes_out_of_the_call_that_wanted_the_data(direc
 
 
 def test_what_has_no_features_is_refused(rows: lowtide.Array, labels: lowtide.Array, tmp_path: Path) -> None:
-    for make, named in ((data_iter, "lowtide.xgboost.data_iter"), (sequence, "lowtide.lightgbm.sequence")):
+    makers: list[tuple[Any, str]] = [(data_iter, "lowtide.xgboost.data_iter"), (sequence, "lowtide.lightgbm.sequence")]
+    for make, named in makers:
         with pytest.raises(TypeError, match=rf"{named}: expected what lowtide.open gives, got ndarray\. Use"):
-            make(X)  # type: ignore[operator]
+            make(X)
         with pytest.raises(
             ValueError, match=r"y.npy: expected rows of features, an array of 2 axes, got shape \(3000,"
         ):
-            make(labels)  # type: ignore[operator]
+            make(labels)
     with pytest.raises(ValueError, match="together: expected as many rows in label as in data, 3000, got 2999"):
         data_iter(rows, Y[1:])
     np.save(tmp_path / "c.npy", np.zeros((4, 2), np.complex64))

@@ -69,7 +69,7 @@ def test_what_numpy_widens_and_what_a_mixture_puts_together_is_copying(tokens: l
 def test_a_step_that_failed_is_no_wait(tokens: lowtide.Tokens) -> None:
     feed = tokens.batches(8, length=64)
     next(feed)
-    with reading_from(Disk(FAULTS["EIO"], at=1)), pytest.raises(lowtide.ReadError):
+    with reading_from(Disk(FAULTS["EIO"], at=1, persistent=True)), pytest.raises(lowtide.ReadError):
         next(feed)
     assert feed.stats().steps == 1
 

@@ -50,7 +50,7 @@ class StreamDataset(Dataset[Any]):
     where the token before is of another document.
 
     >>> dataset = lowtide.torch.StreamDataset(feed)
-    >>> x, y = dataset[48_211]
+    >>> x, y = dataset[1_000]
     """
 
     def __init__(self, feed: Feed, *, rows: int | None = None, style: str = "xy") -> None:
@@ -69,7 +69,7 @@ class StreamDataset(Dataset[Any]):
             )
         self._rows = found
         # In shared memory, so that workers that are kept from epoch to epoch see it change.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._epoch: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return self._rows
