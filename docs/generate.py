@@ -44,6 +44,7 @@ GIVEN = [
     "lowtide.reading.plan:Plan",
     "lowtide.reading.places:Place",
     "lowtide.feed:FeedStats",
+    "lowtide.torch.row_streams:RowDocs",
     "lowtide.reading.rows.column_stats:ColumnStats",
     "lowtide.create:ArrayWriter",
 ]
