@@ -64,7 +64,7 @@ LAYERS: list[set[str]] = [
     {"tokens", "mixture"},  # what a user opens; its batches() makes feeds
     {"corpus"},  # prepare writes through its files
     {"prepare"},
-    {"torch", "dask", "ray", "survey", "report", "pytest_plugin", "notebook"},
+    {"torch", "dask", "ray", "xgboost", "lightgbm", "survey", "report", "pytest_plugin", "notebook"},
     {"bench"},
     {"train"},
     {"cli"},

@@ -67,9 +67,9 @@ class MixtureFeed(Feed):
     def _settings(self, position: int) -> dict[str, Any]:
         return {**super()._settings(position), "mixture": self._stream.past(position)}
 
-    def _checked(self, state: Any) -> int:
+    def checked_position(self, state: Any) -> int:
         mine = self.state_dict()["mixture"]
-        rows = super()._checked({**state, "mixture": mine} if isinstance(state, dict) else state)
+        rows = super().checked_position({**state, "mixture": mine} if isinstance(state, dict) else state)
         check_past(state.get("mixture"), self._stream.past(rows), rows)
         return rows
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,12 @@ class MixtureReader:
         self.temperatures = tuple(reader.store.temperature for reader in readers)
         most = max(0 if reader.docs is None else reader.docs.most_runs for reader in readers)
         self.docs = DocsFiller(self.length, most) if most else None
+        self._putting = 0.0
+
+    @property
+    def copying(self) -> float:
+        """Seconds spent on copying rows once more: by the readers, and into their places here."""
+        return self._putting + sum(reader.copying for reader in self.readers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MixtureReader, (self.readers, self.names, self.corpora)
@@ -203,9 +210,11 @@ class MixtureReader:
         while begun:  # each gives its buffers back before the next is finished
             mine, batch = begun.pop()
             found = batch.finish()
+            began = perf_counter()
             x[mine], y[mine] = found[0], found[1]
             if self.docs is not None:
                 ids[mine], mask[mine] = found[2].ids, found[2].loss_mask
+            self._putting += perf_counter() - began
             del found, batch
         return (x, y) if self.docs is None else (x, y, self._documents(ids, mask, root, 2 * half))
 
