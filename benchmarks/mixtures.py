@@ -1,6 +1,6 @@
 """What a mixture costs beside one corpus, warm: ``python -m benchmarks.mixtures``.
 
-One idea: the same bytes, the same batches, once as one corpus (one file; and 16 shards) and once as a mixture of 16
+The same bytes, the same batches, once as one corpus (one file; and 16 shards) and once as a mixture of 16
 corpora with unequal weights; sides take turns in short rounds and the ratio of medians is what counts. Also prints the
 size of a state and the time of a seek with 16 corpora. Writes 256 MiB to a temporary directory.
 """

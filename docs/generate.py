@@ -1,6 +1,6 @@
 """Writes ``docs/api.md`` from the docstrings and the figures of the README from ``docs/benchmarks.md``: ``make docs``.
 
-One idea: a docstring is the reference; this file only decides the order of names and lays them out. A test fails when a
+A docstring is the reference; this file only decides the order of names and lays them out. A test fails when a
 page is not what this would write.
 """
 

@@ -1,6 +1,6 @@
 """``lowtide`` on the command line, called in this process: what it prints, where, and its exit code.
 
-One idea: most tests of a command are about its words, and a process of its own costs a second of imports for each call.
+Most tests of a command are about its words, and a process of its own costs a second of imports for each call.
 What needs a real one - signals, pipes, terminals, memory, what is imported - starts it: each command has such a test.
 """
 

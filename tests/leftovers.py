@@ -1,6 +1,6 @@
 """What a test file leaves behind: processes, threads and files, each of which slows or spoils the tests after it.
 
-One idea: a run has a mark in its environment (from conftest), so that whatever was started from it, children of
+A run has a mark in its environment (from conftest), so that whatever was started from it, children of
 children and orphans too, is found by one look through ``/proc``. A look takes some ten milliseconds and is made twice
 for each file of tests. It does not see native threads, nor forked processes whose parent has died; without ``/proc`` it
 sees no processes at all.

@@ -31,7 +31,10 @@ import lowtide
 from lowtide import cli
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 # Names that pages teach before they are merged: a block or link that needs one is skipped, loudly, while it is missing.
 # An entry whose name exists has no effect. Everything is in: all three are empty.

@@ -59,7 +59,10 @@ TALLY = 'print(\'tally {"tried": 3, "fired": 2, "problems": {"lost": 1}, "exampl
 
 
 def test_a_program_that_falls_silent_is_killed_and_counted_with_what_it_saw_until_then() -> None:
-    ran = planted(f"import faulthandler, time; faulthandler.enable(); {TALLY}; time.sleep(3600)", patience=1.5)
+    ran = planted(
+        f"import faulthandler, signal, time; faulthandler.register(signal.SIGUSR2); {TALLY}; time.sleep(3600)",
+        patience=1.5,
+    )
     assert ran.hung
     assert (ran.tally.tried, ran.tally.fired, ran.tally.lost) == (3, 2, 1)
     assert "most recent call first" in ran.said
@@ -114,3 +117,26 @@ def test_a_failure_prints_the_command_that_repeats_it(capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert "batch 3 never came" in said
     assert "python -m tests.torture --only reads --seed 77 --programs 1" in said
+
+
+def test_a_signal_that_ends_a_program_of_many_threads_is_the_one_that_came() -> None:
+    """faulthandler used to walk the frames of threads that ran on, and ended in SIGSEGV now and then."""
+    program = f"""
+import os, signal, sys, threading
+from tests.torture import __main__ as torture
+{TALLY}
+def busy(depth=0):
+    while True:
+        sum(str(k) != "" for k in range(50))
+class Campaign:
+    class module:
+        @staticmethod
+        def program(*_):
+            for _ in range(4): threading.Thread(target=busy, daemon=True).start()
+            os.kill(os.getpid(), signal.SIGBUS)
+torture.CAMPAIGNS["planted"] = Campaign
+torture.one_program("planted", 1, 1, None)
+"""
+    for _ in range(3):
+        ran = planted(program)
+        assert "the program ended with SIGBUS" in ran.tally.examples["died"][0]

@@ -1,6 +1,6 @@
 """Checks of what callers pass, each worded once.
 
-One idea: the same mistake reads the same everywhere - which argument, what was expected, what was given, what to write
+The same mistake reads the same everywhere - which argument, what was expected, what was given, what to write
 instead. Wrong types are TypeError, wrong values ValueError.
 """
 

@@ -1,6 +1,6 @@
 """``lowtide.create`` and ``ArrayWriter``: an array written row by row, in bounded memory and with bounded dirty pages.
 
-One idea: rows go to the disk while the next are made, and the file has its name only once it is whole. The result is
+Rows go to the disk while the next are made, and the file has its name only once it is whole. The result is
 byte for byte what ``np.save`` writes (``.npy``) or the bare numbers (any other name).
 
 Costs a buffer and the pages on their way to the disk: together at most the budget. Does not convert: rows have the

@@ -181,7 +181,7 @@ class Feed(Cursor):
     def stats(self) -> FeedStats:
         """Steps, time spent in ``next``, and bytes, since the feed was made in this process."""
         asked, read, cached = (now - then for now, then in zip(self._counted(), self._before, strict=True))
-        return FeedStats(self._delivered, self._seconds, asked, read, cached / read if read else None)
+        return FeedStats(self.delivered, self._seconds, asked, read, cached / read if read else None)
 
     def _counted(self) -> tuple[int, int, int]:
         asked = read = cached = 0

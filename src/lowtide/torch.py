@@ -73,11 +73,12 @@ class TensorFeed:
 
     def __next__(self) -> Any:
         feed = self.feed
-        before, sought = feed.position, feed.sought
+        before, sought, had = feed.position, feed.sought, feed.delivered
         try:
             batch = self._shipping.ship(next(feed))
         except BaseException:
-            if feed.sought == sought:  # a batch that did not reach the device comes again
+            # A batch that did not reach the device comes again, unless a handler sought or took the one behind it.
+            if feed.sought == sought and feed.delivered == had + 1:
                 feed.position = before
             raise
         self._received = feed.position

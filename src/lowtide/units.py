@@ -1,6 +1,6 @@
 """Sizes as people write them, and back.
 
-One idea: a size is an int of bytes everywhere inside Lowtide; text exists only at the edges. ``64MiB``, ``64 MiB``,
+A size is an int of bytes everywhere inside Lowtide; text exists only at the edges. ``64MiB``, ``64 MiB``,
 ``1.5GB``, ``512`` and ``4096 B`` are sizes. ``K``, ``M``, ``G``, ``T``, ``P`` alone are binary, as for ``ls -h``.
 """
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.commands import called
 
+from lowtide.cli import GROUPS
 from lowtide.engine import engine
 
 
@@ -60,6 +61,14 @@ def test_help_is_help(words: list[str]) -> None:
     done = called(*words)
     assert done.returncode == 0
     assert done.stdout.startswith("usage: lowtide")
+
+
+def test_the_help_shows_every_command_once_in_its_group() -> None:
+    lines = called("--help").stdout.splitlines()
+    for group, commands in GROUPS.items():
+        at = lines.index(f"{group}:")
+        assert [line.split()[0] for line in lines[at + 1 : at + 1 + len(commands)]] == list(commands)
+    assert max(map(len, lines)) <= 100
 
 
 def test_the_engine_in_use_and_why_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

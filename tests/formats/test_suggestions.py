@@ -10,10 +10,12 @@ import glob
 import gzip
 import json
 import lzma
+import os
 import pickle
 import re
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
@@ -48,7 +50,7 @@ def pasted(message: str) -> Any:
     found = PYTHON.search(message)
     assert found, message
     scope: dict[str, Any] = {"np": np, "lowtide": lowtide, "pickle": pickle, "json": json, "glob": glob}
-    for name in ("pyarrow", "pyarrow.parquet", "pyarrow.dataset", "pyarrow.feather", "pyarrow.ipc", "h5py"):
+    for name in ("pyarrow", "pyarrow.parquet", "pyarrow.dataset", "pyarrow.feather", "pyarrow.ipc", "h5py", "gguf"):
         if name in found[1] + str(found[2]):
             scope[name.partition(".")[0]] = __import__(name)
     code = found[1].strip()
@@ -377,3 +379,59 @@ def test_a_guessed_dtype_and_a_computed_shape_can_be_stated_as_printed(here: Pat
     shape = re.search(r"State (shape=\(.*?\))", refusal(lambda: lowtide.open("ids.bin", dtype="u2", shape=(31, 100))))
     assert shape
     assert eval(f"lowtide.open('ids.bin', dtype='u2', {shape[1]})").shape == (30, 100)
+
+
+# Kinds that few people have
+
+
+@pytest.mark.filterwarnings("ignore:Feather V1 files are deprecated")
+def test_a_feather_file_of_the_first_version_is_saved_anew_and_then_opens_as_the_next_line_says(here: Path) -> None:
+    table = columns(x=[1.5, 2.5, 3.5])
+    import pyarrow.feather
+
+    pyarrow.feather.write_feather(table, here / "old.feather", version=1)
+    pasted(refusal(lambda: lowtide.open("old.feather")))
+    then = refusal(lambda: lowtide.open("old.feather"))
+    assert "Arrow file" in then
+    pasted(then)
+    assert values(lowtide.open("x.npy")).tolist() == [1.5, 2.5, 3.5]
+
+
+def gguf_of(rows: np.ndarray[Any, Any]) -> bytes:
+    """A model of one float32 tensor."""
+    about = struct.pack("<4sIQQ", b"GGUF", 3, 1, 0) + struct.pack("<Q1sI", 1, b"w", rows.ndim)
+    about += struct.pack(f"<{rows.ndim}QIQ", *rows.shape[::-1], 0, 0)
+    return about.ljust(-(-len(about) // 32) * 32, b"\0") + rows.astype("<f4").tobytes()
+
+
+def test_a_gguf_model_gives_its_first_tensor(here: Path) -> None:
+    (here / "x.gguf").write_bytes(gguf_of(TABLE))
+    said = refusal(lambda: lowtide.open("x.gguf"))
+    pytest.importorskip("gguf", reason="NOT TESTED: GGUF's way out, because gguf is not installed")
+    pasted(said)
+    assert np.array_equal(values(lowtide.open("x.npy")), TABLE)
+
+
+@pytest.mark.parametrize(("name", "content"), [("dict.idx", b"TNTIDX\0\0" + bytes(40)), ("shard.00000.mds", bytes(99))])
+def test_what_needs_a_foreign_library_is_said_in_words_and_not_as_a_line_to_paste(
+    here: Path, name: str, content: bytes
+) -> None:
+    (here / name).write_bytes(content)
+    said = refusal(lambda: lowtide.open(name))
+    assert re.search("fairseq|streaming", said)
+    assert not PYTHON.search(said) and not SHELL.search(said) and "(" not in said.rsplit(". ", 1)[-1]
+
+
+@pytest.mark.parametrize(("scheme", "words"), [("s3", "aws s3 cp"), ("gs", "gcloud storage cp"), ("https", "curl -LO")])
+def test_a_copying_command_is_one_that_its_program_knows(scheme: str, words: str) -> None:
+    """What lies behind the address is not copied here: NOT TESTED with a real bucket."""
+    with pytest.raises((FormatError, ValueError, FileNotFoundError), match=words):
+        lowtide.open(f"{scheme}://bucket/x.npy")
+    program, *verbs = words.split()
+    if shutil.which(program) is None:
+        pytest.skip(f"NOT TESTED: {words}, because {program} is not installed")
+    asked = [program, "--version"] if program == "curl" else [program, *verbs, "help" if program == "aws" else "--help"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, env={**os.environ, "PAGER": "cat"})
+    if done.returncode and verbs[0] not in done.stderr:
+        pytest.skip(f"NOT TESTED: {words}, because {program} does not run here: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lowtide.machine import memory_cgroup, memory_limit
-from lowtide.memory import judge
+from lowtide.memory import Sample, judge
 from lowtide.memory.measure.cgroup_usage import sample_cgroup
 from lowtide.memory.watch import watch
 
@@ -50,6 +50,68 @@ def test_a_v2_cgroup_is_read_where_the_smallest_limit_is(tmp_path: Path) -> None
     assert (sample.anon, sample.file, sample.shmem, sample.dirty) == (10, 2000, 30, 9)
     assert (sample.active_file, sample.inactive_file, sample.refaults, sample.oom_kills) == (600, 1370, 8, 1)
     assert sample.working_set == 2100 - 1370
+
+
+# As Linux 6.12 writes it for a pod; what is not read was left out.
+STAT = """\
+anon 104857600
+file 209715200
+kernel 31457280
+kernel_stack 1048576
+pagetables 2097152
+sec_pagetables 0
+percpu 1048576
+sock 4194304
+vmalloc 0
+shmem 73400320
+zswap 0
+file_mapped 10485760
+file_dirty 0
+file_writeback 0
+inactive_anon 178257920
+active_anon 0
+inactive_file 31457280
+active_file 104857600
+unevictable 0
+slab_reclaimable 16777216
+slab_unreclaimable 8388608
+slab 25165824
+workingset_refault_file 0
+"""
+
+
+def test_memory_high_slows_down_and_memory_max_kills_and_what_is_in_no_process_has_its_parts(tmp_path: Path) -> None:
+    base = "sys/fs/cgroup"
+    root = write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/pod/main\n",
+            "proc/self/mountinfo": "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+            f"{base}/pod/memory.max": f"{1000 * MIB}\n",
+            f"{base}/pod/memory.high": f"{400 * MIB}\n",
+            f"{base}/pod/memory.current": f"{404 * MIB}\n",
+            f"{base}/pod/memory.stat": STAT,
+            f"{base}/pod/memory.events": "low 0\nhigh 812\nmax 3\noom 0\noom_kill 0\n",
+            f"{base}/pod/main/memory.max": "max\n",
+            f"{base}/pod/main/memory.high": "max\n",
+            f"{base}/pod/main/memory.stat": "anon 1\n",
+        },
+    )
+    cgroup = memory_cgroup(root=root)
+    assert cgroup is not None
+    sample = sample_cgroup(cgroup)
+    assert (sample.limit, sample.high, sample.throttled, sample.refused) == (1000 * MIB, 400 * MIB, 812, 3)
+    assert (sample.slab, sample.sockets, sample.kernel_other) == (24 * MIB, 4 * MIB, 4 * MIB)
+    assert sample.unlisted == (404 - 100 - 200 - 30 - 4) * MIB
+    tree = Sample(0.0, 100 * MIB, 0, 0, 0, 2 * MIB, 10 * MIB, cgroup=sample)
+    assert dict(tree.without_process()) == {
+        "closed tmpfs files": 60 * MIB,
+        "slab": 24 * MIB,
+        "sockets": 4 * MIB,
+        "pinned pages": 70 * MIB,
+        "other kernel memory": 4 * MIB,
+    }
+    assert tree.in_no_process == 162 * MIB
 
 
 def test_a_v1_cgroup_is_read_with_its_children_included(tmp_path: Path) -> None:

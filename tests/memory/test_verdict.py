@@ -336,6 +336,130 @@ def test_the_end_is_the_last_sample_before_teardown_and_not_what_an_exiting_prog
     ]
 
 
+def test_what_was_given_back_long_before_the_exit_is_not_held_at_the_end() -> None:
+    """800 MiB given back eight seconds before the end; the control lets go without a pause until it ends."""
+    back = replace(trace_of(anon=lambda number: 900 if number < 52 else 100), exit_code=0)
+    falls = replace(trace_of(anon=lambda number: 900 if number < 52 else 900 - 100 * (number - 51)), exit_code=0)
+    ends = [judge(each).held for each in (back, falls)]
+    assert [next(each.end for each in held.kinds if each.kind == "anon") // MIB for held in ends if held] == [100, 900]
+    assert [held.end_seconds for held in ends if held] == [59.0, 51.0]
+
+
+def test_a_leak_leads_whatever_page_cache_came_beside_it() -> None:
+    verdict = judge(trace_of(anon=up(1), cache=up(40), cgroup=cgroup))
+    assert verdict.grew == "anon"
+    assert "Beside it cache +" in verdict.headline
+    assert verdict.risk[0].seconds is not None
+    assert judge(trace_of(anon=up(0.1), cache=up(40))).grew == "cache"  # the control: within noise
+
+
+def test_locked_pages_cannot_be_taken_back_and_say_so() -> None:
+    def locked(share: float) -> Trace:
+        trace = trace_of(mapped=up(4))
+        return replace(
+            trace, samples=tuple(replace(s, locked=s.mapped, locked_files=int(share * s.mapped)) for s in trace.samples)
+        )
+
+    verdict = judge(locked(1.0))
+    assert (verdict.grew, verdict.because) == ("mapped", "locked")
+    assert "cannot take them back" in verdict.headline
+    assert verdict.held is not None
+    assert verdict.held.takeable == 100 * MIB  # the cache alone
+    free = judge(locked(0.0))
+    assert free.because == ""
+    assert free.held is not None
+    assert free.held.takeable == verdict.held.takeable + 336 * MIB
+
+
+def test_huge_pages_of_the_pool_are_a_kind_of_their_own() -> None:
+    trace = trace_of()
+    grows = tuple(replace(s, hugetlb=number * 4 * MIB) for number, s in enumerate(trace.samples))
+    verdict = judge(replace(trace, samples=grows))
+    assert verdict.grew == "hugetlb"
+    assert verdict.held is not None
+    assert next(each.peak for each in verdict.held.kinds if each.kind == "hugetlb") == 236 * MIB
+    assert verdict.held.stays == (400 + 236) * MIB
+
+
+def test_heap_in_transparent_huge_pages_says_so() -> None:
+    def members(number: int) -> list[ProcessSample]:
+        return [replace(process(anon=100 + 5 * number), huge=5 * number * MIB)]
+
+    assert judge(trace_of(members, anon=up(5))).because == "huge pages"
+    assert judge(trace_of(anon=up(5))).because == ""
+
+
+def test_heap_of_an_allocator_that_cannot_be_asked_is_never_certain_and_retained_is_unknown() -> None:
+    def members(number: int) -> list[ProcessSample]:
+        return [replace(process(anon=100 + 5 * number), unread=(90 + 5 * number) * MIB, allocator="jemalloc")]
+
+    verdict = judge(trace_of(members, anon=up(5)))
+    assert (verdict.grew, verdict.confidence) == ("anon", "medium")
+    assert any("retained: unknown for 385 MiB" in line and "jemalloc" in line for line in verdict.evidence)
+    assert judge(trace_of(anon=up(5))).confidence == "high"
+
+
+def test_a_parent_that_writes_while_a_forked_child_lives_is_copied_and_not_workers() -> None:
+    def members(number: int) -> list[ProcessSample]:
+        copied = number / COUNT
+        parent = replace(process(10, anon=300 * (1 + copied), rss_anon=600), faults=1000 * number)
+        return [parent, replace(process(11, anon=300 * (1 + copied), rss_anon=600, forked=True), parent=10)]
+
+    verdict = judge(trace_of(members, anon=lambda number: 600 * (1 + number / COUNT)))
+    assert verdict.grew == "copied"
+    assert verdict.who[0].name.startswith("process 10")
+
+
+def test_throttled_is_slow_and_not_dying() -> None:
+    def slowed(number: int) -> CgroupSample:
+        return replace(cgroup(number), high=500 * MIB, throttled=10 * number)
+
+    verdict = judge(trace_of(cgroup=slowed))
+    assert verdict.throttled
+    assert verdict.danger is False
+    assert "Throttled 590 times at memory.high, 500 MiB: slow, not dying" in verdict.headline
+    calm = judge(trace_of(cgroup=lambda number: replace(cgroup(number), high=500 * MIB)))
+    assert not calm.throttled
+    assert any(line.startswith("throttled: not while it was watched") for line in calm.evidence)
+
+
+def test_what_the_cgroup_charges_beside_the_processes_forbids_a_certain_nothing() -> None:
+    def charged(number: int) -> CgroupSample:
+        return replace(cgroup(0), shmem=number * 4 * MIB, slab=8 * MIB)
+
+    verdict = judge(trace_of(cgroup=charged, shmem=none))
+    assert (verdict.grew, verdict.confidence) == ("nothing", "low")
+    assert "in no process: closed tmpfs files 236 MiB, slab 8.00 MiB" in verdict.headline
+    assert judge(trace_of(cgroup=lambda number: charged(0), shmem=none)).confidence == "high"
+
+
+def test_a_killed_child_is_not_called_a_kill_that_did_not_happen() -> None:
+    ended = Ended("exit", 0, "", "exit code 0; the kernel killed python (11)", ("python (11)",))
+    risk = judge(replace(trace_of(), exit_code=0, ended=ended)).risk[0]
+    assert (risk.what, risk.level) == ("oom", "high")
+    assert "it killed python (11), not the program itself" in risk.sentence
+
+
+def test_why_a_dashboard_differs_is_one_line_each() -> None:
+    verdict = judge(trace_of(cgroup=cgroup))
+    assert [each.name for each in verdict.shown] == ["usage", "working set", "RSS", "ours"]
+    assert [each.bytes // MIB for each in verdict.shown] == [618, 518, 100, 600]
+    assert sum(line.startswith("shown as ") for line in verdict.evidence) == 4
+
+
+def test_a_peak_between_two_samples_is_taken_from_what_the_kernel_remembers() -> None:
+    few = trace_of(anon=flat)
+    short = replace(few, samples=few.samples[:2], exit_code=0, peak_rss=500 * MIB)
+    held = judge(short).held
+    assert held is not None
+    assert (held.between, held.peak) == (400 * MIB, 1000 * MIB)
+    anon = held.kinds[0]
+    assert (anon.peak, anon.owners[-1].name, anon.owners[-1].bytes) == (500 * MIB, "between two samples", 400 * MIB)
+    running = judge(replace(short, about="process")).held  # the control: it may have been there before we came
+    assert running is not None
+    assert running.between == 0
+
+
 def test_heap_that_allocators_keep_is_retained_and_live_heap_is_not() -> None:
     def kept(size: float) -> Trace:
         trace = trace_of(anon=lambda number: 100 + min(10 * number, 400))

@@ -290,3 +290,45 @@ def test_finalisers_and_weak_references_may_ask_for_the_state_at_any_moment(numb
         again.load_state_dict(json.loads(json.dumps(state)))
         batch = first_of(next(again))
         assert any(np.array_equal(batch, one) for one in wanted) or again.position > batches.position
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_handler_that_asks_for_a_batch_while_one_is_read_gets_another_one_wherever_it_strikes(
+    numbers: Path, kind: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine == "native":
+        pytest.importorskip("lowtide.engine._core", reason="NOT TESTED: the native engine - it was not built")
+    monkeypatch.setenv("LOWTIDE_ENGINE", engine)
+    batches, _ = opened(kind, numbers)
+    wanted = [first_of(next(batches)) for _ in range(12)]
+    batches, _ = opened(kind, numbers)
+    start = batches.state_dict()
+    strike, orders = 0, set[str]()
+    while True:
+        batches.load_state_dict(start)
+        within: list[NDArray[Any]] = []
+        left = strike
+
+        def handler(*_: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                sys.setprofile(None)  # a handler does not interrupt itself here
+                within.append(first_of(next(batches)))  # noqa: B023 - it strikes in this turn
+
+        sys.setprofile(handler)
+        try:
+            found = [first_of(next(batches))]
+        finally:
+            sys.setprofile(None)
+        if not within:
+            break  # there are no more places to strike at
+        both = within + found
+        inner_first = all(map(np.array_equal, both, wanted))
+        assert inner_first or all(map(np.array_equal, reversed(both), wanted)), strike
+        orders.add("inner first" if inner_first else "outer first")
+        assert np.array_equal(first_of(next(batches)), wanted[2]), strike
+        strike += 1
+    assert strike > 20
+    assert "inner first" in orders

@@ -1,6 +1,6 @@
 """A headless Chromium, driven over its DevTools pipe with the standard library alone.
 
-One idea: descriptors 3 and 4 of the browser carry JSON messages that end in a zero byte, so no port is
+Descriptors 3 and 4 of the browser carry JSON messages that end in a zero byte, so no port is
 opened and no driver package is needed. It keeps every console message, exception and request of the page.
 Costs about a second to start. It does not wait for anything the page does later: pages here load from a
 file and are whole at once.
@@ -111,12 +111,12 @@ class Browser:
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self._ask("Emulation.setEmulatedMedia", media=media, features=scheme)
 
-    def open(self, path: Path) -> None:
-        """Load a page from a file and wait until it has loaded."""
+    def open(self, page: Path | str) -> None:
+        """Load a page from a file or an address and wait until it has loaded."""
         self.problems.clear()
         self.requests.clear()
         self._events.clear()
-        self._ask("Page.navigate", url=path.resolve().as_uri())
+        self._ask("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while "Page.loadEventFired" not in self._events:
             self._receive()
 
@@ -129,6 +129,10 @@ class Browser:
 
     def hover(self, x: float, y: float) -> None:
         self._ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def type(self, text: str) -> None:
+        """Into whatever has the focus."""
+        self._ask("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):

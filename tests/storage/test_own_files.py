@@ -259,24 +259,6 @@ def test_an_index_without_the_seal_of_its_data_is_refused(shared: Path) -> None:
     assert seal("kept", {"a": 1}) != seal("columns", {"a": 1}) != seal("columns", {"a": 2})
 
 
-@pytest.mark.parametrize("cut", ["packed", "stride"])
-def test_an_index_that_is_cut_under_a_reader_is_a_read_error(shared: Path, cut: str) -> None:
-    """It was SIGBUS: mapped, and not looked at again."""
-    path = tokens_in(shared)
-    np.save(shared / "ends.npy", np.arange(100, 60_001, 100))
-    with opened(path) as tokens:
-        feed = tokens.windows(64, cut=cut, documents=True).batches(4, seed=1)
-        next(feed)
-        kept = [one for one in (shared / ".lowtide").iterdir() if cut == "stride" or "packed" in one.name]
-        for one in kept:
-            os.truncate(one, 4096)
-        if cut == "packed":
-            with pytest.raises(lowtide.ReadError, match=r"expected the \d+ bytes that were opened, got 4096"):
-                next(feed)
-        else:
-            assert len(next(feed)) == 3  # marks in the text are found there: the index is not touched
-
-
 def test_a_full_disk_is_a_write_error_with_path_and_bytes_free(tmp_path: Path) -> None:
     directory = OwnDirectory(tmp_path / "ours")
     writers: tuple[Any, ...] = (lambda: directory.write("x"), lambda: atomic_write(tmp_path / "ours" / "x"))

@@ -14,12 +14,18 @@ from tests.formats.conftest import TokenFiles
 from tests.tokens.test_documents import corpus
 
 import lowtide
+from lowtide.engine import PackedTables
+from lowtide.reading.documents import kept_arrays
 from lowtide.reading.documents.packed import PackedReader, PackedReads
 
 
 def reader_of(windows: Any) -> PackedReader:
     found: PackedReader = windows.batches(1)._reader
     return found
+
+
+def tables_of(reader: PackedReader) -> PackedTables:
+    return reader.rows.tables(np.arange(len(reader.rows)), reader.item, len(reader.tokens))[0]
 
 
 def same(one: PackedReads, other: PackedReads) -> bool:
@@ -86,7 +92,7 @@ def test_both_engines_close_rows_alike(seed: int, rows: int, length: int, dtype:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_damaged_tables_are_refused_and_never_followed(data: st.DataObject, packing: PackedReader) -> None:
-    tables = packing.tables
+    tables = tables_of(packing)
     name = data.draw(st.sampled_from(["rows", "starts", "sizes", "row_bounds", "piece_bounds", "first"]))
     wrong = np.array(getattr(tables, name))
     at = data.draw(st.integers(0, len(wrong) - 1))
@@ -115,7 +121,7 @@ def packing(tmp_path_factory: pytest.TempPathFactory) -> PackedReader:
 
 
 def test_a_plan_without_room_or_of_a_row_that_is_not_there_is_left_to_numpy(packing: PackedReader) -> None:
-    tables, rows = packing.tables, np.arange(len(packing.rows))
+    tables, rows = tables_of(packing), np.arange(len(packing.rows))
     into, padding = np.empty((4, 3), np.int64), np.empty(3, np.bool_)
     assert native().packed_plan(tables, rows, into, padding) is None
     into, padding = np.empty((4, 999), np.int64), np.empty(999, np.bool_)
@@ -129,13 +135,17 @@ def test_a_plan_without_room_or_of_a_row_that_is_not_there_is_left_to_numpy(pack
         native().packed_plan(None, rows, into, padding)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("share", [4, 1 << 40], ids=["held", "read"])
 @pytest.mark.parametrize("engine", ["native", "python"])
 @pytest.mark.parametrize(("name", "value"), [("rows", 40_000), ("starts", 2**31), ("sizes", 40_000), ("sizes", 0)])
-def test_rows_of_a_damaged_packing_are_refused_by_name(tmp_path: Path, engine: str, name: str, value: int) -> None:
+def test_rows_of_a_damaged_packing_are_refused_by_name(
+    tmp_path: Path, engine: str, name: str, value: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_arrays, "LARGEST_SHARE", share)
     path = TokenFiles(tmp_path).raw("tokens.bin", corpus(np.random.default_rng(2), 900, share=0.1))
     whole = lowtide.open_tokens(path, dtype="uint16", eot=0).windows(16, cut="packed")
     file = Path(reader_of(whole).rows.kept.path)
-    array = reader_of(whole).rows.kept.arrays[name]
+    array = reader_of(whole).rows.kept.arrays[name].part()
     content = bytearray(file.read_bytes())
     at = content.index(array.tobytes()) + 3 * array.itemsize
     content[at : at + array.itemsize] = value.to_bytes(array.itemsize, "little")

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from tests.torture.campaigns import CAMPAIGNS
-from tests.torture.runner import torture
+from tests.torture.runner import STACKS, torture
 from tests.torture.tally import Tally
 
 
@@ -42,7 +42,10 @@ def arguments() -> argparse.Namespace:
 
 def one_program(name: str, seed: int, rounds: int, directory: Path) -> None:
     """In this process; its counts go to stdout."""
-    faulthandler.enable(all_threads=True)
+    # On a fatal signal only the thread that met it: walking the frames of threads that run on may itself end in
+    # SIGSEGV, which would hide the signal that came. All of them where the runner asks, for nothing moves any more.
+    faulthandler.enable(all_threads=False)
+    faulthandler.register(STACKS, all_threads=True)
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a runner that is killed leaves nothing running
     tally = Tally()

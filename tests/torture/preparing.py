@@ -1,4 +1,5 @@
-"""``prepare`` killed before every change it makes to the disk, in turn, for every format; and in a cgroup of 64 MiB.
+"""``prepare`` killed before every change it makes to the disk, or every system call, in turn, for every format; and in
+a cgroup of 64 MiB.
 
 The next try must give the files of a run that nobody disturbed, and nothing beside them.
 """
@@ -6,16 +7,17 @@ The next try must give the files of a run that nobody disturbed, and nothing bes
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.prepare.conftest import make_documents, snapshot, write_jsonl
-from tests.prepare.test_prepare_killed import killed_at
+from tests.prepare.test_prepare_killed import gone_on_with, killed_at, killed_at_call
 from tests.torture.limits import small_cgroup
 from tests.torture.tally import Tally
 
-from lowtide.corpus.journal import WORK
 from lowtide.corpus.request import FORMATS
 from lowtide.prepare import Request, Resources, prepare
 
@@ -26,24 +28,41 @@ def program(rng: random.Random, directory: Path, tally: Tally, rounds: int) -> N
     request = Request(format=rng.choice(FORMATS), val=share, dedup=dedup, shard_tokens=rng.choice((3000, 10**6)))
     prepare([str(source)], directory / "whole", request, Resources(workers=1))
     whole = snapshot(directory / "whole")
+    killed = at_changes if rng.random() < 0.5 else at_calls
+    for number, fired in killed(rng, source, directory, request, tally, rounds):
+        where = f"{request}, {killed.__name__} {number}"
+        tally.tried += 1
+        tally.fired += fired
+        try:
+            other = gone_on_with(source, directory / f"{number}", request)
+            if other != whole:
+                tally.found("wrong files", f"{where}: {sorted(set(other) ^ set(whole))[:3] or 'other bytes'}")
+        except Exception as problem:
+            tally.found("does not go on", f"{where}: {type(problem).__name__}: {problem}")
+        shutil.rmtree(directory / f"{number}", ignore_errors=True)
+        tally.tell_now_and_then()
+    in_little_memory(directory, source, tally)
+
+
+Kills = Iterator[tuple[int, bool]]  # which change or call it was to be, and whether it came to that
+
+
+def at_changes(rng: random.Random, source: Path, directory: Path, request: Request, tally: Tally, rounds: int) -> Kills:
     changes = killed_at(10**9, source, directory / "counted", request)
     first = rng.randrange(changes)
     for number in [(first + k) % changes for k in range(min(rounds, changes))]:
-        output = directory / f"{number}"
-        where = f"{request}, killed before change {number} of {changes}"
-        tally.tried += 1
-        tally.fired += killed_at(number, source, output, request) == number
-        try:
-            finished = request.format != "lowtide" and output.exists() and not (output / WORK).exists()
-            if not finished or not any(output.iterdir()):  # its directory alone is no run
-                prepare([str(source)], output, request, Resources(workers=1))
-            if snapshot(output) != whole or (output / WORK).exists():
-                other = sorted(set(snapshot(output)) ^ set(whole))[:3]
-                tally.found("wrong files", f"{where}: {other or 'other bytes'}")
-        except Exception as problem:
-            tally.found("does not go on", f"{where}: {type(problem).__name__}: {problem}")
-        tally.tell_now_and_then()
-    in_little_memory(directory, source, tally)
+        yield number, killed_at(number, source, directory / f"{number}", request) == number
+
+
+def at_calls(rng: random.Random, source: Path, directory: Path, request: Request, tally: Tally, rounds: int) -> Kills:
+    number = rng.choice((1, rng.randrange(1, 600)))  # a run has some hundreds
+    for _ in range(rounds):
+        killed = killed_at_call(number, source, directory / f"{number}", request)
+        if killed is None:
+            tally.skip("prepare killed at every system call: strace is missing or may not attach here")
+            return
+        yield number, killed
+        number = number + 1 if killed else 1
 
 
 def in_little_memory(directory: Path, source: Path, tally: Tally) -> None:

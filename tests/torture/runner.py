@@ -1,6 +1,6 @@
 """Runs programs of campaigns in processes of their own until the time is over, and prints what they found.
 
-One idea: a program shows signs of life (its counts, a few times per second). One that is silent for its campaign's
+A program shows signs of life (its counts, a few times per second). One that is silent for its campaign's
 patience hangs, however slow the machine: it is asked for the stacks of its threads, then killed with everything it
 started.
 """
@@ -24,6 +24,7 @@ from tests.torture.campaigns import CAMPAIGNS, Campaign
 from tests.torture.tally import DANGERS, Tally
 
 ROOT = Path(__file__).resolve().parents[2]
+STACKS = signal.SIGUSR2  # asks a program for the stacks of its threads
 TAIL = 3000  # characters of what a dead program said last
 
 
@@ -136,10 +137,10 @@ def _ends(child: subprocess.Popen[bytes], patience: float) -> bool:
 
 
 def _ask_for_stacks(child: subprocess.Popen[bytes]) -> None:
-    """faulthandler answers SIGABRT with every thread's stack."""
-    child.send_signal(signal.SIGABRT)
+    """faulthandler answers with every thread's stack, also where the interpreter is stuck."""
+    child.send_signal(STACKS)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(10)
+        child.wait(2)  # time to write them: it does not end
 
 
 def torture(names: list[str], seed: int, minutes: float, programs: int | None, rounds: int | None) -> int:

@@ -103,6 +103,16 @@ def test_a_mistake_is_one_line_and_its_exit_code(
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_mistake_leaves_no_directory_that_was_not_there(tmp_path: Path, there: bool) -> None:
+    out = tmp_path / "runs" / "first"
+    if there:
+        out.mkdir(parents=True)
+    said = called("train", "--data", tmp_path / "nothere", "--out-dir", out)
+    assert said.returncode != 0 and "nothing of that name" in said.stderr
+    assert [one.name for one in tmp_path.iterdir()] == (["runs"] if there else [])
+
+
 def test_an_unknown_flag_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["train", "--batch-sise", "3"])

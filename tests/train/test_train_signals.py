@@ -90,6 +90,19 @@ def test_a_second_signal_ends_at_once_with_one_line_whatever_the_main_thread_doe
 
 
 @pytest.mark.slow
+def test_a_signal_while_the_sample_is_written_ends_the_sample_without_a_traceback(tiny: Make, tmp_path: Path) -> None:
+    process = Forked(slow_training, Trainer, "sample", PYTHON, flags(tiny(sample_tokens=64)), 300.0, tmp_path / "gone")
+    (tmp_path / "gone").write_text("\n\n\n")
+    wait_until_slow(process)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)  # heard, before the sample begins
+    (tmp_path / "gone").unlink()
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("wait", [PYTHON, ONE_CALL], ids=["python", "one long call"])
 def test_a_signal_while_starting_is_one_line(tiny: Make, wait: str, number: signal.Signals) -> None:

@@ -23,18 +23,27 @@ from typing import NoReturn
 
 from lowtide.errors import LowtideError
 
-COMMANDS = {
-    "info": "say what a file is and how it would be read",
-    "plan": "say what a run will hold, read and take, before it starts",
-    "bench": "measure every way to read a file, on this machine and disk",
-    "doctor": "run or watch a program, and say which kind of memory grew",
-    "prepare": "make a token corpus from text",
-    "verify": "read data once and name every fault",
-    "convert": "write tokens in another format",
-    "train": "train a small GPT on tokens from disk",
-    "peek": "show what a step is or was trained on: files, bytes, documents, ids and text",
-    "sample": "let a trained model write text",
+GROUPS = {
+    "look at data": {
+        "info": "say what a file is and how it would be read",
+        "plan": "say what a run will hold, read and take, before it starts",
+        "bench": "measure every way to read a file, on this machine and disk",
+        "peek": "show what a step is or was trained on: files, bytes, documents, ids and text",
+    },
+    "make and check a corpus": {
+        "prepare": "make a token corpus from text",
+        "verify": "read data once and name every fault",
+        "convert": "write tokens in another format",
+    },
+    "train": {
+        "train": "train a small GPT on tokens from disk",
+        "sample": "let a trained model write text",
+    },
+    "find out about memory": {
+        "doctor": "run or watch a program, and say which kind of memory grew",
+    },
 }
+COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 SUPPRESS = argparse.SUPPRESS  # as the help of a second spelling
 STOPPED = 130  # what shells give for a program that Ctrl-C ended
 
@@ -98,16 +107,26 @@ def _parsers(words: Sequence[str]) -> tuple[_Parser, dict[str, _Parser]]:
     """The parser of the command line, and those of the commands; only the one in use pays for its imports."""
     parser = _Parser(
         prog="lowtide",
+        usage="lowtide COMMAND ...",
         description="Read arrays and token corpora far bigger than RAM inside a memory budget, and prove it.",
-        epilog="Run 'lowtide COMMAND --help' to see what a command takes.",
+        epilog=f"{_grouped()}\n\nRun 'lowtide COMMAND --help' to see what a command takes.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", prog="lowtide", help=SUPPRESS, parser_class=_Parser
+    )
     for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command = commands.add_parser(name, description=text[0].upper() + text[1:] + ".")
         if name in words[:1]:
             _module(name).add(command)
     return parser, dict(commands.choices)
+
+
+def _grouped() -> str:
+    """The commands by what they are for, as ``--help`` shows them."""
+    lines = [[f"{group}:", *(f"  {name:<9}{text}" for name, text in each.items())] for group, each in GROUPS.items()]
+    return "\n\n".join("\n".join(group) for group in lines)
 
 
 def _run(words: Sequence[str]) -> int:

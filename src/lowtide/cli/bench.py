@@ -19,7 +19,8 @@ from lowtide.bench.jobs import READING_PATTERNS, Ask, Job, jobs_for, one_file, q
 from lowtide.bench.presentation import BenchFacts, document, notes, pattern_rows, title
 from lowtide.bench.recommend import Advice, recommend
 from lowtide.bench.rounds import Measurements, OnJob, measure_all
-from lowtide.cli.flags import above_zero, add_budget, add_json, add_paths, add_stated, number, option, stated, whole
+from lowtide.cli.flags import above_zero, add_budget, add_json, add_paths, add_stated, stated
+from lowtide.cli.options import number, option, whole
 from lowtide.cli.tables import Styled, facts, show, table, watched
 from lowtide.formats import Layout
 from lowtide.machine import file_kind, read_ahead_bytes, total_memory

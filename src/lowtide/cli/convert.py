@@ -6,7 +6,8 @@ import argparse
 import json
 from dataclasses import asdict
 
-from lowtide.cli.flags import add_json, option, whole
+from lowtide.cli.flags import add_json
+from lowtide.cli.options import option, whole
 from lowtide.cli.tables import HowFar, facts, show
 from lowtide.corpus import convert
 from lowtide.corpus.conversion import Stated

@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lowtide.cli.flags import number, option, whole
+from lowtide.cli.options import number, option, whole
 from lowtide.errors import LowtideError
 from lowtide.machine import cgroup_at, container_cgroup
 from lowtide.memory import KINDS, Sample, Trace, Verdict, judge, traces, watch

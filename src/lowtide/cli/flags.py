@@ -4,42 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
 
+from lowtide.cli.options import option
 from lowtide.engine import ENGINES
 from lowtide.formats.corpus_parts import PARTS
 from lowtide.storage import CACHES, STRATEGIES
 from lowtide.survey.subject import Opening, StatedData
-
-
-def whole(text: str) -> int:
-    """For argparse: a whole number, and a refusal in the words of every other one."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-
-
-def number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
-
-
-def option(
-    to: argparse._ActionsContainer,
-    spelled: str,
-    text: str,
-    kind: Callable[[str], object] = str,
-    default: object = None,
-    choices: Sequence[str] | None = None,
-    required: bool = False,
-) -> None:
-    """Add ``--name VALUE`` as it is spelled, such as ``--batch N``."""
-    name, _, metavar = spelled.partition(" ")
-    more = {"choices": choices, "required": required}
-    to.add_argument(name, type=kind, metavar=metavar, default=default, help=text, **more)  # type: ignore[arg-type]
 
 
 def add_paths(parser: argparse.ArgumentParser, *, help: str) -> None:

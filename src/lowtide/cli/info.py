@@ -9,7 +9,8 @@ import argparse
 import json
 from dataclasses import asdict
 
-from lowtide.cli.flags import above_zero, add_json, add_opening, add_stated, opening, option, parts_text, stated, whole
+from lowtide.cli.flags import above_zero, add_json, add_opening, add_stated, opening, parts_text, stated
+from lowtide.cli.options import option, whole
 from lowtide.cli.tables import HowFar, Styled, counted, facts, show
 from lowtide.engine import engine
 from lowtide.formats import ArrayMember

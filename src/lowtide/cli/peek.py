@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lowtide.arguments import at_least
-from lowtide.cli.flags import add_json, add_part, option, whole
+from lowtide.cli.flags import add_json, add_part
+from lowtide.cli.options import option, whole
 from lowtide.cli.tables import Styled, counted, facts, show, visible
 from lowtide.errors import StateError
 from lowtide.mixture import mix

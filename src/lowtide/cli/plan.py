@@ -5,20 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from lowtide.cli.flags import (
-    above_zero,
-    add_json,
-    add_opening,
-    add_paths,
-    add_stated,
-    number,
-    opening,
-    option,
-    parts_text,
-    stated,
-    whole,
-)
+from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, opening, parts_text, stated
 from lowtide.cli.info import GUESSED, rung_fact
+from lowtide.cli.options import number, option, whole
 from lowtide.cli.tables import Styled, counted, facts, show, table
 from lowtide.survey.forecast import Forecast, RunAsked, forecast
 from lowtide.survey.projection import ORDERS, Projection, cache_reason, other_reasons

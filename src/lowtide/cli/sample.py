@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lowtide.arguments import at_least
-from lowtide.cli.flags import add_json, number, option, whole
+from lowtide.cli.flags import add_json
+from lowtide.cli.options import number, option, whole
 
 try:
     from lowtide.prepare.tokenizers.spelling import NumberWords, Words, words_of

@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lowtide.cli.flags import number, whole
+from lowtide.cli.options import number, whole
 from lowtide.cli.tables import watched
 
 # torch's threads spin while they wait for each other. On two cores that something else also uses, spinning made the

@@ -7,7 +7,8 @@ import json
 import time
 from dataclasses import asdict
 
-from lowtide.cli.flags import add_json, add_part, add_paths, option, whole
+from lowtide.cli.flags import add_json, add_part, add_paths
+from lowtide.cli.options import option, whole
 from lowtide.cli.tables import HowFar, Styled, counted, facts, show
 from lowtide.corpus import Verified, verify
 from lowtide.units import format_duration, format_size

@@ -86,7 +86,7 @@ class Permutation(Order):
 
     def __init__(self, n: int, *, seed: int, epoch: int = 0, purpose: str = "rows") -> None:
         super().__init__(n, seed, epoch, purpose)
-        # n is hashed too: nearly equal sizes would else have nearly equal orders under one seed.
+        # n is hashed too: otherwise nearly equal sizes would have nearly equal orders under one seed.
         self._map = (_Table if self.n <= TABLE_ROWS else Feistel)(self.n, key(self.seed, self.epoch, purpose, self.n))
 
     def _rows(self, positions: Words) -> Words:

@@ -31,7 +31,7 @@ from lowtide.prepare.inputs.sampling import sample_texts
 from lowtide.prepare.inputs.sections import sections_of
 from lowtide.prepare.processes import encoded_by_processes, encoded_here
 from lowtide.prepare.resources import Resources, refuse_little_memory
-from lowtide.prepare.tokenizers.bpe import LEAST_SAMPLE, SAMPLE, TRAINING, trained
+from lowtide.prepare.tokenizers.bpe import LEAST_SAMPLE, SAMPLE, trained, training_memory
 from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder, needed_memory
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
 from lowtide.storage.own_files import atomic_write
@@ -139,7 +139,8 @@ def _remove_work(journal: Journal) -> None:
 
 def _loaded(request: Request) -> Vocabulary:
     if Path(request.tokenizer).is_file():
-        refuse_little_memory(request.tokenizer, 16 * MIB + 14 * Path(request.tokenizer).stat().st_size)
+        # What loading and then encoding takes, so that one number suffices for both.
+        refuse_little_memory(request.tokenizer, 48 * MIB + 15 * Path(request.tokenizer).stat().st_size)
     return load_vocabulary(request.tokenizer, request.eot)
 
 
@@ -262,9 +263,10 @@ class _Job:
         place = self._journal.path / "tokenizer.json"
         if not place.exists():
             self._progress(Status("tokenizer"))
-            refuse_little_memory(self._tokenizer, TRAINING + 8 * LEAST_SAMPLE)
+            least = training_memory(self._request.train_bpe)
+            refuse_little_memory(self._tokenizer, least + 8 * LEAST_SAMPLE)
             left = memory_limit().left
-            most = SAMPLE if left is None else min(SAMPLE, (left - TRAINING) // 8)
+            most = SAMPLE if left is None else min(SAMPLE, (left - least) // 8)
             texts = sample_texts(self._inputs, self._request, most)
             text, trainer = trained(texts, self._request.train_bpe, self._journal.path)
             small = most if most < SAMPLE and most < self._total else 0  # another tokenizer: that is recorded

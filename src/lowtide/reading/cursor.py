@@ -43,7 +43,7 @@ class Cursor:
         self._ahead = Ahead(self._batches, follower)
         self._turn = Turn()
         self._fingerprint: dict[str, Any] | None = None
-        self._delivered, self._seconds = 0, 0.0
+        self.delivered, self._seconds = 0, 0.0  # batches, and the time spent on them
         self.sought = 0  # how often: also to where the cursor stood already
 
     def __iter__(self) -> Self:
@@ -55,21 +55,26 @@ class Cursor:
         batch: Batch | None = None
         try:
             with self._turn.lock:
-                before, sought = self.position, self.sought
-                at = self._steps.begin(before)
-                if at is not None:
+                while True:
+                    before, sought, had = self.position, self.sought, self.delivered
+                    at = self._steps.begin(before)
+                    if at is None:
+                        break
                     if self._fingerprint is None:
                         self._fingerprint = self._reader.fingerprint()
                     batch = self._ahead.take(at) or self._batches.start(at)
                     self._ahead.keep(at)
                     arrays = batch.finish()
-                    self._delivered += 1
-                    self._seconds += perf_counter() - began
                     following = self._steps.after(at)
-                    # Somebody may have sought meanwhile: a handler, another thread. No call stands between asking and
-                    # moving, so none of them comes in between.
-                    if self.position == before and self.sought == sought:
+                    seconds = perf_counter() - began
+                    # A handler may have come in meanwhile. No call stands from here to moving, so none does any more.
+                    if self.delivered != had:  # it took a batch, and that was this one: the following one is ours
+                        batch = arrays = None
+                        continue
+                    if self.position == before and self.sought == sought:  # nobody sought
                         after = self.position = following
+                    self.delivered += 1
+                    self._seconds += seconds
                     return arrays
         except BaseException as problem:
             if self.position == after:  # interrupted after the position moved: the batch comes again
@@ -133,4 +138,4 @@ class Cursor:
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process counts its own steps and reads its own fingerprint."""
-        return {**self.__dict__, "_delivered": 0, "_seconds": 0.0, "_fingerprint": None}
+        return {**self.__dict__, "delivered": 0, "_seconds": 0.0, "_fingerprint": None}

@@ -50,14 +50,11 @@ class Plan:
         }
 
 
-def project(
-    store: Store, held: int, *, announced: int, why: tuple[str, ...] = (), kept: int = 0, mapped: int = 0
-) -> Plan:
+def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = (), kept: int = 0) -> Plan:
     """The plan of a store whose user and iterators hold at most ``held`` bytes of buffers.
 
     ``announced``: bytes of the batch being read and the next one, which pass through the page cache even when dropped.
     ``kept``: of what the budget has set aside, bytes of memory that no strategy maps: indices, rows kept.
-    ``mapped``: bytes of tables of ours that are mapped whole.
     """
     budget = store.budget
     name = store.strategy.name
@@ -73,7 +70,7 @@ def project(
     passing = announced + 16 * MIB + 512 * PAGE
     return Plan(
         anon=min(limit, held + budget.aside) - aside_mapped,
-        mapped=(files if name == "map" else strategy_mapped) + mapped,
+        mapped=files if name == "map" else strategy_mapped,
         cache=min(files + PAGE, passing) if store.drop else files,
         budget=limit,
         strategy=name,

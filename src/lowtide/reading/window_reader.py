@@ -21,6 +21,7 @@ from lowtide.errors import FormatError
 from lowtide.machine import PAGE
 from lowtide.reading.ahead import Batch, Later, prepared_ahead
 from lowtide.reading.documents.docs import DocsFiller
+from lowtide.reading.documents.kept_arrays import HeldArrays
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.token_range import TokenRange
@@ -38,7 +39,7 @@ class WindowReader:
     """Reads batches of windows of one length from one range of tokens; ``how``: as the store has it."""
 
     docs: DocsFiller | None = None  # of readers that say which document a token is of
-    mapped = 0  # bytes of tables of ours that such a reader has mapped
+    held: HeldArrays | None = None  # tables of ours that such a reader looks things up in
 
     def __init__(self, tokens: TokenRange, length: int, dtype: DTypeLike = "int64", *, how: int = SCATTERED) -> None:
         self.tokens = tokens
@@ -200,11 +201,22 @@ class WindowReader:
     def fingerprint(self) -> dict[str, Any]:
         return self.tokens.fingerprint()
 
-    def plan(self, rows: int) -> Plan:
-        size, scratch = self.nbytes(rows), self.scratch(rows)
-        why = f"batches of {format_size(size)}, one held and one being filled, widened from {format_size(scratch)}"
+    def needs(self, rows: int) -> int:
+        """Bytes of the budget that batches of so many rows use where it has room."""
         prepared, staging = prepared_ahead(self.store)
+        return (2 + prepared) * self.nbytes(rows) + whole_pages(self.scratch(rows)) + staging
+
+    def plan(self, rows: int) -> Plan:
+        size, scratch, held = self.nbytes(rows), self.scratch(rows), self.needs(rows)
+        why = [f"batches of {format_size(size)}, one held and one being filled, widened from {format_size(scratch)}"]
+        prepared, _ = prepared_ahead(self.store)
         if prepared:
-            why += f"; {prepared} more are prepared in advance while data is cold, where the budget has room"
-        held = (2 + prepared) * size + whole_pages(scratch) + staging
-        return project(self.store, held, announced=2 * rows * (self.window + 2 * PAGE), why=(why,), mapped=self.mapped)
+            why[0] += f"; {prepared} more are prepared in advance while data is cold, where the budget has room"
+        if self.held is not None:
+            fits = self.held.fits(held)
+            how = (
+                "are held in memory" if fits else "are read batch by batch, for they do not fit the budget beside them"
+            )
+            why.append(f"the index's tables, {format_size(self.held.nbytes)}, {how}")
+            held += self.held.nbytes if fits else 0
+        return project(self.store, held, announced=2 * rows * (self.window + 2 * PAGE), why=tuple(why))

@@ -1,6 +1,6 @@
 """``lowtide.release(memmap)`` and ``lowtide.release()``: give memory back that this process need not hold.
 
-One idea: say what came back. With a memmap, ``madvise(DONTNEED)`` on the mmap below the array takes its resident
+Each call says what came back. With a memmap, ``madvise(DONTNEED)`` on the mmap below the array takes its resident
 pages back at once; the next access reads them again, and the page cache keeps the data. Without an argument,
 ``malloc_trim`` makes the C library give back the heap that the program has freed; what is in use stays. Cost: a walk
 over the free chunks of every arena, 10 ms per GiB. Needs glibc; elsewhere nothing is freed, and the answer says so.

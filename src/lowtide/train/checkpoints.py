@@ -393,7 +393,11 @@ def _point(link: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def only_run(directory: Path) -> Iterator[None]:
-    """Hold the directory for this process; DirectoryInUseError, naming the other run, when it is taken."""
+    """Hold the directory for this process; DirectoryInUseError, naming the other run, when it is taken.
+
+    A run that fails before it saves anything leaves no directory behind that was not there before.
+    """
+    made = [one for one in (directory, *directory.parents) if not one.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     path = directory.resolve() / _LOCK
     if path in _locked:  # and must not be opened: closing it would drop the lock that is there
@@ -403,6 +407,13 @@ def only_run(directory: Path) -> Iterator[None]:
         _lock(file.number, directory)
         _locked.add(path)
         yield
+    except BaseException:
+        if made and [one.name for one in directory.iterdir()] == [_LOCK]:
+            with contextlib.suppress(OSError):  # somebody else's by now
+                path.unlink()
+                for one in made:
+                    one.rmdir()
+        raise
     finally:
         _locked.discard(path)
         file.close()

@@ -134,11 +134,16 @@ class TreeCounters:
         )
 
     def _kills_counted_in(self, last: CgroupSample | None) -> CgroupSample | None:
-        """The cgroup as last seen alive, with the kernel's kills as they are counted now."""
+        """The cgroup as last seen alive, with what the kernel remembers of its last moments: kills, and the peak."""
         if last is None or self.cgroup is None:
             return last
         now = sample_cgroup(self.cgroup, own=self._whole_cgroup)
-        return replace(last, oom_kills=max(last.oom_kills, now.oom_kills)) if now.path == last.path else last
+        if now.path != last.path:
+            return last
+        peak = max(last.peak or 0, now.peak or 0) or None
+        return replace(
+            last, oom_kills=max(last.oom_kills, now.oom_kills), peak=peak, refused=max(last.refused, now.refused)
+        )
 
     def _sum_up(self, now: float, members: list[WatchedProcess], processes: list[ProcessSample], moved: int) -> Sample:
         totals, done = self._totals, self.tree.done

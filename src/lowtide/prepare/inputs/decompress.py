@@ -1,23 +1,31 @@
 """The bytes inside .gz and .zst files, a bounded amount at a time.
 
 Feeds a decompressor from a plain read loop, so that damage and a missing end are errors with the file and the
-compressed offset, never a shorter text. Several members or frames in one file are read as one. Costs one input buffer
-and the decompressor's own window. zstandard is imported only for .zst.
+compressed offset, never a shorter text. Several members or frames in one file are read as one. zstandard gives all it
+can for what it gets, and a few bytes may stand for any number of them, so it gets one block at a time, which is at most
+128 KiB of text. Costs one input buffer and the decompressor's own window. zstandard is imported only for .zst.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from lowtide.errors import FormatError, LowtideError
 from lowtide.prepare.resources import refuse_little_memory
+from lowtide.units import MIB
 
-_READ = {"gzip": 256 * 1024, "zstd": 64 * 1024}  # zstd gives all it can for what it gets: a little at a time
+_READ = 256 * 1024
 _MOST = 1024 * 1024  # bytes given out at once
 _LONGEST_WINDOW = 2**27  # what `zstd --long` needs; more is refused by zstd itself too
+_BESIDE_WINDOW = 32 * MIB  # to unpack and encode
+_LONGEST_HEADER, _SMALL = 18, 64
+_FRAME, _SKIPPED = (
+    b"\x28\xb5\x2f\xfd",
+    b"\x2a\x4d\x18",
+)  # how a frame begins, and all but the first byte of a skipped one
 
 
 def decompressed(path: str, compression: str) -> Iterator[tuple[bytes, int]]:
@@ -25,10 +33,8 @@ def decompressed(path: str, compression: str) -> Iterator[tuple[bytes, int]]:
     make, errors = _maker(path, compression)
     decoder, done = make(), 0
     begun = False  # whether the decoder has seen a byte of its member
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        while data := file.read(_READ[compression]):
-            if done == 0 and compression == "zstd":
-                _refuse_large_window(path, data)
+    with open(path, "rb", buffering=_READ) as file:  # noqa: PTH123
+        for data in _blocks(path, file) if compression == "zstd" else iter(lambda: file.read(_READ), b""):
             done += len(data)
             while data:
                 try:
@@ -55,12 +61,37 @@ def decompressed(path: str, compression: str) -> Iterator[tuple[bytes, int]]:
         )
 
 
-def _refuse_large_window(path: str, data: bytes) -> None:
-    """BudgetError where unpacking would hold more than there is: ``zstd --long`` looks back up to 128 MiB."""
+def _blocks(path: str, file: BinaryIO) -> Iterator[bytes]:
+    """The bytes of a .zst file, cut where its blocks end. What is damaged is left to the decompressor to name."""
     import zstandard
 
-    with contextlib.suppress(zstandard.ZstdError):  # damage is told where it is unpacked
-        refuse_little_memory(path, 2 * min(_LONGEST_WINDOW, zstandard.get_frame_parameters(data).window_size))
+    while start := file.read(4):
+        if start[1:] == _SKIPPED and 0x50 <= start[0] < 0x60:
+            size = file.read(4)
+            yield start + size
+            left = int.from_bytes(size, "little")
+            while some := file.read(min(left, _READ)):
+                left -= len(some)
+                yield some
+            continue
+        head = start + file.read(_LONGEST_HEADER - 4) if start == _FRAME else start
+        try:
+            about, size_of_head = zstandard.get_frame_parameters(head), zstandard.frame_header_size(head)
+        except zstandard.ZstdError:
+            yield head  # damage
+            yield from iter(lambda: file.read(_SMALL), b"")
+            return
+        refuse_little_memory(path, min(_LONGEST_WINDOW, about.window_size) + _BESIDE_WINDOW)
+        file.seek(size_of_head - len(head), os.SEEK_CUR)
+        yield head[:size_of_head]
+        last = False
+        while not last and (three := file.read(3)):
+            number = int.from_bytes(three, "little")
+            last = bool(number & 1)
+            # One byte stands for all of them in a run.
+            yield three + file.read(1 if number >> 1 & 3 == 1 else number >> 3)
+        if last and about.has_checksum:
+            yield file.read(4)
 
 
 def _maker(path: str, compression: str) -> tuple[Callable[[], Any], type[Exception]]:

@@ -17,7 +17,7 @@ from lowtide.prepare.inputs.text_blocks import TextBlock
 
 @dataclass
 class Tally:
-    """What was met on the way."""
+    """Counts of what a run has read and left out."""
 
     documents: int = 0
     text_bytes: int = 0

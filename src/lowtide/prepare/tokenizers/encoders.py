@@ -246,7 +246,7 @@ def needed_memory(name: str, vocabulary: Vocabulary) -> int:
     """Bytes a process needs to encode with it, beside Python, NumPy and the vocabulary itself; measured, with room."""
     if name == "bytes":
         return 24 * MIB
-    factor, least = {"gigatoken": (32, 60), "tokenizers": (16, 48), "sentencepiece": (16, 48)}[name]
+    factor, least = {"gigatoken": (32, 60), "tokenizers": (8, 48), "sentencepiece": (16, 48)}[name]
     return least * MIB + factor * max(len(vocabulary.plain), len(vocabulary.content))
 
 

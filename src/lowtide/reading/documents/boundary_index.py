@@ -4,7 +4,8 @@ An end is the number of its block of 65,536 tokens and its place inside: two byt
 per block. Finding the ends around any token is a search inside one block. Ranges (splits) of a corpus share its index.
 
 Costs 2 bytes per document and 1 to 4 per 65,536 tokens on disk, and one pass over the tokens where only an id marks
-the ends. Searching holds 8 bytes per 65,536 tokens: 15 MB for 10^11 tokens. Mapped, not read.
+the ends. Searching holds 8 bytes per 65,536 tokens: 15 MB for 10^11 tokens; the ends themselves are held in memory
+where they fit the budget, else the blocks around a token are read.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 from lowtide.engine import Numbers
 from lowtide.errors import FormatError
 from lowtide.reading.documents.boundaries import Marks, scan
-from lowtide.reading.documents.kept_arrays import GrowingArrays, KeptArrays, KeptFile, damaged, kept
+from lowtide.reading.documents.kept_arrays import GrowingArrays, HeldArrays, KeptArrays, KeptFile, damaged, kept
 from lowtide.reading.fingerprint import digest
 from lowtide.reading.token_range import TokenRange
+from lowtide.storage import Store
 
 BITS = 16
 BLOCK_TOKENS = 1 << BITS
@@ -35,15 +37,16 @@ Progress = Callable[[int, int], None] | None  # tokens done, tokens there are
 class BoundaryIndex:
     """Ends of documents, counted from the corpus's first token."""
 
-    def __init__(self, found: KeptArrays) -> None:
+    def __init__(self, found: KeptArrays, store: Store) -> None:
         self.kept = found
-        self._counts, self._low = found.arrays["counts"], found.arrays["low"]
+        self._store = store
+        counts: Numbers = found.arrays["counts"].part()
+        self._before: Numbers = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+        self._low = found.arrays["low"]
+        self.held = HeldArrays((self._low,), store.budget)
         self.tokens = int(found.facts["tokens"])
         self.marked = int(found.facts["marked"])  # ends that the corpus itself states
-        self._before: Numbers | None = None
-        if len(self._counts) != -(-self.tokens // BLOCK_TOKENS) or int(self._counts.sum(dtype=np.int64)) != len(
-            self._low
-        ):
+        if len(counts) != -(-self.tokens // BLOCK_TOKENS) or int(self._before[-1]) != len(self._low):
             raise damaged(found.path, f"{len(self._low)} ends in {self.tokens} tokens", "counts that say otherwise")
 
     def __len__(self) -> int:
@@ -52,54 +55,88 @@ class BoundaryIndex:
 
     def blocks(self, first: int, last: int) -> Iterator[Numbers]:
         """Ends in ``(first, last]``, ascending, in blocks; ``last`` is one, also in the middle of a document."""
-        low, high = (int(rank) for rank in self._ranks(np.array([first, last], np.int64)))
+        low, high = (int(self._ranks(np.array([at], np.int64), *self._around(at))[0]) for at in (first, last))
         reached = first
         for start in range(low, high, ENDS):
-            ends = self._select(np.arange(start, min(start + ENDS, high), dtype=np.int64))
+            stop = min(start + ENDS, high)
+            ends = self._select(np.arange(start, stop, dtype=np.int64), self._low.part(start, stop), -start)
             reached = int(ends[-1])
             yield ends
         if reached < last:
             yield np.array([last], np.int64)
 
-    def inside(self, starts: Numbers, span: int) -> tuple[Numbers, Numbers]:
-        """Every end in ``(start, start + span]`` of each start: which start, and how far behind it."""
-        ranks = self._ranks(np.concatenate((starts, starts + span)))
+    def inside(self, starts: Numbers, span: int, batches: Callable[[], int] = lambda: 0) -> tuple[Numbers, Numbers]:
+        """Every end in ``(start, start + span]`` of each start: which start, and how far behind it. ``batches``: bytes
+        of the budget that they need."""
+        held = self.held.get(batches)
+        if held is not None:
+            return self._inside(starts, span, held[0], np.zeros(len(starts), np.int64))
+        # The blocks that each span lies in, some spans at a time.
+        firsts = self._before[starts >> BITS]
+        counts = self._before[np.minimum((starts + span) >> BITS, len(self._before) - 2) + 1] - firsts
+        found = []
+        for first, last in _some(counts, MOST_ENDS):
+            mine = counts[first:last]
+            low = self.kept.read_runs(*self._low.runs(firsts[first:last], mine), self._store.engine).view(
+                self._low.kind
+            )
+            base = np.cumsum(mine) - mine - firsts[first:last]
+            rows, behind = self._inside(starts[first:last], span, low, base)
+            found.append((rows + first, behind))
+        return np.concatenate([rows for rows, _ in found]), np.concatenate([behind for _, behind in found])
+
+    def _inside(self, starts: Numbers, span: int, lows: NDArray[Any], base: Numbers) -> tuple[Numbers, Numbers]:
+        ranks = self._ranks(np.concatenate((starts, starts + span)), lows, np.concatenate((base, base)))
         low, high = ranks[: len(starts)], ranks[len(starts) :]
         counts = high - low
         rows = np.repeat(np.arange(len(starts)), counts)
         inner = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows, self._select(low[rows] + inner) - starts[rows]
+        return rows, self._select(low[rows] + inner, lows, base[rows]) - starts[rows]
 
-    def _ranks(self, positions: Numbers) -> Numbers:
-        """How many ends are at or before each position: bisection inside the block it falls into, all at once."""
-        before = self._prefix()
-        block = np.minimum(positions >> BITS, len(self._counts))
+    def _around(self, position: int) -> tuple[NDArray[Any], int]:
+        """The places of the block that a position falls into, and what a number is to be moved by to find them."""
+        block = min(position >> BITS, len(self._before) - 2)
+        first, last = int(self._before[block]), int(self._before[block + 1])
+        return self._low.part(first, last), -first
+
+    def _ranks(self, positions: Numbers, lows: NDArray[Any], base: Numbers | int) -> Numbers:
+        """How many ends are at or before each position: bisection inside the block it falls into, all at once.
+
+        The place of end n of the corpus is ``lows[n + base]``.
+        """
+        before = self._before
+        blocks = len(before) - 1
+        block = np.minimum(positions >> BITS, blocks)
         low: Numbers = before[block]
-        high: Numbers = before[np.minimum(block + 1, len(self._counts))]
+        high: Numbers = before[np.minimum(block + 1, blocks)]
         inside = positions & (BLOCK_TOKENS - 1)
         for _ in range(int((high - low).max(initial=0)).bit_length()):
             middle = (low + high) >> 1
             # A finished search looks at a neighbour's value, which changes nothing.
-            less = (self._low[np.minimum(middle, len(self._low) - 1)] < inside) & (low < high)
+            less = (lows[np.clip(middle + base, 0, len(lows) - 1)] < inside) & (low < high)
             low = np.where(less, middle + 1, low)
             high = np.where(less, high, np.maximum(middle, low))
         return low
 
-    def _select(self, numbers: Numbers) -> Numbers:
+    def _select(self, numbers: Numbers, lows: NDArray[Any], base: Numbers | int) -> Numbers:
         """Ends by number."""
-        block = np.searchsorted(self._prefix(), numbers, side="right") - 1
-        found: Numbers = (block << BITS) + self._low[numbers] + 1
+        block = np.searchsorted(self._before, numbers, side="right") - 1
+        found: Numbers = (block << BITS) + lows[numbers + base] + 1
         return found
 
-    def _prefix(self) -> Numbers:
-        """Ends before each block."""
-        self.kept.check()
-        if self._before is None:
-            self._before = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._counts, dtype=np.int64)))
-        return self._before
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return BoundaryIndex, (self.kept,)
+        return BoundaryIndex, (self.kept, self._store)
+
+
+def _some(counts: Numbers, most: int) -> Iterator[tuple[int, int]]:
+    """Neighbours whose counts are at most ``most`` together, or one of them alone."""
+    first, held = 0, 0
+    for at, count in enumerate(counts.tolist()):
+        if held and held + count > most:
+            yield first, at
+            first, held = at, 0
+        held += count
+    yield first, len(counts)
 
 
 def identity_of(corpus: TokenRange, marks: Marks) -> dict[str, Any]:
@@ -119,7 +156,8 @@ def boundary_index(tokens: TokenRange, marks: Marks, progress: Progress = None) 
     corpus = TokenRange(tokens.layout, tokens.store)
     identity = identity_of(corpus, marks)
     what = KeptFile(f"documents-{key_of(identity)}.index", identity, tokens.layout.extents[0].path)
-    found = BoundaryIndex(kept(what, {"counts": "<u4", "low": "<u2"}, _Building(corpus, marks, identity, progress).run))
+    building = _Building(corpus, marks, identity, progress)
+    found = BoundaryIndex(kept(what, {"counts": "<u4", "low": "<u2"}, building.run), tokens.store)
     if marks.by != "offsets" and found.marked == 0:
         first = "last" if marks.by == "eot" else "first"
         raise FormatError(

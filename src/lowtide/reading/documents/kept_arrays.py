@@ -4,16 +4,15 @@ The builder appends to a few growing streams and then, last, to a ledger that sa
 whole. So a build that was stopped goes on where its ledger ends. The finished file is one header and the arrays, gets
 its name at once, and names the data it was made from. Of several processes one builds; the others wait for its lock.
 
-Costs the arrays on disk, and while building twice that. Finished arrays are mapped read-only: their pages belong to the
-page cache and all processes share them; before every use one ``fstat`` says that the file still is what was mapped.
+Costs the arrays on disk, and while building twice that. Finished arrays are read where they are asked for, never
+mapped: a file that somebody cuts is a ``ReadError`` and not the end of the process. Those that fit are held in memory,
+counted against the budget, for as long as nobody needs the room.
 Knows nothing of tokens; who may have made a file, and in which directory, is ``storage/own_files.py``'s to know.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
-import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,13 +22,21 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.engine import KEEP, Engine, Numbers, Problem
 from lowtide.errors import FormatError, ReadError
+from lowtide.machine import Descriptor
+from lowtide.storage import Budget
+from lowtide.storage.budget import Holding
+from lowtide.storage.forks import renew_in_children
 from lowtide.storage.own_files import OwnDirectory, beside_or_cache, seal, telling, user_cache, wait_for_lock
+from lowtide.storage.read import read_all, read_failed
 
 MAGIC = b"LOWTIDE\x01"
 ALIGNED = 64
 MOST_HEADER = 1 << 20
 COPIED = 4 << 20  # bytes copied at a time when streams become one file
+LARGEST_SHARE = 4  # a quarter of the budget may hold arrays that make reading faster
+LARGEST_SHARE = 4  # a quarter of the budget may hold arrays that make reading faster
 FOLDER = ".lowtide"  # hidden: a corpus is opened by its directory, and this is no part of it
 
 
@@ -46,8 +53,43 @@ class KeptFile:
         return beside_or_cache(Path(self.beside).parent / FOLDER, make=make)
 
 
+@dataclass(frozen=True)
+class KeptArray:
+    """One array of a finished file, on disk; ``at``: its first byte."""
+
+    path: str
+    file: Descriptor
+    kind: np.dtype[Any]
+    count: int
+    at: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.kind.itemsize
+
+    def part(self, first: int = 0, last: int | None = None) -> NDArray[Any]:
+        """The items from ``first`` to ``last``, in memory."""
+        last = self.count if last is None else last
+        found: NDArray[Any] = np.empty(last - first, self.kind)
+        offset = self.at + first * self.kind.itemsize
+        try:
+            read_all(
+                self.path, self.file.number, offset, memoryview(found).cast("B") if found.size else memoryview(b"")
+            )
+        except ReadError as problem:
+            raise _failed(self.path, self.file, offset, problem.errno or 0) from problem
+        return found
+
+    def runs(self, firsts: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
+        """Bytes of the file that hold ``counts`` items from ``firsts`` on: offsets and lengths for ``read_runs``."""
+        return self.at + firsts * self.kind.itemsize, counts * self.kind.itemsize
+
+
 class KeptArrays:
-    """A finished file: ``facts`` and mapped arrays by name."""
+    """A finished file: ``facts``, and arrays by name."""
 
     def __init__(self, path: str, identity: Mapping[str, Any]) -> None:
         import json  # here: 1.5 ms that those who read no documents need not pay
@@ -55,50 +97,82 @@ class KeptArrays:
         self.path = path
         self.identity = dict(identity)
         directory, name = Path(path).parent, Path(path).name
-        with contextlib.closing(OwnDirectory(directory, make=False).open(name)) as file:
-            self._status = file.status
-            size = file.status.st_size
-            start = file.read(len(MAGIC) + 4)
-            length = int.from_bytes(start[len(MAGIC) :], "little")
-            if start[: len(MAGIC)] != MAGIC or length > min(size, MOST_HEADER):
-                raise damaged(path, "a header of Lowtide", "other bytes")
-            try:
-                header = json.loads(file.read(length))
-                found, self.facts, arrays = header["identity"], dict(header["facts"]), header["arrays"]
-                sealed = header.get("seal") == seal("kept", found)
-                parts = {name: (np.dtype(kind), int(count), int(at)) for name, (kind, count, at) in arrays.items()}
-            except (ValueError, KeyError, TypeError) as problem:
-                raise damaged(path, "a header of Lowtide", "one that cannot be read") from problem
-            if found != json.loads(json.dumps(identity)):
-                other = next(name for name in sorted({*found, *identity}) if found.get(name) != identity.get(name))
-                raise damaged(path, f"{other} {identity.get(other)}", f"{found.get(other)}, of other data")
-            if not sealed:
-                raise damaged(path, "the seal of what it was made from", "another one, or none")
-            for kind, count, at in parts.values():
-                if kind.kind not in "iu" or count < 0 or at < 0 or at + count * kind.itemsize > size:
-                    raise damaged(path, f"arrays inside its {size} bytes", f"{count} items at byte {at}")
-            self.nbytes = size
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.arrays: dict[str, NDArray[Any]] = {
-            name: np.frombuffer(self._map, kind, count, at) for name, (kind, count, at) in parts.items()
-        }
-
-    def check(self) -> None:
-        """ReadError where the file is no longer what was mapped: touching a page that is gone would be SIGBUS."""
+        self._file = file = OwnDirectory(directory, make=False).open(name)  # closed with its last reference
+        size = file.status.st_size
+        start = file.read(len(MAGIC) + 4)
+        length = int.from_bytes(start[len(MAGIC) :], "little")
+        if start[: len(MAGIC)] != MAGIC or length > min(size, MOST_HEADER):
+            raise damaged(path, "a header of Lowtide", "other bytes")
         try:
-            now = os.stat(self.path, follow_symlinks=False)  # noqa: PTH116
-        except FileNotFoundError:
-            return  # its name is gone, its bytes are ours as long as they are mapped
-        if os.path.samestat(now, self._status) and now.st_size != self._status.st_size:
-            raise ReadError(
-                f"{self.path}: expected the {self._status.st_size} bytes that were opened, got {now.st_size}: it was "
-                "cut or written to meanwhile. Delete it and open the data again: it is built anew.",
-                path=self.path,
-                offset=0,
-            )
+            header = json.loads(file.read(length))
+            found, self.facts, arrays = header["identity"], dict(header["facts"]), header["arrays"]
+            sealed = header.get("seal") == seal("kept", found)
+            parts = {name: (np.dtype(kind), int(count), int(at)) for name, (kind, count, at) in arrays.items()}
+        except (ValueError, KeyError, TypeError) as problem:
+            raise damaged(path, "a header of Lowtide", "one that cannot be read") from problem
+        if found != json.loads(json.dumps(identity)):
+            other = next(name for name in sorted({*found, *identity}) if found.get(name) != identity.get(name))
+            raise damaged(path, f"{other} {identity.get(other)}", f"{found.get(other)}, of other data")
+        if not sealed:
+            raise damaged(path, "the seal of what it was made from", "another one, or none")
+        for kind, count, at in parts.values():
+            if kind.kind not in "iu" or count < 0 or at < 0 or at + count * kind.itemsize > size:
+                raise damaged(path, f"arrays inside its {size} bytes", f"{count} items at byte {at}")
+        self.nbytes = size
+        self.arrays = {name: KeptArray(path, file, *part) for name, part in parts.items()}
+
+    def read_runs(self, offsets: Numbers, lengths: Numbers, engine: Engine) -> NDArray[np.uint8]:
+        """Many runs of bytes of the file, one behind the other, by one call of the engine."""
+        found: NDArray[np.uint8] = np.empty(int(lengths.sum()), np.uint8)
+        runs = (self._file.number, offsets, lengths, None, None, 1, 0)
+        # A queue costs less than a run or two, and one per call is nobody else's: no lock, no fork to think of.
+        told = engine.queue("announce").fill(runs, found, KEEP)
+        if not isinstance(told, int):
+            problem = Problem(*told)
+            raise _failed(self.path, self._file, int(offsets[problem.run]) + problem.at, problem.value)
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeptArrays, (self.path, self.identity)
+
+
+class HeldArrays:
+    """Some arrays of a file in memory, while the budget has room for them; nobody waits for it."""
+
+    def __init__(self, arrays: tuple[KeptArray, ...], budget: Budget) -> None:
+        self._arrays, self._budget = arrays, budget
+        self.nbytes = sum(one.nbytes for one in arrays)
+        self._held: tuple[tuple[NDArray[Any], ...], Holding] | None = None
+        self._given_up = False
+        budget.may_shrink(self)
+        renew_in_children(self)
+
+    def fits(self, batches: int) -> bool:
+        """Whether they will be held beside so many bytes of batches: a quarter of the budget at most."""
+        limit = self._budget.limit
+        most = min(limit // LARGEST_SHARE, limit - self._budget.aside - batches)
+        return not self._given_up and self.nbytes <= most
+
+    def get(self, batches: Callable[[], int] = lambda: 0) -> tuple[NDArray[Any], ...] | None:
+        """The arrays; None where they are to be read from the file instead, part by part. ``batches``: bytes they need
+        of the same budget."""
+        held = self._held
+        if held is None and self.fits(batches()):
+            holding = self._budget.reserve(self.nbytes)
+            if holding is None:
+                self._given_up = True
+            else:
+                self._held = held = tuple(one.part() for one in self._arrays), holding
+        return None if held is None else held[0]
+
+    def shrink(self) -> None:
+        """Somebody needs the room."""
+        if self._held is not None:
+            self._held, self._given_up = None, True
+
+    def renew_after_fork(self) -> None:
+        """What a child inherits belongs to the parent's count: it reads its own."""
+        self._held = None
 
 
 class GrowingArrays:
@@ -219,6 +293,32 @@ def _writable(what: KeptFile) -> OwnDirectory:
         f"{Path(what.beside).parent / FOLDER}: expected a directory of yours to keep an index of documents in, got "
         f"one that cannot be written or is not yours alone, like {user_cache()}. "
         "Set XDG_CACHE_HOME to a directory of yours."
+    )
+
+
+def _failed(path: str, file: Descriptor, offset: int, number: int) -> ReadError:
+    """``number``: the errno of the read; 0: the file ended."""
+    if number:
+        return read_failed(path, offset, OSError(number, os.strerror(number)))
+    was, now = file.status.st_size, os.fstat(file.number).st_size
+    return ReadError(
+        f"{path}: expected the {was} bytes that were opened, got {now}: it was cut or written to meanwhile. "
+        "Delete it and open the data again: it is built anew.",
+        path=path,
+        offset=offset,
+    )
+
+
+def _failed(path: str, file: Descriptor, offset: int, number: int) -> ReadError:
+    """``number``: the errno of the read; 0: the file ended."""
+    if number:
+        return read_failed(path, offset, OSError(number, os.strerror(number)))
+    was, now = file.status.st_size, os.fstat(file.number).st_size
+    return ReadError(
+        f"{path}: expected the {was} bytes that were opened, got {now}: it was cut or written to meanwhile. "
+        "Delete it and open the data again: it is built anew.",
+        path=path,
+        offset=offset,
     )
 
 

@@ -2,8 +2,8 @@
 
 A row's pieces are read one behind the other, and its last read goes on over tokens nobody asked for until the row is
 full; so a batch is one call of unequal reads into rows of ``length + 1`` tokens, and padding is written over them. y is
-x one column on, but for the last tokens of documents. What to read comes from the engine, which walks over the mapped
-tables of the packing.
+x one column on, but for the last tokens of documents. What to read comes from the engine, which walks over the tables
+of the packing.
 
 Costs one read per piece, and a few microseconds and 33 bytes per piece for the plan. No Python per document.
 """
@@ -11,14 +11,13 @@ Costs one read per piece, and a few microseconds and 33 bytes per piece for the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lowtide.engine import Numbers, RowPieces, packed_plan, spread
+from lowtide.engine import Numbers, PackedTables, RowPieces, packed_plan, spread
 from lowtide.errors import FormatError
 from lowtide.reading.ahead import Batch, Later
 from lowtide.reading.documents.boundaries import padding_id, required_marks
@@ -26,12 +25,10 @@ from lowtide.reading.documents.docs import DocsFiller
 from lowtide.reading.documents.kept_arrays import damaged
 from lowtide.reading.documents.packing import PackedRows
 from lowtide.reading.places import DocumentPlace, Place
-from lowtide.reading.plan import Plan
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Starts, WindowReader
 from lowtide.storage import Bytes
 from lowtide.storage.store import StartedReads
-from lowtide.units import format_size
 
 
 class PackedReads(NamedTuple):
@@ -53,8 +50,8 @@ class PackedReader(WindowReader):
     ) -> None:
         super().__init__(tokens, rows.length, dtype)
         self.rows = rows
-        self.mapped = rows.kept.nbytes
-        self.tables = rows.tables(self.item, int(tokens.layout.shape[0]))
+        self.held = rows.held
+        self._there = int(tokens.layout.shape[0])
         self.docs = DocsFiller(rows.length, rows.most_runs) if documents else None
         self._padding = padding_id(tokens)
         self._marks = required_marks(tokens)
@@ -119,19 +116,21 @@ class PackedReader(WindowReader):
         """What these rows are read from."""
         room = len(rows) * (self.rows.most_runs + 1) + 1  # a row at the corpus's end may need one more read than runs
         try:
-            found = self._planned(self.store.engine.packed_plan, rows, room)
+            tables = self.rows.tables(rows, self.item, self._there, partial(self.needs, len(rows)))
+            found = self._planned(self.store.engine.packed_plan, tables, room)
             while found is None:
                 # A corpus shorter than a row is read many times to fill one; or the tables make no sense.
                 room *= 8
-                found = self._planned(packed_plan, rows, room)
+                found = self._planned(packed_plan, tables, room)
         except (IndexError, ValueError) as problem:
             raise damaged(self.rows.kept.path, "rows of whole documents", "numbers that make none") from problem
         return found
 
-    def _planned(self, planned: Callable[..., Any], rows: Numbers, room: int) -> PackedReads | None:
+    def _planned(
+        self, planned: Callable[..., Any], tables: tuple[PackedTables, Numbers], room: int
+    ) -> PackedReads | None:
         into, padding = np.empty((4, room), np.int64), np.empty(room, np.bool_)
-        self.rows.kept.check()
-        found = planned(self.tables, rows, into, padding)
+        found = planned(*tables, into, padding)
         if found is None:
             return None
         reads, runs, closed, padded = found
@@ -187,8 +186,3 @@ class PackedReader(WindowReader):
 
     def settings(self) -> dict[str, Any]:
         return {"length": self.length, "cut": "packed", "documents_by": str(self._marks)}
-
-    def plan(self, rows: int) -> Plan:
-        found = super().plan(rows)
-        tables = f"the packing's tables, {format_size(self.mapped)}, are mapped and shared by all processes"
-        return replace(found, why=(*found.why, tables))

@@ -6,12 +6,13 @@ a function of the documents and the length alone, needs no more memory than one 
 Rows are numbered through all groups and a row's pieces lie together, so any row is found by one search.
 
 Costs 6 bytes per piece and 4 per row on disk (about 8 MB per million documents of 300 tokens at length 1,024) and about
-a microsecond per piece, once; 56 bytes per group while it is read, for the tables are mapped. Does not look at tokens.
+a microsecond per piece, once. Reading holds 56 bytes per group, and the tables where they fit the budget; else the
+parts that a batch needs are read, in two calls. Does not look at tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,8 +22,9 @@ from numpy.typing import NDArray
 from lowtide.engine import Numbers, PackedTables, RowPieces, pieces_of
 from lowtide.reading.documents.boundaries import Marks
 from lowtide.reading.documents.boundary_index import BoundaryIndex, Progress, boundary_index, identity_of, key_of
-from lowtide.reading.documents.kept_arrays import GrowingArrays, KeptArrays, KeptFile, damaged, kept
+from lowtide.reading.documents.kept_arrays import GrowingArrays, HeldArrays, KeptArrays, KeptFile, damaged, kept
 from lowtide.reading.token_range import TokenRange
+from lowtide.storage import Store
 
 GROUP_TOKENS = 4 << 20
 GROUP_PIECES = 65_536
@@ -188,15 +190,17 @@ class Packer:
 class PackedRows:
     """Rows of ``length`` tokens."""
 
-    def __init__(self, found: KeptArrays, length: int) -> None:
+    def __init__(self, found: KeptArrays, length: int, store: Store) -> None:
         self.kept = found
         self.length = length
+        self._store = store
         facts = found.facts
         self.tokens, self.pieces = int(facts["tokens"]), int(facts["pieces"])
         self.padded, self.most_runs = int(facts["padded"]), int(facts["most_runs"])
         self.most_documents = int(facts["most_documents"])
         self._rows, self._starts, self._sizes = (found.arrays[name] for name in ("rows", "starts", "sizes"))
-        groups = found.arrays["groups"].reshape(-1, ENTRY)
+        self.held = HeldArrays((self._rows, self._starts, self._sizes), store.budget)
+        groups = found.arrays["groups"].part().reshape(-1, ENTRY)
         self._first = groups[:, FIRST].copy()
         zero = np.zeros(1, np.int64)
         self._row_bounds = np.concatenate((zero, np.cumsum(groups[:, ROWS])))
@@ -207,18 +211,42 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self._rows) - 1
 
-    def tables(self, item: int, there: int) -> PackedTables:
-        """For the native engine: tokens of ``item`` bytes, of which the corpus has ``there``."""
-        self.kept.check()
-        bounds = self._row_bounds, self._piece_bounds, self._first
-        return PackedTables(self._rows, self._starts, self._sizes, *bounds, self.length, item, there)
+    def tables(
+        self, rows: Numbers, item: int, there: int, batches: Callable[[], int] = lambda: 0
+    ) -> tuple[PackedTables, Numbers]:
+        """For the engine: tables that have these rows, and their numbers there. Tokens have ``item`` bytes, and the
+        corpus has ``there`` of them; ``batches``: bytes of the budget that they need."""
+        held = self.held.get(batches)
+        if held is not None:
+            bounds = self._row_bounds, self._piece_bounds, self._first
+            return PackedTables(*held, *bounds, self.length, item, there), rows
+        return self._read(rows, item, there)
+
+    def _read(self, rows: Numbers, item: int, there: int) -> tuple[PackedTables, Numbers]:
+        """The same with tables of these rows alone, each a group of its own."""
+        count, engine, kept = len(rows), self._store.engine, self.kept
+        found = kept.read_runs(*self._rows.runs(rows, np.full(count, 2)), engine).view(np.uint32).reshape(count, 2)
+        many = (found[:, 1] - found[:, 0]).astype(np.int64)  # unsigned: also right where the low half began again
+        group = self._row_bounds.searchsorted(rows, side="right") - 1
+        before = self._piece_bounds[group]
+        first = before + (found[:, 0] - before.astype(np.uint32))
+        if (many > self.length).any() or (first + many > len(self._starts)).any():
+            raise ValueError(f"rows: expected at most {self.length} pieces, got {int(many.max())}. Pack again.")
+        (starts, some), (sizes, others) = self._starts.runs(first, many), self._sizes.runs(first, many)
+        pieces = kept.read_runs(np.concatenate((starts, sizes)), np.concatenate((some, others)), engine)
+        upto = np.concatenate((np.zeros(1, np.int64), many.cumsum()))
+        numbers = np.arange(count + 1)
+        middle = int(some.sum())
+        arrays = upto.astype(np.uint32), pieces[:middle].view(self._starts.kind), pieces[middle:].view(self._sizes.kind)
+        bounds = numbers, upto, self._first[group]
+        return PackedTables(*arrays, *bounds, self.length, item, there), numbers[:-1]
 
     def pieces_of(self, rows: Numbers) -> RowPieces:
         """The pieces of these rows."""
-        return pieces_of(self.tables(1, self.tokens), rows)
+        return pieces_of(*self.tables(rows, 1, self.tokens))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PackedRows, (self.kept, self.length)
+        return PackedRows, (self.kept, self.length, self._store)
 
 
 def packed_rows(tokens: TokenRange, marks: Marks, length: int, progress: Progress = None) -> PackedRows:
@@ -229,4 +257,4 @@ def packed_rows(tokens: TokenRange, marks: Marks, length: int, progress: Progres
     index = boundary_index(tokens, marks, progress)
     packer = Packer(index, tokens.first, tokens.last, length, progress)
     what = KeptFile(name, identity, tokens.layout.extents[0].path)
-    return PackedRows(kept(what, arrays_of(length), partial(packer.run, identity=identity)), length)
+    return PackedRows(kept(what, arrays_of(length), partial(packer.run, identity=identity)), length, tokens.store)

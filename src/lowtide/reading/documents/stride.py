@@ -43,7 +43,7 @@ class DocumentedWindows(WindowReader):
         self._marks = required_marks(tokens)
         self._index = index
         self.docs = DocsFiller(length, most_runs)
-        self.mapped = index.kept.nbytes if self._marks.by == "offsets" else 0
+        self.held = index.held if self._marks.by == "offsets" else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         again = partial(DocumentedWindows, how=self.how, index=self._index, most_runs=self.docs.most_runs)
@@ -73,7 +73,7 @@ class DocumentedWindows(WindowReader):
             if marks.id is not None:
                 return engine.documents_marked(planes, *pair, marks.id, begins=marks.by == "bos")
             starts = np.asarray(numbers, np.int64) + self.first
-            rows, behind = self._index.inside(starts, length)
+            rows, behind = self._index.inside(starts, length, partial(self.needs, len(starts)))
             closing = rows * length + behind - 1
             return engine.documents_given(planes, run_begins(closing, len(starts) * length, length), closing)
         except ValueError as problem:  # more runs than any window had
