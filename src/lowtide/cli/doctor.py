@@ -282,7 +282,6 @@ def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:
     """What --json prints: everything but the samples in between, which --save keeps. The keys are always the same; what
     was not measured, or has not happened, is null."""
     held = held_dict(verdict.held) if verdict.held is not None else no_held_dict()
-    peak = {kind: max((sample.of(kind) for sample in trace.samples), default=None) for kind in KINDS}
     return {
         "version": _VERSION,
         "held": held,
@@ -292,7 +291,7 @@ def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:
         "exit_code": trace.exit_code,
         "seconds": round(trace.seconds, 3),
         "samples": len(trace.samples),
-        "peak": peak,
+        "peak": {kind: held[kind]["peak"] for kind in KINDS},
         "last": to_dict(trace.samples[-1]) if trace.samples else None,
         "machine": trace.machine,
         "missing": trace.missing,
