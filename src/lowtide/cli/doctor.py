@@ -22,8 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from lowtide import report
 from lowtide.cli.options import number, option, whole
 from lowtide.errors import LowtideError
 from lowtide.machine import cgroup_at, container_cgroup
@@ -32,8 +31,6 @@ from lowtide.memory.launch import StartError, launched
 from lowtide.memory.samples import HELD
 from lowtide.memory.traces import held_dict, no_held_dict, to_dict
 from lowtide.memory.watch import INTERVAL, check_interval
-from lowtide.report import html, png, terminal
-from lowtide.report.endpoint import Endpoint, parse_address
 from lowtide.report.prometheus import freshness_text, measured_text
 from lowtide.report.status_line import StatusLine, log_line
 from lowtide.units import parse_size
@@ -92,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         service = _Service(arguments, every)
         if address is not None:  # before the command starts: a port that is taken must cost nothing
-            endpoint = stack.enter_context(Endpoint(address, service.text))
+            endpoint = stack.enter_context(report.endpoint.Endpoint(address, service.text))
             sys.setswitchinterval(_SWITCH)
             print(f"lowtide doctor: metrics at {endpoint.url}", file=sys.stderr)
         try:
@@ -104,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_document(trace, verdict), indent=2))
     else:  # a command of ours has stdout for itself
-        Console(stderr=bool(arguments.words)).print(terminal.render(trace, verdict))
+        report.terminal.show(trace, verdict, stderr=bool(arguments.words))
     written = _write_files(arguments, trace, verdict)
     over = verdict.budget is not None and not verdict.budget.ok
     return code or int(over or not written)
@@ -144,7 +141,7 @@ def _check(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, int] |
         )
     check_interval(arguments.interval)
     budget = None if arguments.budget is None else parse_size(arguments.budget, what="--budget")
-    address = None if arguments.listen is None else parse_address(arguments.listen)
+    address = None if arguments.listen is None else report.endpoint.parse_address(arguments.listen)
     every = None if arguments.every is None else _parse_time(arguments.every)
     if arguments.trace is not None and (address is not None or every is not None or arguments.save is not None):
         raise TypeError(
@@ -154,7 +151,7 @@ def _check(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, int] |
         if getattr(arguments, name) is not None:
             _check_file(name, Path(getattr(arguments, name)))
     if arguments.png is not None:
-        png.check()
+        report.png.check()
     return budget, address, every
 
 
@@ -215,8 +212,8 @@ def _write_files(arguments: argparse.Namespace, trace: Trace, verdict: Verdict) 
     """Whether every file asked for was written. One that was not is said, and keeps nothing else back."""
     jobs: list[tuple[str | None, Callable[[str], None]]] = [
         (arguments.mprof, lambda path: traces.save_mprof(trace, path)),
-        (arguments.html, lambda path: html.write(trace, verdict, path)),
-        (arguments.png, lambda path: png.write(trace, verdict, path)),
+        (arguments.html, lambda path: report.html.write(trace, verdict, path)),
+        (arguments.png, lambda path: report.png.write(trace, verdict, path)),
     ]
     written = True
     if "saved trace" in trace.missing:
