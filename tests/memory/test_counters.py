@@ -120,6 +120,34 @@ def test_what_was_cached_before_the_process_opened_the_file_is_found_not_grown(d
     assert sample.found_cache >= SIZE
 
 
+def test_the_cache_of_a_file_that_may_not_be_asked_is_unknown_and_not_nothing(disk_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: becoming another user needs root")
+    path = disk_path / "roots.bin"
+    path.write_bytes(os.urandom(SIZE))
+    disk_path.chmod(0o755)
+    reads = f"f = open({str(path)!r}, 'rb', buffering=0); f.read(); print('ready', flush=True); input()"
+    looks = (
+        "import json, os, subprocess, sys\nfrom lowtide.memory.measure.counters import TreeCounters\n"
+        "os.setgid(65534); os.setuid(int(sys.argv[1]))\n"
+        f"with subprocess.Popen([sys.executable, '-c', {reads!r}], stdin=-1, stdout=-1) as child:\n"
+        " child.stdout.readline(); counters = TreeCounters(child.pid); counters.sample(last=True)\n"
+        " print(json.dumps(counters.missing)); child.communicate(b'\\n')"
+    )
+
+    def missing(user: int) -> str:
+        words = [sys.executable, "-c", looks, str(user)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode and "Permission" in done.stderr:
+            pytest.skip("NOT TESTED: another user may not run this interpreter or read the test's directory")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert str(path) in missing(65534)
+    assert '"cache"' in missing(65534)
+    assert '"cache"' not in missing(0)  # the control
+
+
 def test_one_look_at_one_process_agrees_with_what_the_process_holds(disk_path: Path) -> None:
     with holding("anon", SIZE, disk_path) as pid:
         memory = process_memory(pid)

@@ -240,7 +240,7 @@ def _watch_command(arguments: argparse.Namespace, budget: int | None, service: _
         for _ in command.turns(_REDRAW):
             line.show(watched.last)
             service.turn(watched)
-    watched.finish(command.returncode)
+    watched.finish(command.returncode, heard=command.heard)
     return watched.trace
 
 

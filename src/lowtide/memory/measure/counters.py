@@ -16,7 +16,7 @@ from lowtide.machine import PAGE, Cgroup, kind_named, memory_cgroup, mounted
 from lowtide.memory.measure.cgroup_usage import oom_kills, sample_cgroup
 from lowtide.memory.measure.looks import FEW_PROCESSES, FRESH, MOVED, CloseLooks, Pace
 from lowtide.memory.measure.open_files import FileSet, FileTotals
-from lowtide.memory.measure.process import process_identity, read_proc
+from lowtide.memory.measure.process import being_killed, process_identity, read_proc
 from lowtide.memory.measure.tmpfs import TmpfsUse
 from lowtide.memory.measure.tree import Tree, WatchedProcess, pids_of_cgroup
 from lowtide.memory.samples import CgroupSample, FileGroup, ProcessSample, Sample
@@ -60,6 +60,7 @@ class TreeCounters:
         self._membership = ""
         self.moved = False  # into another cgroup, since it was last asked about
         self.kills_alive = 0  # of its cgroup, when it was last seen alive
+        self._kills_where, self._kills_before = "", 0
         self._tmpfs = TmpfsUse(pid)
         self._shmem_then = -1  # charged to the cgroup when it was first asked
         self._cgroup_now: CgroupSample | None = None
@@ -266,14 +267,20 @@ class TreeCounters:
         return True
 
     def _count_kills(self) -> None:
-        """Fresh in every sample: who was killed after the last one it lived in is a different question."""
+        """Fresh in every sample. Whoever lives on after a kill was counted was not the one killed: so the count of the
+        sample before is that of its life."""
         now = self._cgroup_now
         if now is None or self.cgroup is None:
             return
         paths = [self.cgroup.path_at(height) for height in range(len(self.cgroup.directories))]
-        self.kills_alive = oom_kills(self.cgroup, paths.index(now.path) if now.path in paths else 0)
-        if self.kills_alive != now.oom_kills:
-            self._cgroup_now = replace(now, oom_kills=max(now.oom_kills, self.kills_alive))
+        if self._kills_where == now.path and self._pid is not None and not being_killed(self._pid):
+            self.kills_alive = self._kills_before
+        elif self._kills_where != now.path:
+            self.kills_alive = now.oom_kills
+        count = oom_kills(self.cgroup, paths.index(now.path) if now.path in paths else 0)
+        self._kills_where, self._kills_before = now.path, count
+        if count != now.oom_kills:
+            self._cgroup_now = replace(now, oom_kills=max(now.oom_kills, count))
 
     def _follow_clock(self) -> None:
         """Files are stamped by the wall clock, which may be set back while we watch."""
