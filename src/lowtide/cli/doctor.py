@@ -37,9 +37,7 @@ from lowtide.units import parse_size
 
 _REDRAW = 0.5  # seconds
 _JUDGED_AGAIN, _JUDGING_SHARE = 5.0, 0.005  # seconds between verdicts while watching, and the most of one core for them
-_SWITCH = (
-    0.0005  # seconds after which the sampler makes room for a scrape; Python's own 0.005 made a scrape's worst 38 ms
-)
+_SWITCH = 0.0005  # seconds after which the sampler makes room for a scrape: at Python's own 0.005 some took 38 ms
 _VERSION = 1  # of the JSON document: raised when a key goes or changes its meaning, not when one comes
 _FORMS = ("-- COMMAND ...", "--pid N", "--cgroup PATH", "--container ID", "--trace FILE")
 
@@ -90,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         service = _Service(arguments, every)
         if address is not None:  # before the command starts: a port that is taken must cost nothing
             endpoint = stack.enter_context(report.endpoint.Endpoint(address, service.text))
+            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(_SWITCH)
             print(f"lowtide doctor: metrics at {endpoint.url}", file=sys.stderr)
         try:
