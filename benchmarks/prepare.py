@@ -233,7 +233,7 @@ def _children(pid: int) -> list[int]:
 
 def memory_figures(sizes: list[int]) -> list[Figure]:
     tokenizer = made_tokenizer(made_jsonl(TEXT))
-    bound = Resources().budget_bytes / 2**20 + 128 * CORES
+    bound = Resources().budget_bytes(CORES) / 2**20 + 128 * CORES
     figures = []
     for size in sizes:
         path = made_jsonl(size)

@@ -30,7 +30,10 @@ def at_least(name: str, value: Any, least: int, *, example: str = "") -> int:
 
 
 def one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
-    """``value`` if it is one of the ``allowed`` words; the first of them is the suggestion."""
+    """``value`` if it is one of the ``allowed`` words; the suggestion is the one most like it, or else the first."""
     if value not in allowed:
-        raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}. Use {name}={allowed[0]!r}.")
+        from difflib import get_close_matches  # here: a module more that only a mistake needs
+
+        like = get_close_matches(str(value), allowed, 1) or allowed
+        raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}. Use {name}={like[0]!r}.")
     return str(value)

@@ -205,10 +205,10 @@ class ArrayWriter:
         """Rows of our dtype and width, or an error."""
         array = np.asarray(rows)
         if array.dtype != self.dtype:
-            raise TypeError(
-                f"{self.path}: expected rows of dtype {self.dtype}, got {array.dtype}. "
-                f"Use np.asarray(rows).astype({self.dtype.str!r}), or create it with the other dtype."
-            )
+            way = f"Use np.asarray(rows).astype({self.dtype.str!r}), or create it with the other dtype"
+            if self.dtype.kind in "iu" and array.dtype.kind in "iuf" and not _holds(self.dtype, array):
+                way = f"Create it with dtype={array.dtype.name!r}: {self.dtype} does not hold these numbers"
+            raise TypeError(f"{self.path}: expected rows of dtype {self.dtype}, got {array.dtype}. {way}.")
         if one_row and array.shape == self._row:
             return array[None]
         if array.shape[1:] != self._row or array.ndim == 0:
@@ -291,3 +291,9 @@ def _checked_type(dtype: DTypeLike | None, shape: int | tuple[int, ...]) -> tupl
     if math.prod(max(axis, 1) for axis in axes) * one.itemsize > MOST_BYTES:
         raise ValueError(f"shape: expected fewer than 2**63 bytes, got {shape} of {one}. Use a smaller shape.")
     return one, axes
+
+
+def _holds(kind: np.dtype[Any], numbers: NDArray[Any]) -> bool:
+    """Whether the integers of a kind have all of these among them."""
+    limits = np.iinfo(kind)
+    return bool(((numbers >= limits.min) & (numbers <= limits.max) & (numbers == np.floor(numbers))).all())

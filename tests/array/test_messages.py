@@ -99,3 +99,47 @@ def test_the_budget_that_holding_batches_asks_for_suffices_and_adds_up(tmp_path:
     else:
         raise AssertionError("the budget asked for never sufficed")
     assert added, "the message for arrays that are held was seen"
+
+
+def test_the_word_most_like_the_one_that_was_written_is_suggested(array: lowtide.Array) -> None:
+    with pytest.raises(ValueError, match=r"got 'mmap'\. Use strategy='map'"):
+        lowtide.open(array.where, strategy="mmap")
+    with pytest.raises(ValueError, match=r"got 'ever'\. Use cache='auto'"):
+        lowtide.open(array.where, cache="ever")
+    with pytest.raises(TypeError, match=r"got 'uint17'\. Use dtype='uint16'"):
+        lowtide.open(array.where, dtype="uint17")
+
+
+def test_an_assignment_is_answered_with_what_writes(array: lowtide.Array) -> None:
+    with pytest.raises(
+        TypeError, match=r"expected to be read only, got an assignment\. Write a new file with lowtide\."
+    ):
+        array[0] = 1
+
+
+def test_arguments_that_need_a_name_get_it(array: lowtide.Array, tmp_path: Path) -> None:
+    np.arange(5000, dtype="u2").tofile(tmp_path / "t.bin")
+    tokens = lowtide.open_tokens(tmp_path / "t.bin", dtype="uint16")
+    with pytest.raises(TypeError, match=r"batches: expected 1 without a name, got 2\. Use batches\(8, length=1024\)\."):
+        tokens.batches(8, 1024)  # type: ignore[call-arg]
+    with pytest.raises(
+        TypeError, match=r"expected length=, the tokens of a window, got none\. Use batches\(8, length="
+    ):
+        tokens.batches(8)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Use shuffled\(8, seed=3\)\."):
+        array.shuffled(8, 3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Use open\('x.f32', dtype='float32'\)\."):
+        lowtide.open("x.f32", "float32")  # type: ignore[call-arg]
+
+
+def test_a_conversion_that_would_change_the_numbers_is_not_suggested(tmp_path: Path) -> None:
+    with (
+        pytest.raises(TypeError, match=r"got int64\. Create it with dtype='int64': uint8 does not hold"),
+        lowtide.create(tmp_path / "x.npy", dtype="uint8", shape=(-1,)) as out,
+    ):
+        out.append(np.array([300]))
+    with (
+        pytest.raises(TypeError, match=r"got int64\. Use np.asarray\(rows\)\.astype\('\|u1'\)"),
+        lowtide.create(tmp_path / "x.npy", dtype="uint8", shape=(-1,)) as out,
+    ):
+        out.append(np.array([30]))

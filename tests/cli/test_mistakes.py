@@ -91,3 +91,10 @@ def test_the_rung_is_explained_where_it_is_shown(tmp_path: Path) -> None:
         said = " ".join(called(command, tmp_path / "x.npy", "--cache", "drop").stdout.split())
         assert "rung" in said
         assert "(the rung is how the page cache is left clean)" in said
+
+
+def test_a_command_to_make_a_run_here_names_this_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended in `--out-dir ..`, which is the directory above."""
+    pytest.importorskip("torch", reason="NOT TESTED: sample, because torch is not installed")
+    monkeypatch.chdir(tmp_path)
+    assert called("sample", ".", "--prompt", "x").stderr.endswith("Make one with: lowtide train --out-dir ./.\n")

@@ -114,7 +114,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of 50,000 ids."""
     rng = np.random.default_rng(1)
     words = {chr(97 + k): None for k in range(26)}  # in order
-    known, merges = list(words), []
+    known, merges = list(words), list[tuple[str, str]]()
     while len(merges) < 50_000 - 257:
         left, right = known[int(rng.integers(len(known)))], chr(97 + int(rng.integers(26)))
         if left + right not in words:

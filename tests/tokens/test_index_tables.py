@@ -58,7 +58,8 @@ def test_tables_in_memory_are_counted_and_given_up_where_batches_need_the_room(b
         wanted = [np.array(next(feed)[0]) for _ in range(100)]
         feed.seek(0)
         next(feed)
-        tables = feed._reader.held.nbytes
+        held: Any = feed._reader.held  # type: ignore[attr-defined]
+        tables = held.nbytes
         assert tokens.store.budget.held >= tables
         kept = []
         for step in range(99):  # more and more of them, until the budget is full
@@ -68,7 +69,7 @@ def test_tables_in_memory_are_counted_and_given_up_where_batches_need_the_room(b
                 break
             assert tokens.store.budget.held <= 2 << 20
             assert np.array_equal(kept[-1][0], wanted[1 + step])
-        assert feed._reader.held.get() is None, "given up"
+        assert held.get() is None, "given up"
         del kept
         assert len(next(feed)) == 2
 

@@ -37,9 +37,7 @@ from lowtide.units import parse_size
 
 _REDRAW = 0.5  # seconds
 _JUDGED_AGAIN, _JUDGING_SHARE = 5.0, 0.005  # seconds between verdicts while watching, and the most of one core for them
-_SWITCH = (
-    0.0005  # seconds after which the sampler makes room for a scrape; Python's own 0.005 made a scrape's worst 38 ms
-)
+_SWITCH = 0.0005  # seconds after which the sampler makes room for a scrape: at Python's own 0.005 some took 38 ms
 _VERSION = 1  # of the JSON document: raised when a key goes or changes its meaning, not when one comes
 _FORMS = ("-- COMMAND ...", "--pid N", "--cgroup PATH", "--container ID", "--trace FILE")
 
@@ -90,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         service = _Service(arguments, every)
         if address is not None:  # before the command starts: a port that is taken must cost nothing
             endpoint = stack.enter_context(report.endpoint.Endpoint(address, service.text))
+            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(_SWITCH)
             print(f"lowtide doctor: metrics at {endpoint.url}", file=sys.stderr)
         try:
@@ -279,7 +278,6 @@ def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:
     """What --json prints: everything but the samples in between, which --save keeps. The keys are always the same; what
     was not measured, or has not happened, is null."""
     held = held_dict(verdict.held) if verdict.held is not None else no_held_dict()
-    peak = {kind: max((sample.of(kind) for sample in trace.samples), default=None) for kind in KINDS}
     return {
         "version": _VERSION,
         "held": held,
@@ -289,7 +287,7 @@ def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:
         "exit_code": trace.exit_code,
         "seconds": round(trace.seconds, 3),
         "samples": len(trace.samples),
-        "peak": peak,
+        "peak": {kind: held[kind]["peak"] for kind in KINDS},
         "last": to_dict(trace.samples[-1]) if trace.samples else None,
         "machine": trace.machine,
         "missing": trace.missing,

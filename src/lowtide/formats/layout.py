@@ -21,6 +21,7 @@ from lowtide.storage import Extent
 MOST_BYTES = 2**63 - 1  # off_t and Py_ssize_t are signed 64-bit
 MOST_AXES = 64  # numpy 2's own bound
 Ends: TypeAlias = "npt.NDArray[np.int64]"  # positions behind the last token of each document
+COMMON = ("float32", "float64", "float16", "uint8", "uint16", "uint32", "int8", "int16", "int32", "int64", "bool")
 HEADERLESS = ("raw", "nanogpt", "olmo", "lowtide")  # one family: bytes without a header, named after who writes them
 
 
@@ -93,7 +94,12 @@ def stated_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
     try:
         return np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
-        raise TypeError(f"dtype: expected a numpy dtype such as 'float32', got {dtype!r}. {error}.") from None
+        from difflib import get_close_matches  # here: a module more that only a mistake needs
+
+        like = get_close_matches(str(dtype), COMMON, 1) or COMMON
+        raise TypeError(
+            f"dtype: expected a numpy dtype such as 'float32', got {dtype!r}. Use dtype={like[0]!r}."
+        ) from error
 
 
 def stated_ids(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:

@@ -64,8 +64,8 @@ class _Lines:
         cut = len(self.lines) - min(NEWEST, len(self.lines) // 3)
         kept = {id(sizes) for sizes in thinned([each.sizes for each in self.lines[:cut]])}
         self.lines = [each for each in self.lines[:cut] if id(each.sizes) in kept] + self.lines[cut:]
-        while sum(each.length for each in self.lines) > 0.9 * self._most_bytes:  # few, and all of them peaks
-            self.lines = self.lines[: -NEWEST // 8 : 2] + self.lines[-NEWEST // 8 :]
+        while len(self.lines) > 2 and sum(each.length for each in self.lines) > 0.9 * self._most_bytes:
+            self.lines = [*self.lines[:-1:2], self.lines[-1]]  # few, and all of them long or peaks
         self._bytes = sum(each.length for each in self.lines)
         return True
 

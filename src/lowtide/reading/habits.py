@@ -79,6 +79,12 @@ class OnDisk:
             said = f"{self.where}: expected a name of lowtide.{kind}, got .{name}. Use {instead.format(name=name)}."
         raise AttributeError(said, name=name, obj=self)
 
+    def __setitem__(self, where: Any, value: Any) -> None:
+        raise TypeError(
+            f"{self.where}: expected to be read only, got an assignment. "
+            "Write a new file with lowtide.create(path), or change numbers in memory: rows = X[10:20]."
+        )
+
 
 def _refusing(sign: str, *, swapped: bool = False) -> Callable[[OnDisk, Any], Any]:
     def refuse(self: OnDisk, other: Any) -> Any:
@@ -104,6 +110,8 @@ def answers_habits(call: Callable[P, R]) -> Callable[P, R]:
     code = call.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     table = {**_KEYWORDS, **_FEED_KEYWORDS} if "length" in known or call.__name__ == "batches" else _KEYWORDS
+    own = int(known[0] == "self")
+    required = set(known[code.co_argcount :]) - set(call.__kwdefaults__ or ())
     foreign = {name: said for name, said in table.items() if name not in known}
 
     @wraps(call)
@@ -113,6 +121,19 @@ def answers_habits(call: Callable[P, R]) -> Callable[P, R]:
                 expected, instead = foreign[name]
                 way = instead.format(call=call.__name__, value=value)
                 raise TypeError(f"{call.__name__}: expected {expected}, got {name}={value!r}. {way}.")
+        if len(args) > code.co_argcount and known[code.co_argcount :]:
+            plain, extra = args[own : code.co_argcount], args[code.co_argcount]
+            written = ", ".join([*(repr(one) for one in plain), f"{known[code.co_argcount]}={extra!r}"])
+            raise TypeError(
+                f"{call.__name__}: expected {len(plain)} without a name, got {len(args) - own}. "
+                f"Use {call.__name__}({written})."
+            )
+        if "length" in required and "length" not in given and set(given) <= set(known):
+            batch = repr(args[own]) if len(args) > own else "64"
+            raise TypeError(
+                f"{call.__name__}: expected length=, the tokens of a window, got none. "
+                f"Use {call.__name__}({batch}, length=1024)."
+            )
         return call(*args, **given)
 
     call.__qualname__ = call.__name__  # what Python says of a missing argument: not the class that happens to have it

@@ -279,7 +279,7 @@ def newest(directory: Path) -> Path:
         what = "none in it" if directory.is_dir() else "no such directory"
         raise FileNotFoundError(
             f"{directory}: expected the out directory of a run, with a checkpoint, got {what}. Make one with: "
-            f"lowtide train --out-dir {shlex.quote(str(directory))}."
+            f"lowtide train --out-dir {shlex.quote(str(directory) if directory.name else f'{directory}/')}."
         )
     return max(found, key=_written)
 

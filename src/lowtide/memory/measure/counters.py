@@ -19,7 +19,7 @@ from lowtide.memory.measure.open_files import FileSet, FileTotals
 from lowtide.memory.measure.process import being_killed, process_identity, read_proc
 from lowtide.memory.measure.tmpfs import TmpfsUse
 from lowtide.memory.measure.tree import Tree, WatchedProcess, pids_of_cgroup
-from lowtide.memory.samples import CgroupSample, FileGroup, ProcessSample, Sample
+from lowtide.memory.samples import CgroupSample, FileGroup, FileSample, ProcessSample, Sample
 from lowtide.units import MIB
 
 _FILES_SHARE, _CGROUP_SHARE = 0.002, 0.0005  # of one core
@@ -116,19 +116,22 @@ class TreeCounters:
         of_files = sum(file.mapped for file in mapped.values() if not file.memory)
         totals = self._files.measure(mapped, self._last.mapped + self._overlap - of_files, 0)
         seen = {file.path for file in totals.files}
-        lost = [file for file in before.files if file.path not in seen]  # deleted at the end, as temporary files are
-        files = tuple(sorted((*totals.files, *lost), key=lambda file: -file.cached))
+        gone = [file for file in before.files if file.path not in seen]  # deleted at the end, as temporary files are
+        files = tuple(sorted((*totals.files, *gone), key=lambda file: -file.cached))
+        patterns = {group.name for group in totals.groups}
+        gone_too = [group for group in before.groups if group.name.startswith("/") and group.name not in patterns]
+        lost: list[FileSample | FileGroup] = [*gone, *gone_too]
         # The processes' own kinds stay as last seen; a page that was mapped then is counted there and not in the cache.
         mapped_then = max(totals.mapped, min(self._last.mapped, totals.clean))
         return replace(
             self._last,
             seconds=now - self._begin,
-            cache=max(0, totals.clean - mapped_then) + sum(file.cache for file in lost),
-            dirty=totals.dirty + sum(file.dirty for file in lost),
-            shmem=max(self._last.shmem, totals.shmem + sum(file.cached for file in lost if file.memory)),
-            found_cache=totals.found_cache + sum(file.found for file in lost if not file.memory),
+            cache=max(0, totals.clean - mapped_then) + sum(each.cache for each in lost),
+            dirty=totals.dirty + sum(each.of("dirty") for each in lost),
+            shmem=max(self._last.shmem, totals.shmem + sum(each.of("shmem") for each in lost)),
+            found_cache=totals.found_cache + sum(file.found for file in gone if not file.memory),
             files=tuple(files),
-            groups=(*totals.groups, *(group for group in self._last.groups if group.name == WITHOUT_FILE)),
+            groups=(*totals.groups, *gone_too, *(each for each in self._last.groups if each.name == WITHOUT_FILE)),
             cgroup=self._kills_counted_in(self._last.cgroup),
             files_asked=True,
             tmpfs=self._tmpfs.at_the_end(),

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from lowtide.machine import file_kind, kind_named, page_cache
+from lowtide.machine import PAGE, file_kind, kind_named, page_cache
 from lowtide.memory.measure.smaps import MappedFile
 from lowtide.memory.patterns import FEW, alike, pattern
 from lowtide.memory.samples import FileGroup, FileSample
@@ -28,7 +28,6 @@ CODE, SMALLER = "library code", "smaller files"
 _KEPT, _PATTERNS = 24, 8  # files, and patterns of further files, that a sample names; the rest are added up
 _WORTH_NAMING = 256 * 1024
 _SMALL = 256 * 1024
-_WORTH_PLACING = 1024**2  # bytes mapped since the close look, from which on a file that was not mapped then has them
 _MOST_ENTRIES = 8192  # of a tmpfs, looked through by name
 _FORMAT_MAGIC = {
     b"\x93NUMPY": "npy",
@@ -332,7 +331,7 @@ def _place(mapped: dict[FileKey, int], unplaced: int, answers: dict[FileKey, _An
     for keys in (list(mapped), [key for key in answers if key not in mapped]):
         room = {key: answers[key].cached - placed.get(key, 0) for key in keys if key in answers}
         room = {key: size for key, size in room.items() if size > 0}
-        if unplaced > (0 if keys and keys[0] in mapped else _WORTH_PLACING) and room:
+        if unplaced >= PAGE and room:
             share = min(1.0, unplaced / sum(room.values()))
             placed |= {key: placed.get(key, 0) + int(share * size) for key, size in room.items()}
             unplaced -= int(share * sum(room.values()))

@@ -73,15 +73,14 @@ class KeptArray:
     def part(self, first: int = 0, last: int | None = None) -> NDArray[Any]:
         """The items from ``first`` to ``last``, in memory."""
         last = self.count if last is None else last
-        found: NDArray[Any] = np.empty(last - first, self.kind)
+        found: Any = np.empty(last - first, self.kind)
         offset = self.at + first * self.kind.itemsize
         try:
-            read_all(
-                self.path, self.file.number, offset, memoryview(found).cast("B") if found.size else memoryview(b"")
-            )
+            read_all(self.path, self.file.number, offset, memoryview(found.view(np.uint8)))
         except ReadError as problem:
             raise _failed(self.path, self.file, offset, problem.errno or 0) from problem
-        return found
+        array: NDArray[Any] = found
+        return array
 
     def runs(self, firsts: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
         """Bytes of the file that hold ``counts`` items from ``firsts`` on: offsets and lengths for ``read_runs``."""
@@ -293,19 +292,6 @@ def _writable(what: KeptFile) -> OwnDirectory:
         f"{Path(what.beside).parent / FOLDER}: expected a directory of yours to keep an index of documents in, got "
         f"one that cannot be written or is not yours alone, like {user_cache()}. "
         "Set XDG_CACHE_HOME to a directory of yours."
-    )
-
-
-def _failed(path: str, file: Descriptor, offset: int, number: int) -> ReadError:
-    """``number``: the errno of the read; 0: the file ended."""
-    if number:
-        return read_failed(path, offset, OSError(number, os.strerror(number)))
-    was, now = file.status.st_size, os.fstat(file.number).st_size
-    return ReadError(
-        f"{path}: expected the {was} bytes that were opened, got {now}: it was cut or written to meanwhile. "
-        "Delete it and open the data again: it is built anew.",
-        path=path,
-        offset=offset,
     )
 
 

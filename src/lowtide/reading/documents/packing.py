@@ -218,8 +218,9 @@ class PackedRows:
         corpus has ``there`` of them; ``batches``: bytes of the budget that they need."""
         held = self.held.get(batches)
         if held is not None:
+            of_rows, starts, sizes = held
             bounds = self._row_bounds, self._piece_bounds, self._first
-            return PackedTables(*held, *bounds, self.length, item, there), rows
+            return PackedTables(of_rows, starts, sizes, *bounds, self.length, item, there), rows
         return self._read(rows, item, there)
 
     def _read(self, rows: Numbers, item: int, there: int) -> tuple[PackedTables, Numbers]:
@@ -229,7 +230,7 @@ class PackedRows:
         many = (found[:, 1] - found[:, 0]).astype(np.int64)  # unsigned: also right where the low half began again
         group = self._row_bounds.searchsorted(rows, side="right") - 1
         before = self._piece_bounds[group]
-        first = before + (found[:, 0] - before.astype(np.uint32))
+        first: Numbers = before + (found[:, 0] - before.astype(np.uint32)).astype(np.int64)
         if (many > self.length).any() or (first + many > len(self._starts)).any():
             raise ValueError(f"rows: expected at most {self.length} pieces, got {int(many.max())}. Pack again.")
         (starts, some), (sizes, others) = self._starts.runs(first, many), self._sizes.runs(first, many)
