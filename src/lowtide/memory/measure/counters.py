@@ -276,10 +276,10 @@ class TreeCounters:
         if now is None or self.cgroup is None:
             return
         paths = [self.cgroup.path_at(height) for height in range(len(self.cgroup.directories))]
-        if self._kills_where == now.path and self._pid is not None and not being_killed(self._pid):
-            self.kills_alive = self._kills_before
-        elif self._kills_where != now.path:
+        if self._kills_where != now.path:
             self.kills_alive = now.oom_kills
+        elif self.kills_alive != self._kills_before and not being_killed(self._pid or 0):
+            self.kills_alive = self._kills_before
         count = oom_kills(self.cgroup, paths.index(now.path) if now.path in paths else 0)
         self._kills_where, self._kills_before = now.path, count
         if count != now.oom_kills:
