@@ -1,9 +1,11 @@
 """``make doctors``: every program of tests/memory/programs.py under ``lowtide doctor``, each with what is true of it.
 
 Run it: ``python -m benchmarks.doctors [WORDS IN A NAME ...]``. Truth comes from the programs themselves, which ask the
-kernel (smaps, status, memory.stat) or their allocator (mallinfo2), or is the number of bytes that was planted. A row is
-wholly right when the kind, the owner, how it ended, the fixes and every size (to 5 %) are. Without words the table is
-written into docs/doctors.md. Exit 1 when something was said with high confidence and is wrong.
+kernel (smaps, status, memory.stat) or their allocator (mallinfo2), or is the number of bytes that was planted; of a
+program that tells nothing of its size, the kernel's account of its processes' heaps (smaps_rollup) is added up every
+20 ms from outside. A row is wholly right when the kind, the owner, how it ended, the fixes and every size (to 5 %) are.
+Without words the table is written into docs/doctors.md. Exit 1 when something was said with high confidence and is
+wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,49 @@ from lowtide.units import format_size
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "doctors.md"
 BEGIN, END = "<!-- numbers: doctors -->", "<!-- end -->"
+
+
+class Outside(threading.Thread):
+    """The most heap that the processes below the doctor's command had together, by the kernel's own account."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most = 0
+        self._stop_it = threading.Event()
+
+    def __enter__(self) -> Outside:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop_it.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._stop_it.wait(0.02):
+            doctors = _children(os.getpid())
+            below = [pid for doctor in doctors for child in _children(doctor) for pid in _tree(child)]
+            self.most = max(self.most, sum(_heap(pid) for pid in below))
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _tree(pid: int) -> list[int]:
+    return [pid, *(each for child in _children(pid) for each in _tree(child))]
+
+
+def _heap(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:"))
 
 
 @dataclass(frozen=True)
@@ -86,7 +132,10 @@ def main() -> int:
         if not why:
             place = Path(tempfile.mkdtemp(prefix="doctors-", dir=ROOT / "build"))  # on the disk, not in a tmpfs
             try:
-                found, truth = judged(program, place)
+                with Outside() as outside:
+                    found, truth = judged(program, place)
+                if not truth and program.expected.kind == "anon" and program.expected.grew != ("nothing",):
+                    truth = {"held.anon.peak": outside.most}
                 rows.append(Row(program, found, truth, tuple(wrong(program, found, truth))))
                 print(rows[-1].text(), flush=True)
                 (ROOT / "build" / "doctors.json").write_text(json.dumps([row.found for row in rows], indent=1))

@@ -80,7 +80,8 @@ PROGRAMS: tuple[Program, ...] = (
     _planted(
         "reads a file", "cache", Expected(("cache",), "cache", "read.bin"), truth={"owner": 256 * MIB}, seconds="4"
     ),
-    _planted("writes a file, no sync", "dirty", Expected(("dirty",), "dirty", "written.bin")),
+    # When anybody on the machine calls sync() meanwhile it is cache, and rightly so.
+    _planted("writes a file, no sync", "dirty", Expected(("dirty", "cache"), "dirty", "written.bin")),
     _planted(
         "page tables", "tables", Expected(("tables",), "tables", "process "), truth={"held.tables.peak": 128 * MIB}
     ),
@@ -127,6 +128,14 @@ PROGRAMS: tuple[Program, ...] = (
         "killed_child",
         Expected(("anon", "nothing", "workers"), how="exit", says=("the kernel killed",), never=("did not happen",)),
         limit=100 * MIB,
+    ),
+    _planted(
+        "its sibling killed by the cgroup",
+        "beside",
+        Expected(("nothing",), how="exit", says=("the kernel killed",), never=("did not happen",)),
+        needs=("sibling",),
+        limit=100 * MIB,
+        seconds="6",
     ),
     _planted(
         "bus error, tmpfs full",
@@ -231,6 +240,8 @@ def cannot(program: Program) -> str:
         if need.startswith("import "):
             if importlib.util.find_spec(need.removeprefix("import ")) is None:
                 return f"the module {need.removeprefix('import ')} is not installed"
+        elif need == "sibling":
+            continue  # only a cgroup of our own
         elif need in ("hugetlb", "tmpfs"):
             if os.geteuid() != 0:
                 return f"{need} needs root"
@@ -278,6 +289,9 @@ def _prepared(program: Program, directory: Path, stack: contextlib.ExitStack) ->
     ]
     if program.limit is not None:
         inside = stack.enter_context(limited(program.limit))
+        if "sibling" in program.needs:  # no child of the command's, and killed while the command is watched
+            climbs = (sys.executable, PLANTED / "inside.py", inside, sys.executable, PLANTED / "climbs.py")
+            stack.callback(subprocess.Popen(["sh", "-c", 'sleep 2; exec "$@"', "sh", *climbs]).wait)
         words = [sys.executable, str(PLANTED / "inside.py"), str(inside), *words]
     return words
 

@@ -120,6 +120,27 @@ def test_what_was_cached_before_the_process_opened_the_file_is_found_not_grown(d
     assert sample.found_cache >= SIZE
 
 
+def test_the_cache_of_a_file_that_may_not_be_asked_is_unknown_and_not_nothing(disk_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: becoming another user needs root")
+    path = disk_path / "roots.bin"
+    path.write_bytes(os.urandom(SIZE))
+    program = (
+        "import json, os, sys; from lowtide.memory.measure.counters import TreeCounters\n"
+        "file = open(sys.argv[1], 'rb', buffering=0); file.read()\n"
+        "os.setgid(65534); os.setuid(int(sys.argv[2])); counters = TreeCounters(os.getpid(), children=False)\n"
+        "counters.sample(last=True); print(json.dumps(counters.missing))"
+    )
+
+    def missing(user: int) -> str:
+        words = [sys.executable, "-c", program, str(path), str(user)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    assert '"cache": "of ' in missing(65534)
+    assert "roots.bin" in missing(65534)
+    assert '"cache"' not in missing(0)  # the control
+
+
 def test_one_look_at_one_process_agrees_with_what_the_process_holds(disk_path: Path) -> None:
     with holding("anon", SIZE, disk_path) as pid:
         memory = process_memory(pid)

@@ -73,6 +73,11 @@ def test_a_kill_that_the_log_would_show_and_does_not_was_somebody_elses() -> Non
     assert "the kernel killed other (77) of its cgroup" in found.sentence
 
 
+def test_a_signal_that_the_doctor_was_sent_is_said_to_be_passed_on() -> None:
+    assert ended(-15, Traces(heard=frozenset({15}))).by == "passed on"
+    assert ended(-15, Traces()).by == ""
+
+
 def test_systemd_oomd_is_known_by_its_note() -> None:
     found = ended(-9, Traces(log_readable=True, by_oomd=2))
     assert (found.how, found.by) == ("oom", "systemd-oomd")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.memory import watch
+from lowtide.memory import Trace, judge, watch
 from lowtide.memory.patterns import alike, many_alike, named_files, pattern
 from lowtide.memory.samples import FileGroup, FileSample, Sample
 
@@ -88,3 +88,15 @@ def test_the_cache_of_a_file_it_wrote_is_called_that(disk_path: Path) -> None:
     assert verdict.grew == "cache"
     assert "page cache of files it wrote" in verdict.headline
     assert not any("lowtide.open" in line for line in verdict.fix)
+
+
+def test_library_code_that_is_paged_in_is_behind_its_growth_and_no_small_file_beside_it() -> None:
+    def at(second: int) -> Sample:
+        locale = FileSample("/usr/lib/locale/LC_CTYPE", MIB, 336 * 1024, 0, 1000 * second, 0, "ext4", False)
+        code = FileGroup("library code", 60, mapped=6 * second * MIB)
+        return Sample(float(second), 0, code.mapped + locale.mapped, 0, 0, 0, 0, files=(locale,), groups=(code,))
+
+    verdict = judge(Trace("python train.py", 0.0, 1.0, samples=tuple(at(second) for second in range(60))))
+    assert verdict.grew == "mapped"
+    assert [(each.name, each.grew) for each in verdict.who] == [("library code (60 files)", 354 * MIB)]
+    assert not any("lowtide" in line or "LC_CTYPE" in line for line in verdict.fix)

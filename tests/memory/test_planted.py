@@ -12,8 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.memory.programs import PROGRAMS, Program, cannot, wrong
+from tests.memory.programs import judged as judged_program
 
 PLANTED = Path(__file__).with_name("planted")
+# The others take longer, or need what is not installed for the tests: `make doctors` runs them all.
+EVERY_TIME = (
+    "leak behind a file that is read",
+    "tmpfs, files closed",
+    "mlock of a mapped file",
+    "copy-on-write behind a snapshot",
+    "freed heap, 100,000 small chunks",
+    "C, 500 MiB in 0.3 s",
+    "bus error, tmpfs full",
+    "bus error, file truncated",
+)
 DOCTOR = [sys.executable, "-m", "lowtide", "doctor", "--json"]
 MIB = 1024**2
 
@@ -51,6 +64,18 @@ def owner(found: dict[str, Any], kind: str) -> dict[str, Any]:
 
 def python(name: str, directory: Path) -> tuple[str, ...]:
     return (sys.executable, str(PLANTED / f"{name}.py"), str(directory))
+
+
+@pytest.mark.parametrize("program", [each for each in PROGRAMS if each.name in EVERY_TIME], ids=lambda each: each.name)
+def test_a_program_is_judged_as_what_is_true_of_it(program: Program, disk_path: Path) -> None:
+    if why := cannot(program):
+        pytest.skip(f"NOT TESTED: {program.name} - {why}")
+    try:
+        found, truth = judged_program(program, disk_path)
+    except OSError as problem:
+        pytest.skip(f"NOT TESTED: {program.name} - this machine refuses it ({problem})")
+    assert not wrong(program, found, truth), json.dumps(found["verdict"], indent=1)
+    owners_add_up(found)
 
 
 @pytest.mark.parametrize(

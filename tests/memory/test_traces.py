@@ -255,6 +255,18 @@ def test_a_trace_of_any_length_becomes_no_more_samples_than_a_watcher_keeps(tmp_
     assert not back.cut_short
 
 
+def test_a_file_of_very_long_lines_stays_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "_MOST_BYTES", MIB // 16)  # nine lines of this size
+    head = Trace("python train.py", 0.0, 0.25)
+    writer = traces.TraceWriter(tmp_path / "t.jsonl", head)
+    for place in range(60):
+        writer.write(weighty(float(place), 10**8))
+        assert (tmp_path / "t.jsonl").stat().st_size < MIB // 8
+    writer.end(head)
+    back = traces.load(tmp_path / "t.jsonl")
+    assert (back.samples[0].seconds, back.samples[-1].seconds) == (0.0, 59.0)
+
+
 def test_a_link_to_a_trace_stays_a_link_when_the_file_is_written_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

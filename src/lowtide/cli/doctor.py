@@ -22,8 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from lowtide import report
 from lowtide.cli.options import number, option, whole
 from lowtide.errors import LowtideError
 from lowtide.machine import cgroup_at, container_cgroup
@@ -32,17 +31,13 @@ from lowtide.memory.launch import StartError, launched
 from lowtide.memory.samples import HELD
 from lowtide.memory.traces import held_dict, no_held_dict, to_dict
 from lowtide.memory.watch import INTERVAL, check_interval
-from lowtide.report import html, png, terminal
-from lowtide.report.endpoint import Endpoint, parse_address
 from lowtide.report.prometheus import freshness_text, measured_text
 from lowtide.report.status_line import StatusLine, log_line
 from lowtide.units import parse_size
 
 _REDRAW = 0.5  # seconds
 _JUDGED_AGAIN, _JUDGING_SHARE = 5.0, 0.005  # seconds between verdicts while watching, and the most of one core for them
-_SWITCH = (
-    0.0005  # seconds after which the sampler makes room for a scrape; Python's own 0.005 made a scrape's worst 38 ms
-)
+_SWITCH = 0.0005  # seconds after which the sampler makes room for a scrape: at Python's own 0.005 some took 38 ms
 _VERSION = 1  # of the JSON document: raised when a key goes or changes its meaning, not when one comes
 _FORMS = ("-- COMMAND ...", "--pid N", "--cgroup PATH", "--container ID", "--trace FILE")
 
@@ -92,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         service = _Service(arguments, every)
         if address is not None:  # before the command starts: a port that is taken must cost nothing
-            endpoint = stack.enter_context(Endpoint(address, service.text))
+            endpoint = stack.enter_context(report.endpoint.Endpoint(address, service.text))
+            stack.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(_SWITCH)
             print(f"lowtide doctor: metrics at {endpoint.url}", file=sys.stderr)
         try:
@@ -104,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_document(trace, verdict), indent=2))
     else:  # a command of ours has stdout for itself
-        Console(stderr=bool(arguments.words)).print(terminal.render(trace, verdict))
+        report.terminal.show(trace, verdict, stderr=bool(arguments.words))
     written = _write_files(arguments, trace, verdict)
     over = verdict.budget is not None and not verdict.budget.ok
     return code or int(over or not written)
@@ -144,7 +140,7 @@ def _check(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, int] |
         )
     check_interval(arguments.interval)
     budget = None if arguments.budget is None else parse_size(arguments.budget, what="--budget")
-    address = None if arguments.listen is None else parse_address(arguments.listen)
+    address = None if arguments.listen is None else report.endpoint.parse_address(arguments.listen)
     every = None if arguments.every is None else _parse_time(arguments.every)
     if arguments.trace is not None and (address is not None or every is not None or arguments.save is not None):
         raise TypeError(
@@ -154,7 +150,7 @@ def _check(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, int] |
         if getattr(arguments, name) is not None:
             _check_file(name, Path(getattr(arguments, name)))
     if arguments.png is not None:
-        png.check()
+        report.png.check()
     return budget, address, every
 
 
@@ -215,8 +211,8 @@ def _write_files(arguments: argparse.Namespace, trace: Trace, verdict: Verdict) 
     """Whether every file asked for was written. One that was not is said, and keeps nothing else back."""
     jobs: list[tuple[str | None, Callable[[str], None]]] = [
         (arguments.mprof, lambda path: traces.save_mprof(trace, path)),
-        (arguments.html, lambda path: html.write(trace, verdict, path)),
-        (arguments.png, lambda path: png.write(trace, verdict, path)),
+        (arguments.html, lambda path: report.html.write(trace, verdict, path)),
+        (arguments.png, lambda path: report.png.write(trace, verdict, path)),
     ]
     written = True
     if "saved trace" in trace.missing:
@@ -243,7 +239,7 @@ def _watch_command(arguments: argparse.Namespace, budget: int | None, service: _
         for _ in command.turns(_REDRAW):
             line.show(watched.last)
             service.turn(watched)
-    watched.finish(command.returncode)
+    watched.finish(command.returncode, heard=command.heard)
     return watched.trace
 
 
@@ -282,7 +278,6 @@ def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:
     """What --json prints: everything but the samples in between, which --save keeps. The keys are always the same; what
     was not measured, or has not happened, is null."""
     held = held_dict(verdict.held) if verdict.held is not None else no_held_dict()
-    peak = {kind: max((sample.of(kind) for sample in trace.samples), default=None) for kind in KINDS}
     return {
         "version": _VERSION,
         "held": held,
@@ -292,7 +287,7 @@ def _document(trace: Trace, verdict: Verdict) -> dict[str, Any]:
         "exit_code": trace.exit_code,
         "seconds": round(trace.seconds, 3),
         "samples": len(trace.samples),
-        "peak": peak,
+        "peak": {kind: held[kind]["peak"] for kind in KINDS},
         "last": to_dict(trace.samples[-1]) if trace.samples else None,
         "machine": trace.machine,
         "missing": trace.missing,

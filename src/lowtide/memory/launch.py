@@ -34,10 +34,11 @@ class StartError(OSError):
 
 
 class LaunchedCommand:
-    """A running child. ``returncode`` is Popen's, None until ``turns`` has come to its end."""
+    """A running child. ``returncode`` is Popen's, None until ``turns`` has come to its end; ``heard`` are the signals
+    that we were sent meanwhile."""
 
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = child
+    def __init__(self, child: subprocess.Popen[bytes], heard: list[int]) -> None:
+        self._child, self.heard = child, heard
 
     @property
     def pid(self) -> int:
@@ -60,8 +61,10 @@ def launched(words: Sequence[str], *, stdout: IO[str] | None = None) -> Iterator
     """Start a command; signals are passed on to it until the block ends. StartError with the way out."""
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []  # signals that came before there was anybody to have them
+    all_heard: list[int] = []
 
     def heard(number: int, _: object) -> None:
+        all_heard.append(number)
         if not started:
             early.append(number)
         elif number not in _FROM_THE_TERMINAL or not _at_terminal():
@@ -78,7 +81,7 @@ def launched(words: Sequence[str], *, stdout: IO[str] | None = None) -> Iterator
         started.append(child)
         for number in early:
             heard(number, None)
-        yield LaunchedCommand(child)
+        yield LaunchedCommand(child, all_heard)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -257,7 +257,8 @@ class Ended:
     killed: tuple[str, ...] = ()  # processes the kernel killed for want of memory, as "name (pid)"
     limit: int | None = None  # of the cgroup, or of the machine, that ran full
     anon: int | None = None  # heap of the killed process at that moment
-    by: str = ""  # who killed it: "cgroup", "machine", "systemd-oomd", "itself"; "" where nobody left a trace
+    # Who killed it: "cgroup", "machine", "systemd-oomd", "passed on" (by us); "" where nobody left a trace.
+    by: str = ""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class _Line:
     length: int
 
 
-class _Lines:
+class _KeptLines:
     """The samples of a file in the order of time, thinned as a ``Ring`` is when they are too many or too long."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -64,8 +64,8 @@ class _Lines:
         cut = len(self.lines) - min(NEWEST, len(self.lines) // 3)
         kept = {id(sizes) for sizes in thinned([each.sizes for each in self.lines[:cut]])}
         self.lines = [each for each in self.lines[:cut] if id(each.sizes) in kept] + self.lines[cut:]
-        while sum(each.length for each in self.lines) > 0.9 * self._most_bytes:  # few, and all of them peaks
-            self.lines = self.lines[: -NEWEST // 8 : 2] + self.lines[-NEWEST // 8 :]
+        while len(self.lines) > 2 and sum(each.length for each in self.lines) > 0.9 * self._most_bytes:
+            self.lines = [*self.lines[:-1:2], self.lines[-1]]  # few, and all of them long or peaks
         self._bytes = sum(each.length for each in self.lines)
         return True
 
@@ -77,7 +77,7 @@ class TraceWriter:
         self._path = Path(path).resolve()  # a link stays a link when the file is written anew
         flags = os.O_RDWR if self._path.is_file() or not self._path.exists() else os.O_WRONLY
         self._fd = os.open(self._path, flags | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._kept, self._count = _Lines(_MOST_LINES, _MOST_BYTES), 0
+        self._kept, self._count = _KeptLines(_MOST_LINES, _MOST_BYTES), 0
         self._last: Sample | None = None
         self._skipped: Sample | None = None
         self._head = _line({"format": _FORMAT, **_head(head)})
@@ -159,7 +159,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
                 f"{os.fspath(path)}: expected a first line with format {_FORMAT!r}, got another file. "
                 "Record one with lowtide doctor --save."
             )
-        kept = _Lines(MOST_SAMPLES, _MOST_READ)
+        kept = _KeptLines(MOST_SAMPLES, _MOST_READ)
         count, whole, place = 0, False, file.tell()
         while line := file.readline(_LONGEST_LINE):
             data = _object(line)
@@ -214,17 +214,20 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _sizes(sample: Sample) -> Sample:
-    return Sample(
-        sample.seconds, *(sample.of(kind) for kind in ("anon", "mapped", "cache", "dirty", "tables", "shmem"))
-    )
+    return _bare(sample.seconds, [sample.of(kind) for kind in KINDS])
 
 
 def _sizes_of(data: dict[str, Any]) -> Sample:
     """The same of a line that was read, most of which is passed over; FormatError where its sizes are none."""
-    values = [data.get(name) for name in ("seconds", "anon", "mapped", "cache", "dirty", "tables", "shmem")]
-    if not all(isinstance(value, int | float) for value in values):
-        from_dict(Sample, data)
-    return Sample(*values)
+    seconds, *values = (data.get(name) for name in ("seconds", *KINDS))
+    if not isinstance(seconds, int | float) or not all(isinstance(value, int) for value in values):
+        return from_dict(Sample, data)
+    return _bare(seconds, values)
+
+
+def _bare(seconds: float, sizes: list[Any]) -> Sample:
+    anon, mapped, cache, dirty, tables, shmem = sizes  # in the order of KINDS, which is that of the fields
+    return Sample(seconds, anon, mapped, cache, dirty, tables, shmem)
 
 
 def to_dict(value: Any) -> dict[str, Any]:
@@ -248,7 +251,7 @@ def held_dict(held: findings.HeldMemory) -> dict[str, Any]:
 
 def no_held_dict() -> dict[str, Any]:
     """The same keys where nothing was measured."""
-    kinds = {
+    kinds: dict[str, Any] = {
         kind: {"kind": kind, "end": None, "peak": None, "seconds": None, "owners": []} for kind in (*KINDS, "hugetlb")
     }
     return {**kinds, "total": dict.fromkeys((*_HELD_TOTALS, "share"))}

@@ -14,6 +14,8 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -125,13 +127,14 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
             self._writer = None
         self._log.close()
 
-    def finish(self, returned: int | None) -> None:
-        """The watched program has ended, with Popen's return code where that is known: find out how."""
+    def finish(self, returned: int | None, *, heard: Collection[int] = ()) -> None:
+        """The watched program has ended, with Popen's return code where that is known: find out how. ``heard`` are
+        signals that whoever watches was sent, and passed on."""
         counters = self._counters
         self.ended = how_it_ended(
             returned,
             self.samples,
-            self._traces_left(),
+            replace(self._traces_left(), heard=frozenset(heard)),
             pid=self.pid,
             pids=counters.tree.pids | {self.pid or 0} if counters is not None else (),
             machine_memory=int(self._machine.get("memory", "0")),

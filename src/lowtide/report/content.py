@@ -21,7 +21,7 @@ _ACTING = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")  # control, direction, unas
 _LONGEST = 600  # characters of one outside text; a command line can be 2 MiB long
 _TOP = 30  # processes and files named; a tree of thousands is summed up in one line
 _FACTS_IN_BYTES = ("memory", "available", "limit", "page")
-_NOT_MEASURED = "not measured: "
+_NOT_MEASURED, _SHOWN = "not measured: ", "shown as "  # what has a section of its own
 _OWNERS = 4  # of a kind, in a line
 _LEVELS = {"none": "", "low": "", "high": "DANGER: "}
 
@@ -99,7 +99,7 @@ def growth_rows(trace: Trace, verdict: Verdict) -> tuple[GrowthRow, ...]:
         GrowthRow(
             kind=kind,
             now=held[kind].end,
-            most=max(sample.of(kind) for sample in trace.samples),
+            most=held[kind].peak,
             before=before.get(kind, 0),
             grew=by_kind[kind].grew,
             per_minute=by_kind[kind].per_minute if abs(by_kind[kind].grew) >= NOISE else None,
@@ -131,7 +131,7 @@ def mood(verdict: Verdict) -> str:
 
 def sections(trace: Trace, verdict: Verdict) -> tuple[Section, ...]:
     """What there is to say beside the sentences and the table, in the order a reader asks; empty ones are left out."""
-    evidence = tuple(line for line in verdict.evidence if not line.startswith(_NOT_MEASURED))
+    evidence = tuple(line for line in verdict.evidence if not line.startswith((_NOT_MEASURED, _SHOWN)))
     missing = tuple(f"{name}: {why}" for name, why in trace.missing.items())
     found: tuple[Section, ...] = (
         ("grown by", _grower_lines(trace, verdict)),
@@ -140,6 +140,7 @@ def sections(trace: Trace, verdict: Verdict) -> tuple[Section, ...]:
         ("risk", tuple(f"{_LEVELS[risk.level]}{risk.sentence}" for risk in verdict.risk)),
         ("ended", () if verdict.ended is None else (verdict.ended.sentence,)),
         ("held by", _held_lines(verdict)),
+        ("shown as", tuple(f"{each.name} {format_size(each.bytes)}: {each.counts}" for each in verdict.shown)),
         ("cgroup", _cgroup_lines(trace)),
         ("not it", (" · ".join(verdict.not_it),) if verdict.not_it else ()),
         ("evidence", evidence),

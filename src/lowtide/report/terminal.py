@@ -33,6 +33,11 @@ _NARROW = 16  # columns below which its last one gets lines of its own
 _BROKEN = "bold red"
 
 
+def show(trace: Trace, verdict: Verdict, *, stderr: bool) -> None:
+    """Print the report."""
+    Console(stderr=stderr).print(render(trace, verdict))
+
+
 def render(trace: Trace, verdict: Verdict) -> RenderableType:
     """The whole report, for ``rich.console.Console.print``."""
     first, then = first_sections(trace, verdict)

@@ -13,4 +13,5 @@ for touch in range(TOUCHES):
     space[touch * STEP]  # reads the kernel's one page of zeros: no heap
     if touch % 256 == 0:
         time.sleep(SECONDS * 256 / TOUCHES)
+time.sleep(0.6)
 os._exit(0)  # at the highest point: nothing freed before, which a sample might see

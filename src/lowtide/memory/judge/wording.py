@@ -59,7 +59,9 @@ def _used(last: Sample) -> str:
     """What was done to the files whose cache it is."""
     cached = sum(file.cache for file in last.files)
     written = sum(file.cache for file in last.files if file.written)
-    return "wrote" if written > 0.8 * cached else "read" if written < 0.2 * cached else "read and wrote"
+    if written < 0.2 * cached:
+        return "read"
+    return "wrote" if written > 0.8 * cached and last.read_bytes < 0.5 * cached else "wrote and read"
 
 
 def _throttled(trace: Trace) -> str:

@@ -25,9 +25,7 @@ _TOP, _NEXT, _SYSTEM = -16, _BINS + 16, _BINS + 16 + 24  # of an arena's other f
 _HEAD = 16  # a list head is addressed as if it were a chunk, whose links lie this far in
 _MOST_SECONDS, _MOST_ARENAS = 0.4, 1024
 _PATIENCE = 512  # chunks between two looks at the clock
-# Bytes read at a time: chunks that were freed one after the other lie beside each other. One page where the process has
-# memory in swap, so that nothing is brought back that was not asked for.
-_WINDOW, _CAREFUL_WINDOW, _WINDOWS_KEPT = 64 * 1024, 4096, 64
+_WINDOW = 4096  # bytes read at a time, for the next chunks too; 64 KiB were slower: pages are copied one by one
 _LIBRARY_BYTES = 2 * 1024**2  # the writable part of libc is 8 KiB; anything far larger is not it
 _FLAGS = 0x7  # the low bits of a chunk's size
 _PAIR = struct.Struct("<2Q")
@@ -62,13 +60,13 @@ def own_account() -> HeapAccount | None:
     return HeapAccount(int(numbers.number0), int(numbers.number8))  # arena, fordblks
 
 
-def account_of(pid: int, heap: HeapLayout, *, swapped: bool = False) -> HeapAccount | None:
+def account_of(pid: int, heap: HeapLayout) -> HeapAccount | None:
     """The same of another process, read from its memory; None where that is not glibc's. OSError when not allowed."""
     if not heap.library or not heap.arenas:
         return None
     fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        memory = _Memory(fd, _CAREFUL_WINDOW if swapped else _WINDOW)
+        memory = _Memory(fd)
         first = _main_arena(memory, heap)
         if first is None:
             return None
@@ -87,36 +85,37 @@ def account_of(pid: int, heap: HeapLayout, *, swapped: bool = False) -> HeapAcco
 class _Memory:
     """Reads of another process's memory; None for what cannot be read."""
 
-    def __init__(self, fd: int, window: int) -> None:
-        self._fd, self._window = fd, window
-        self._windows: dict[int, bytes] = {}
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
         self._end = time.thread_time() + _MOST_SECONDS
-        self._chunks = 0
         self.tired = False  # the time allowed is used up
 
-    def chunk(self, address: int) -> tuple[int, int] | None:
-        """A free chunk's size and the next one on its list; None where it cannot be read, or there is no time left."""
-        self._chunks += 1
-        if self._chunks % _PATIENCE == 0 and time.thread_time() > self._end:
-            self.tired = True
-        begin = address - address % self._window
-        place = address + _WORD - begin
-        if self.tired or place + 2 * _WORD > self._window:
-            words = None if self.tired else self.words(address + _WORD, 2)
-            return None if words is None else (words[0], words[1])
-        window = self._windows.get(begin)
-        if window is None:
-            if len(self._windows) >= _WINDOWS_KEPT:
-                self._windows.clear()
-            window = self._windows[begin] = self._read_some(begin)
-        if len(window) < place + 2 * _WORD:  # the mapping begins or ends inside the window
-            words = self.words(address + _WORD, 2)
-            return None if words is None else (words[0], words[1])
-        return _PAIR.unpack_from(window, place)  # type: ignore[return-value]  # two words
+    def listed(self, head: int, chunk: int) -> int:
+        """Bytes of the free chunks on a list, from the first one until it comes back to its head. It ends early where
+        the program changed the list while we walked, or where there is no time left."""
+        total, count, mask, unpack = 0, 0, -_WINDOW, _PAIR.unpack_from
+        begin, window = -1, b""
+        while chunk != head and not self.tired:
+            if chunk & mask != begin:
+                begin = chunk & mask
+                window = self._read_some(begin)
+            try:
+                size, following = unpack(window, chunk - begin + _WORD)
+            except struct.error:  # across two windows, or the mapping begins or ends inside this one
+                words = self.words(chunk + _WORD, 2)
+                if words is None:
+                    break
+                size, following = words
+            total += size & ~_FLAGS
+            chunk = following
+            count += 1
+            if count % _PATIENCE == 0:
+                self.tired = time.thread_time() > self._end
+        return total
 
     def _read_some(self, address: int) -> bytes:
         try:
-            return os.pread(self._fd, self._window, address)
+            return os.pread(self._fd, _WINDOW, address)
         except (OSError, OverflowError):
             return b""
 
@@ -197,10 +196,5 @@ def _free_bytes(memory: _Memory, arena: int, words: tuple[int, ...]) -> int:
     for pair in (0, *range(_PAIRS - 1, 0, -1)):
         head = arena + 2 * pair * _WORD - _HEAD
         chunk = _word(words, 2 * pair * _WORD)
-        while chunk != head:
-            fields = memory.chunk(chunk)
-            if fields is None:
-                break  # the program changed its lists while we walked, or it took too long
-            total += fields[0] & ~_FLAGS
-            chunk = fields[1]
+        total += memory.listed(head, chunk)
     return total

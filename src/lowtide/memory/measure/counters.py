@@ -16,10 +16,10 @@ from lowtide.machine import PAGE, Cgroup, kind_named, memory_cgroup, mounted
 from lowtide.memory.measure.cgroup_usage import oom_kills, sample_cgroup
 from lowtide.memory.measure.looks import FEW_PROCESSES, FRESH, MOVED, CloseLooks, Pace
 from lowtide.memory.measure.open_files import FileSet, FileTotals
-from lowtide.memory.measure.process import process_identity, read_proc
+from lowtide.memory.measure.process import being_killed, process_identity, read_proc
 from lowtide.memory.measure.tmpfs import TmpfsUse
 from lowtide.memory.measure.tree import Tree, WatchedProcess, pids_of_cgroup
-from lowtide.memory.samples import CgroupSample, FileGroup, ProcessSample, Sample
+from lowtide.memory.samples import CgroupSample, FileGroup, FileSample, ProcessSample, Sample
 from lowtide.units import MIB
 
 _FILES_SHARE, _CGROUP_SHARE = 0.002, 0.0005  # of one core
@@ -60,6 +60,7 @@ class TreeCounters:
         self._membership = ""
         self.moved = False  # into another cgroup, since it was last asked about
         self.kills_alive = 0  # of its cgroup, when it was last seen alive
+        self._kills_where, self._kills_before = "", 0
         self._tmpfs = TmpfsUse(pid)
         self._shmem_then = -1  # charged to the cgroup when it was first asked
         self._cgroup_now: CgroupSample | None = None
@@ -115,19 +116,22 @@ class TreeCounters:
         of_files = sum(file.mapped for file in mapped.values() if not file.memory)
         totals = self._files.measure(mapped, self._last.mapped + self._overlap - of_files, 0)
         seen = {file.path for file in totals.files}
-        lost = [file for file in before.files if file.path not in seen]  # deleted at the end, as temporary files are
-        files = tuple(sorted((*totals.files, *lost), key=lambda file: -file.cached))
+        gone = [file for file in before.files if file.path not in seen]  # deleted at the end, as temporary files are
+        files = tuple(sorted((*totals.files, *gone), key=lambda file: -file.cached))
+        patterns = {group.name for group in totals.groups}
+        gone_too = [group for group in before.groups if group.name.startswith("/") and group.name not in patterns]
+        lost: list[FileSample | FileGroup] = [*gone, *gone_too]
         # The processes' own kinds stay as last seen; a page that was mapped then is counted there and not in the cache.
         mapped_then = max(totals.mapped, min(self._last.mapped, totals.clean))
         return replace(
             self._last,
             seconds=now - self._begin,
-            cache=max(0, totals.clean - mapped_then) + sum(file.cache for file in lost),
-            dirty=totals.dirty + sum(file.dirty for file in lost),
-            shmem=max(self._last.shmem, totals.shmem + sum(file.cached for file in lost if file.memory)),
-            found_cache=totals.found_cache + sum(file.found for file in lost if not file.memory),
+            cache=max(0, totals.clean - mapped_then) + sum(each.cache for each in lost),
+            dirty=totals.dirty + sum(each.of("dirty") for each in lost),
+            shmem=max(self._last.shmem, totals.shmem + sum(each.of("shmem") for each in lost)),
+            found_cache=totals.found_cache + sum(file.found for file in gone if not file.memory),
             files=tuple(files),
-            groups=(*totals.groups, *(group for group in self._last.groups if group.name == WITHOUT_FILE)),
+            groups=(*totals.groups, *gone_too, *(each for each in self._last.groups if each.name == WITHOUT_FILE)),
             cgroup=self._kills_counted_in(self._last.cgroup),
             files_asked=True,
             tmpfs=self._tmpfs.at_the_end(),
@@ -266,14 +270,20 @@ class TreeCounters:
         return True
 
     def _count_kills(self) -> None:
-        """Fresh in every sample: who was killed after the last one it lived in is a different question."""
+        """Fresh in every sample. Whoever lives on after a kill was counted was not the one killed: so the count of the
+        sample before is that of its life."""
         now = self._cgroup_now
         if now is None or self.cgroup is None:
             return
         paths = [self.cgroup.path_at(height) for height in range(len(self.cgroup.directories))]
-        self.kills_alive = oom_kills(self.cgroup, paths.index(now.path) if now.path in paths else 0)
-        if self.kills_alive != now.oom_kills:
-            self._cgroup_now = replace(now, oom_kills=max(now.oom_kills, self.kills_alive))
+        if self._kills_where != now.path:
+            self.kills_alive = now.oom_kills
+        elif self.kills_alive != self._kills_before and not being_killed(self._pid or 0):
+            self.kills_alive = self._kills_before
+        count = oom_kills(self.cgroup, paths.index(now.path) if now.path in paths else 0)
+        self._kills_where, self._kills_before = now.path, count
+        if count != now.oom_kills:
+            self._cgroup_now = replace(now, oom_kills=max(now.oom_kills, count))
 
     def _follow_clock(self) -> None:
         """Files are stamped by the wall clock, which may be set back while we watch."""

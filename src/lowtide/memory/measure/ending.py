@@ -53,6 +53,7 @@ class Traces:
     counted: int = 0
     counted_at_end: int = 0
     by_oomd: int = 0
+    heard: frozenset[int] = frozenset()  # signals that whoever watched was sent itself
 
 
 class KernelLog:
@@ -134,6 +135,9 @@ def how_it_ended(
     if returned >= 0:
         return Ended("exit", code, "", f"exit code {code}{others}", names)
     name = _signal_name(-returned)
+    if -returned in traces.heard:
+        sentence = f"killed by {name}, which lowtide was sent too or passed on to it{others}"
+        return Ended("signal", code, name, sentence, names, by="passed on")
     why = _bus_error(samples) if -returned == signal.SIGBUS else ""
     if -returned == signal.SIGKILL:
         why = f", not by the kernel for want of memory; {_NOBODY}" if traces.log_readable else f"; {_NOBODY}"

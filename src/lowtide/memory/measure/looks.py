@@ -224,8 +224,7 @@ class CloseLooks:
         heap = reading.detail.heap
         lazy = min(heap.lazy_free, member.counts["RssAnon"])
         try:
-            swapped = member.counts["VmSwap"] > 0
-            account = own_account() if member.pid == os.getpid() else account_of(member.pid, heap, swapped=swapped)
+            account = own_account() if member.pid == os.getpid() else account_of(member.pid, heap)
         except OSError:
             self._missing.setdefault(
                 "retained", "the allocator of another user's process cannot be asked what it keeps"

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from lowtide.machine import file_kind, kind_named, page_cache
+from lowtide.machine import PAGE, file_kind, kind_named, page_cache
 from lowtide.memory.measure.smaps import MappedFile
 from lowtide.memory.patterns import FEW, alike, pattern
 from lowtide.memory.samples import FileGroup, FileSample
@@ -331,7 +331,7 @@ def _place(mapped: dict[FileKey, int], unplaced: int, answers: dict[FileKey, _An
     for keys in (list(mapped), [key for key in answers if key not in mapped]):
         room = {key: answers[key].cached - placed.get(key, 0) for key in keys if key in answers}
         room = {key: size for key, size in room.items() if size > 0}
-        if unplaced > 0 and room:
+        if unplaced >= PAGE and room:
             share = min(1.0, unplaced / sum(room.values()))
             placed |= {key: placed.get(key, 0) + int(share * size) for key, size in room.items()}
             unplaced -= int(share * sum(room.values()))

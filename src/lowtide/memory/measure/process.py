@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lowtide.memory.samples import ProcessMemory
 
+_SIGKILL = 1 << 8  # signal 9 in a mask of signals
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h
 _STATUS = ("RssAnon", "RssFile", "RssShmem", "VmPTE", "VmPMD", "VmSwap", "VmHWM", "HugetlbPages")
 
@@ -77,6 +78,16 @@ def bytes_moved(pid: int) -> tuple[int, int, int]:
         name, _, value = line.partition(":")
         counts[name] = int(value)
     return counts["read_bytes"], counts["write_bytes"], counts["wchar"]
+
+
+def being_killed(pid: int) -> bool:
+    """Whether a SIGKILL waits for it to run again, or it has ended: it is still listed, and as good as dead."""
+    try:
+        lines = read_proc(pid, "status").splitlines()
+    except OSError:
+        return True
+    waiting = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(signals & _SIGKILL for signals in waiting)
 
 
 def runtime(pid: int) -> str:
