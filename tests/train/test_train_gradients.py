@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from lowtide.train.model import GPT, ROWS, RmsNormed, ScoredLoss, Shape, Turned, by_hand, rotary_table, rotate
+from lowtide.train.model import (
+    EPSILON,
+    GPT,
+    ROWS,
+    Norm,
+    RmsNormed,
+    ScoredLoss,
+    Shape,
+    Turned,
+    by_hand,
+    rotary_table,
+    rotate,
+)
 
 SHAPE = Shape(vocab_size=31, block_size=16, n_layer=2, n_head=2, n_embd=16)
 

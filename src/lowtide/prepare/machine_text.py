@@ -1,9 +1,10 @@
 """A corpus of the text a machine has anyway: manual pages, what pydoc prints, READMEs and other documentation.
 
-No download: pages become documents in an order that only their names decide. Where a machine has few of them,
-Python sources fill the corpus up: every machine with Python has those. A byte-level BPE is trained on it (a byte is a
-token where no tokenizer is installed); train and val are told apart by document hash, so that the val loss is about
-pages the model never saw. Prepared once into Lowtide's cache directory and used again until Python's packages change.
+No download: pages become documents in an order that only their names decide. Where a machine has few of them, what
+pydoc prints of its modules fills the corpus up, then their sources: every machine with Python has those. A byte-level
+BPE is trained on it (a byte is a token where no tokenizer is installed); train and val are told apart by document hash,
+so that the val loss is about pages the model never saw. Prepared once into Lowtide's cache directory and used again
+until Python's packages change.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _MANUALS = ("/usr/share/man", "/usr/local/share/man")
 _DOCUMENTATION = "/usr/share/doc"
 _LONGEST = 512 * 1024  # bytes; longer files are tables and generated code
 _MOST_OF_A_FAMILY = 200  # manual pages whose names begin alike: one tool here has 16,000 of them
-_ENOUGH = 10_000_000  # tokens of documentation; with fewer, sources fill the corpus up to this many
+_ENOUGH = 10_000_000  # tokens of pages; with fewer, what pydoc prints fills the corpus up to this many, then sources
 _LEAST = 1_000_000  # bytes; some systems ship the library as bytecode or in a zip file
 _BYTES_PER_TOKEN = 3.2  # of such text with 4,096 ids, measured
 
@@ -107,14 +108,14 @@ def _prepare(texts: Iterator[str], target: Path, progress: Callable[[Status], No
 
 
 def _texts(roots: Sequence[str | Path], tokens: int, bytes_per_token: float) -> Iterator[str]:
-    """Documents until there are about so many tokens: first all that reads well, then sources where that was little."""
+    """Documents until there are about so many tokens: pages; where those are few what pydoc prints, then sources."""
     places = [Path(root) for root in roots] or _own_places()
     files = [file for place in places for file in _files(place)]
-    pages = [*(() if roots else _manual_pages()), *(file for file in files if _reader(file) is not None)]
     sources = [file for file in files if file.name.endswith(_SOURCES)]
-    total = 0
-    for readable, most in ((True, tokens), (False, min(tokens, _ENOUGH))):
-        for file in _ordered(pages if readable else sources):
+    pages = [*(() if roots else _manual_pages()), *(file for file in files if not file.name.endswith(_SOURCES))]
+    total, enough = 0, min(tokens, _ENOUGH)
+    for found, readable, most in ((pages, True, tokens), (sources, True, enough), (sources, False, enough)):
+        for file in _ordered(found):
             if total >= most * bytes_per_token:
                 break
             text = _text(file, readable=readable)
