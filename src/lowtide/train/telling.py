@@ -143,7 +143,7 @@ class RunOutcome:
         grown = max(0, verdict.peak.held - verdict.settled.held)
         told = [
             f"  anon + mapped grew {format_size(grown)} of the {format_size(verdict.budget)} budget: {verdict.word}",
-            f"  kept   {verdict.peak.kept / MIB:.1f} MiB of heap that torch had freed, kept for its next step",
+            f"  kept   {verdict.settled.kept / MIB:.1f} MiB of heap that torch had freed, kept for its next step",
             f"  cache  {verdict.last.cache / MIB:.1f} MiB of the corpus in the page cache; the kernel's to take back",
         ]
         if self.control is not None:
@@ -166,7 +166,7 @@ def wrapped(text: str, indent: int) -> list[str]:
     """Lines of at most `WIDTH`; what cannot be broken, a path for one, stays whole."""
     how = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
     begins = text[: len(text) - len(text.lstrip())]
-    return textwrap.wrap(text, WIDTH, initial_indent=begins, subsequent_indent=" " * indent, **how)  # type: ignore[arg-type]
+    return textwrap.wrap(text.lstrip(), WIDTH, initial_indent=begins, subsequent_indent=" " * indent, **how)  # type: ignore[arg-type]
 
 
 RunEvent = Facts | Stepped | Evaluated | RunOutcome
