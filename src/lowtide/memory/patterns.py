@@ -37,7 +37,7 @@ class NamedFiles:
         return f"{self.name} ({self.count:,} files)" if self.count else self.name
 
     def of(self, kind: str) -> int:
-        return sum(each.of(kind) for each in (*self.files, *self.groups))
+        return sum(file.of(kind) for file in self.files) + sum(group.of(kind) for group in self.groups)
 
 
 @functools.lru_cache(4096)

@@ -214,14 +214,13 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _sizes(sample: Sample) -> Sample:
-    return Sample(
-        sample.seconds, *(sample.of(kind) for kind in ("anon", "mapped", "cache", "dirty", "tables", "shmem"))
-    )
+    sizes: list[Any] = [sample.of(kind) for kind in KINDS]
+    return Sample(sample.seconds, *sizes)
 
 
 def _sizes_of(data: dict[str, Any]) -> Sample:
     """The same of a line that was read, most of which is passed over; FormatError where its sizes are none."""
-    values = [data.get(name) for name in ("seconds", "anon", "mapped", "cache", "dirty", "tables", "shmem")]
+    values: list[Any] = [data.get(name) for name in ("seconds", "anon", "mapped", "cache", "dirty", "tables", "shmem")]
     if not all(isinstance(value, int | float) for value in values):
         from_dict(Sample, data)
     return Sample(*values)
@@ -248,7 +247,7 @@ def held_dict(held: findings.HeldMemory) -> dict[str, Any]:
 
 def no_held_dict() -> dict[str, Any]:
     """The same keys where nothing was measured."""
-    kinds = {
+    kinds: dict[str, Any] = {
         kind: {"kind": kind, "end": None, "peak": None, "seconds": None, "owners": []} for kind in (*KINDS, "hugetlb")
     }
     return {**kinds, "total": dict.fromkeys((*_HELD_TOTALS, "share"))}
