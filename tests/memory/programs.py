@@ -271,7 +271,7 @@ def judged(program: Program, directory: Path, options: tuple[str, ...] = ()) -> 
 
 
 def _alone() -> tuple[str, ...]:
-    """A /dev/shm of its own, as in a container: what others put into a shared one meanwhile could be taken for its own."""
+    """A /dev/shm of its own, as in a container: others put files into a shared one meanwhile."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         return ()
     return ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs planted /dev/shm && exec "$@"', "sh")
