@@ -52,8 +52,19 @@ test: $(VENV)/.dev browser ## every test
 	else echo "NOT TESTED: faults below the native engine - there is no C compiler here"; fi
 	LOWTIDE_ENGINE=python $(BIN)/python -m pytest $(BESIDE) -q -m "$(EVERYWHERE)" $(BOTH_ENGINES)
 
-trainers: $(VENV)/.dev ## ranks of torch that are killed, fall silent and resume with another world size
-	$(BIN)/python -m pytest -n 2 -m trainers tests/train tests/test_examples.py tests/test_torture.py
+# What the tests need not install, beside what they do: the environment sees everything in $(VENV) and adds to it.
+build/trainers/.made: constraints.txt | $(VENV)/.dev
+	@echo "installing transformers, accelerate, lightning, grain and jax into build/trainers: a minute or two, once"
+	@$(BIN)/python -m venv build/trainers
+	@$(BIN)/python -c "import site; print('import site; site.addsitedir(%r)' % site.getsitepackages()[0])" >build/trainers/beside.pth
+	@mv build/trainers/beside.pth "$$(build/trainers/bin/python -c 'import site; print(site.getsitepackages()[0])')"
+	@build/trainers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt accelerate grain jax lightning transformers
+	@touch $@
+
+trainers: $(VENV)/.dev build/trainers/.made ## ranks of torch that are killed and resume, a simulated device, and the recipe of every trainer
+	$(BIN)/python -m pytest -n 2 -m trainers tests/train tests/adapters tests/test_examples.py tests/test_torture.py
+	build/trainers/bin/python -m pytest -q tests/adapters/test_jax.py
+	build/trainers/bin/python -m benchmarks.trainers
 
 # What the doctor's programs need and nothing of ours does has an environment of its own, which sees ours.
 DOCTORS := build/doctors-env

@@ -21,11 +21,12 @@ from lowtide.machine import drop_page_cache
 from lowtide.units import MIB
 
 SIDES: dict[str, dict[str, Any]] = {
-    "sequential feed": {"order": "sequential"},
+    "sequential": {"order": "sequential"},
     "local shuffle, 64 MiB": {"locality": "64MiB"},
-    "local shuffle, 16 MiB": {"locality": "16MiB"},
+    "local shuffle, 16 MiB of 256 KiB": {"locality": ("16MiB", "256KiB")},
     "full shuffle": {},
 }
+ROW = 162  # float32 features: 648 bytes
 
 
 def write(path: Path, size: int) -> None:
@@ -35,15 +36,30 @@ def write(path: Path, size: int) -> None:
             random.integers(0, 50_257, 8 * MIB, dtype=np.uint16).tofile(file)
 
 
-def rate(path: Path, cache: str, windows: int, options: dict[str, Any]) -> float:
-    """Windows per second from a cold start."""
+def windows_per_second(path: Path, cache: str, rows: int, options: dict[str, Any]) -> float:
+    """Windows of 1,024 tokens, from a cold start."""
     drop_page_cache(path)
     with lowtide.open_tokens(path, dtype="uint16", cache=cache) as tokens:
         feed = tokens.batches(64, length=1024, seed=1, **options)
         began = time.perf_counter()
-        for _ in range(windows // 64):
+        for _ in range(rows // 64):
             next(feed)
-        return windows / (time.perf_counter() - began)
+        return rows / (time.perf_counter() - began)
+
+
+def rows_per_second(path: Path, cache: str, rows: int, options: dict[str, Any]) -> float:
+    """Rows of 162 features, from a cold start."""
+    drop_page_cache(path)
+    size = path.stat().st_size // (4 * ROW) * 4 * ROW
+    with lowtide.open(path, dtype="float32", shape=(size // (4 * ROW), ROW), cache=cache) as array:
+        in_order = options.get("order") == "sequential"
+        batches = array.chunks(4096) if in_order else array.shuffled(4096, seed=1, **options)
+        began, done = time.perf_counter(), 0
+        for batch in batches:
+            done += len(batch)
+            if done >= rows:
+                break
+        return done / (time.perf_counter() - began)
 
 
 def main() -> None:
@@ -51,21 +67,23 @@ def main() -> None:
     parser.add_argument("--place", default=None, help="directory on the disk to measure")
     parser.add_argument("--size", type=int, default=1024, help="MiB")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--windows", type=int, default=131_072)
+    parser.add_argument("--rows", type=int, default=131_072)
+    parser.add_argument("--cache", default="drop,keep")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lowtide-local-", dir=asked.place) as place:
         path = Path(place) / "corpus.bin"
         write(path, asked.size * MIB)
-        for cache in ("drop", "keep"):
-            found: dict[str, list[float]] = {name: [] for name in SIDES}
-            for _ in range(asked.rounds):
-                for name, options in SIDES.items():
-                    found[name].append(rate(path, cache, asked.windows, options))
-            medians = {name: statistics.median(values) for name, values in found.items()}
-            print(f"cache={cache}")
-            for name, value in medians.items():
-                against = f"{value / medians['sequential feed']:.2f} of sequential"
-                print(f"  {name:<24} {value:>10,.0f} windows/s  {against}  {value / medians['full shuffle']:.1f}x full")
+        for what, measure in (("windows of 2 KiB", windows_per_second), ("rows of 648 bytes", rows_per_second)):
+            for cache in asked.cache.split(","):
+                found: dict[str, list[float]] = {name: [] for name in SIDES}
+                for _ in range(asked.rounds):
+                    for name, options in SIDES.items():
+                        found[name].append(measure(path, cache, asked.rows, options))
+                medians = {name: statistics.median(values) for name, values in found.items()}
+                print(f"{what}, cache={cache}")
+                for name, value in medians.items():
+                    against = f"{value / medians['sequential']:.2f} of sequential"
+                    print(f"  {name:<34} {value:>10,.0f}/s  {against}  {value / medians['full shuffle']:.1f}x full")
 
 
 if __name__ == "__main__":

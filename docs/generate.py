@@ -22,7 +22,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Public for other rooms of the package, not for users.
 INTERNAL = {"at", "check", "checked_start", "cursors", "estimate_inmemory_data_size", "finish", "get_read_tasks", "own"}
-INTERNAL |= {"place", "pools", "stores", "tokens"}
+INTERNAL |= {
+    "checked_position",
+    "dealing",
+    "end_of_rows",
+    "epoch_rows",
+    "last_position",
+    "place",
+    "pools",
+    "rows_at",
+    "stores",
+}
+INTERNAL |= {"tokens"}
 
 # What public calls give back.
 GIVEN = [
@@ -33,6 +44,7 @@ GIVEN = [
     "lowtide.reading.plan:Plan",
     "lowtide.reading.places:Place",
     "lowtide.feed:FeedStats",
+    "lowtide.torch.row_streams:RowDocs",
     "lowtide.reading.rows.column_stats:ColumnStats",
     "lowtide.create:ArrayWriter",
 ]
@@ -65,7 +77,7 @@ def _parts() -> list[tuple[str, list[tuple[str, Any]]]]:
         for heading, home, names in wanted
     ]
     parts.insert(3, ("What they give you", [(name.partition(":")[2], _found(name)) for name in GIVEN if _found(name)]))
-    for name in ("dask", "ray"):
+    for name in ("dask", "ray", "xgboost", "lightgbm"):
         try:
             module = importlib.import_module(f"lowtide.{name}")
         except ImportError:

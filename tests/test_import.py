@@ -24,12 +24,12 @@ ROOMS = {
     "lowtide": "arguments array create errors feed together tokens units windows",
     "lowtide.formats": "arrays corpus_parts foreign_directories guess header layout recognise refusals sources",
     "lowtide.formats.columns": "decoded id_columns",
-    "lowtide.formats.files": "hdf5 members memmap npy npz raw safetensors",
+    "lowtide.formats.files": "hdf5 hdf5_chunks members memmap npy npz raw safetensors",
     "lowtide.formats.tokens": "datatrove ends litgpt llmc manifest megatron token_files",
     "lowtide.engine": "document_planes mapping packed_plans permutation reads runs sinks",
     "lowtide.machine": "cgroups files limits opening pages",
-    "lowtide.order": "feistel local mixing orders steps streams words",
-    "lowtide.reading": "admission ahead cursor fingerprint habits opened places plan state stretches token_range"
+    "lowtide.order": "feistel local locality mixing orders steps streams words",
+    "lowtide.reading": "admission ahead blocks_ahead cursor fingerprint habits opened places plan state token_range"
     " window_reader",
     "lowtide.reading.documents": "boundaries boundary_index docs document_counts kept_arrays packed packing stride",
     "lowtide.reading.rows": "column_stats indexing iteration member_rows parts reader resident stratified",

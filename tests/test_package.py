@@ -64,7 +64,7 @@ LAYERS: list[set[str]] = [
     {"tokens", "mixture"},  # what a user opens; its batches() makes feeds
     {"corpus"},  # prepare writes through its files
     {"prepare"},
-    {"torch", "dask", "ray", "survey", "report", "pytest_plugin", "notebook"},
+    {"torch", "dask", "ray", "xgboost", "lightgbm", "survey", "report", "pytest_plugin", "notebook"},
     {"bench"},
     {"train"},
     {"cli"},
@@ -72,12 +72,12 @@ LAYERS: list[set[str]] = [
 # Inside the rooms of the reading path, files from the bottom up: each may import only files before it.
 INSIDE: dict[str, str] = {
     "engine": "runs packed_plans permutation mapping document_planes sinks reads",
-    "order": "mixing words feistel orders local streams steps",
+    "order": "mixing words feistel orders local locality streams steps",
     "storage": "release forks own_files writing.behind writing.unfinished budget watched_files buffers spans"
     " writing.output read mapped store",
     "reading": "habits ahead fingerprint rows.indexing opened places rows.column_stats documents.docs"
     " documents.kept_arrays admission state cursor rows.parts plan mixtures.mixture_state rows.stratified"
-    " rows.reader stretches token_range rows.resident rows.iteration window_reader documents.boundaries"
+    " rows.reader blocks_ahead token_range rows.resident rows.iteration window_reader documents.boundaries"
     " rows.member_rows mixtures.mixed documents.boundary_index documents.document_counts documents.packing"
     " documents.stride documents.packed",
 }

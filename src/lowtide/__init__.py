@@ -52,7 +52,13 @@ _HOMES = {
     "tokens": "Tokens open_tokens",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-_ADAPTERS = ("torch", "dask", "ray")  # modules that import a framework, each with an extra of the same name
+_ADAPTERS = (
+    "torch",
+    "dask",
+    "ray",
+    "xgboost",
+    "lightgbm",
+)  # modules that import a framework, each with an extra of the same name
 
 
 def __getattr__(name: str) -> Any:

@@ -17,17 +17,15 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide.formats import Layout, layout_of
-from lowtide.reading.ahead import prepared_ahead
 from lowtide.reading.habits import ROW_NAMES, OnDisk, answers_habits
 from lowtide.reading.opened import html_table
-from lowtide.reading.plan import Plan, project
+from lowtide.reading.plan import Plan
 from lowtide.reading.rows.column_stats import ColumnStats, stats_of
 from lowtide.reading.rows.indexing import refuse_name, select, whole
 from lowtide.reading.rows.iteration import RowIteration, counted_batch
-from lowtide.reading.rows.parts import Part, chained, index_bytes, subset_of
+from lowtide.reading.rows.parts import Part, chained, subset_of
 from lowtide.reading.rows.reader import RowReader
 from lowtide.storage import Budget, Store
-from lowtide.storage.budget import whole_pages
 from lowtide.units import format_size
 
 Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDArray[Any]]
@@ -175,20 +173,9 @@ class Array(RowIteration, OnDisk):
 
         >>> print(a.plan(4096))
         """
-        reader = self._rows
-        rows = self._comfortable() if batch is None else counted_batch("plan", batch)
-        size = reader.nbytes(rows)
-        held = self.budget.limit
-        if batch is not None:
-            prepared, staging = (0, 0) if reader.fortran else prepared_ahead(self._store)
-            held = (2 + prepared) * whole_pages(size) + whole_pages(reader.scratch(rows)) + staging
-        why = self.layout.notes
-        if reader.fortran:
-            why = (*why, "the file is in Fortran order: a row is one item of every column, so reads are many and small")
-        index = index_bytes(self._part)
-        if index:
-            why = (*why, f"an index of {format_size(index)} says which rows are in the subset")
-        return project(self._store, held, announced=2 * size, why=why, kept=index)
+        if batch is None:
+            return self._rows.plan(self._comfortable(), self.budget.limit)
+        return self._rows.plan(counted_batch("plan", batch))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Array, (self.layout, self._store, self._part)

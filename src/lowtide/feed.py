@@ -9,21 +9,22 @@ Adds steps, ``where`` and states to the cursor that reads (``reading/cursor.py``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from lowtide.engine import Numbers
 from lowtide.order.steps import GlobalSteps, Skips
 from lowtide.order.streams import Stream
 from lowtide.reading.admission import admit
 from lowtide.reading.ahead import Reader
+from lowtide.reading.blocks_ahead import PlannedFollower
 from lowtide.reading.cursor import Cursor
 from lowtide.reading.documents.docs import DocsFiller
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
-from lowtide.reading.stretches import PlannedFollower
 
 FeedBatch = Any  # (x, y), and docs where they were asked for
 
@@ -35,6 +36,11 @@ class RowsOfTokens(Reader, Protocol):
     def length(self) -> int: ...
     @property
     def docs(self) -> DocsFiller | None: ...
+    @property
+    def copying(self) -> float:
+        """Seconds it took so far to copy rows once more that had been read."""
+        ...
+
     def places(self, numbers: Any) -> list[Place]: ...
     def settings(self) -> dict[str, Any]:
         """What fixes the rows beside the data and their order, safe for JSON."""
@@ -70,6 +76,13 @@ class FeedStats:
     asked: int  # bytes of the rows asked for
     read: int  # bytes that left the files, gaps between merged neighbours included
     cached: float | None  # share of those known to have come from the page cache; None before the first read
+    cold: float | None  # the rest of them: what had to come from the disk
+    p50: float | None  # seconds of next() that half of the steps stayed below, to within an eighth
+    p95: float | None
+    p99: float | None
+    reading: float  # of ``seconds``: waiting for bytes that leave a file or the page cache, widened on the way
+    copying: float  # of ``seconds``: copying rows once more: widening by NumPy, or putting a mixture's rows together
+    shipping: float  # beside ``seconds``: making tensors and sending them to a device
 
 
 class Feed(Cursor):
@@ -122,17 +135,23 @@ class Feed(Cursor):
         self._steps.whole_only = True
         return self
 
-    def cursors(self) -> Iterator[int]:
-        """The cursor of every step from here on, without reading or moving: how several workers share one feed."""
-        steps = self._steps
-        at = steps.begin(self.position)
-        while at is not None:
-            yield at
-            at = steps.begin(steps.after(at))
+    def rows_at(self, rows: Numbers) -> FeedBatch:
+        """Rows of the stream by number, in the order given, whatever the batch and the ranks; one read."""
+        admit_rows(self._reader, len(rows))
+        return self._reader.start(self._stream.at(rows)).finish()
 
-    def at(self, cursor: int) -> FeedBatch:
-        """The batch that begins at this row of the stream."""
-        return self._batches.start(cursor).finish()
+    def dealing(self) -> dict[str, Any]:
+        return {**super().dealing(), "skip": [list(steps) for steps in self._steps.skip]}
+
+    @property
+    def end_of_rows(self) -> int | None:
+        """Rows of a finite order, without a shorter one behind them; None: without end."""
+        return self._stream.rows
+
+    @property
+    def epoch_rows(self) -> int | None:
+        """Rows of one epoch, or of a finite order; None where there is neither."""
+        return self._stream.epoch if self._stream.rows is None else self._stream.rows
 
     def __len__(self) -> int:
         """Steps of a finite (sequential) feed, without those to skip."""
@@ -176,12 +195,41 @@ class Feed(Cursor):
     def plan(self) -> Plan:
         """Projected bytes by kind and how reading happens, and why."""
         found = self._reader.plan(self._steps.share)
+        found = replace(found, why=(*found.why, *self._stream.notes()))
         return found if self._follower is None else self._follower.adjusted(found)
 
     def stats(self) -> FeedStats:
-        """Steps, time spent in ``next``, and bytes, since the feed was made in this process."""
+        """Steps, waits, where their time went, and bytes, since the feed was made in this process.
+
+        >>> feed.stats().p99
+        """
         asked, read, cached = (now - then for now, then in zip(self._counted(), self._before, strict=True))
-        return FeedStats(self.delivered, self._seconds, asked, read, cached / read if read else None)
+        share = cached / read if read else None
+        copying = self._reader.copying
+        return FeedStats(
+            steps=self.delivered,
+            seconds=self._seconds,
+            asked=asked,
+            read=read,
+            cached=share,
+            cold=None if share is None else 1 - share,
+            p50=self._wait(0.50),
+            p95=self._wait(0.95),
+            p99=self._wait(0.99),
+            reading=max(0.0, self._reading - copying),
+            copying=copying,
+            shipping=self.shipping,
+        )
+
+    def _wait(self, share: float) -> float | None:
+        """Seconds that this share of the steps did not exceed."""
+        left = share * self.delivered
+        for kind, count in enumerate(self._waits):
+            left -= count
+            if count and left <= 0:
+                doubling, eighth = divmod(kind, 8)
+                return (9 + eighth) * 2.0 ** (doubling - 4) * 1e-9  # where this kind of wait ends
+        return None
 
     def _counted(self) -> tuple[int, int, int]:
         asked = read = cached = 0
@@ -197,7 +245,7 @@ class Feed(Cursor):
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._before = self._counted()
 
 

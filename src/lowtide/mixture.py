@@ -18,13 +18,14 @@ from numpy.typing import DTypeLike
 
 from lowtide.arguments import at_least, one_of
 from lowtide.feed import Feed, FeedRows
+from lowtide.order.locality import Stated
 from lowtide.order.mixing import MOST_PARTS, Mixing, Weights, plan_mixing, shares
 from lowtide.order.steps import Skips
+from lowtide.reading.blocks_ahead import BlockFollower, follow
 from lowtide.reading.habits import answers_habits
 from lowtide.reading.mixtures.mixed import JoinedWindows, MixedFollower, MixturePart, MixtureReader, MixtureStream
 from lowtide.reading.mixtures.mixture_state import check_past
 from lowtide.reading.opened import Opened
-from lowtide.reading.stretches import StretchFollower, follow
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import WindowReader
 from lowtide.storage import SCATTERED, Budget, Store
@@ -66,9 +67,9 @@ class MixtureFeed(Feed):
     def _settings(self, position: int) -> dict[str, Any]:
         return {**super()._settings(position), "mixture": self._stream.past(position)}
 
-    def _checked(self, state: Any) -> int:
+    def checked_position(self, state: Any) -> int:
         mine = self.state_dict()["mixture"]
-        rows = super()._checked({**state, "mixture": mine} if isinstance(state, dict) else state)
+        rows = super().checked_position({**state, "mixture": mine} if isinstance(state, dict) else state)
         check_past(state.get("mixture"), self._stream.past(rows), rows)
         return rows
 
@@ -127,7 +128,7 @@ class Mixture(Opened):
         length: int | None = None,
         seed: int = 0,
         order: str = "shuffled",
-        locality: int | str | None = None,
+        locality: Stated | None = None,
         rank: int | None = None,
         world: int | None = None,
         dtype: DTypeLike | None = None,
@@ -182,7 +183,7 @@ class Mixture(Opened):
         """Rows of corpora: all of a group end to end, read by one reader."""
         readers: list[WindowReader] = []
         parts: dict[str, MixturePart] = {}
-        followers: dict[str, StretchFollower | None] = {}
+        followers: dict[str, BlockFollower | None] = {}
         for number, (names, store) in enumerate(self._groups):
             plain = JoinedWindows({name: self.corpora[name] for name in names}, store, length, dtype)
             reader: WindowReader = plain
@@ -213,7 +214,7 @@ class Mixture(Opened):
         names: Sequence[str | None],
         parts: list[MixturePart],
         mixing: Mixing,
-        followers: Sequence[StretchFollower | None],
+        followers: Sequence[BlockFollower | None],
     ) -> FeedRows:
         """One reader and one stream of all; all corpora of a local shuffle are followed, or none is."""
         found = [follower for follower in followers if follower is not None]

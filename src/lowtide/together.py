@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lowtide.array import Array, open
 from lowtide.reading.habits import TOGETHER_NAMES, OnDisk
 from lowtide.reading.opened import html_table
-from lowtide.reading.plan import Plan, project
+from lowtide.reading.plan import Plan
 from lowtide.reading.rows.indexing import refuse_name, select
 from lowtide.reading.rows.iteration import RowIteration, counted_batch
 from lowtide.reading.rows.member_rows import Column, Member, MemberRows
@@ -113,32 +113,9 @@ class Together(RowIteration, OnDisk):
 
     def plan(self, batch: int | None = None) -> Plan:
         """Projected bytes by kind, all members together, and how each is read."""
-        rows = self._members
-        size = self._comfortable() if batch is None else counted_batch("plan", batch)
-        held = self.budget.limit if batch is None else 2 * rows.nbytes(size) + rows.scratch(size) + rows.ahead(size)
-        sources = (one.source if isinstance(one, ResidentRows) else one for one in rows.members)
-        files = [one for one in sources if isinstance(one, RowReader)]
-        kept = rows.resident + sum(one.index.nbytes for one in rows.indices())
-        plans = [project(one.store, 0, announced=2 * one.nbytes(size), kept=kept) for one in files]
-        limit = self.budget.limit if self.budget.stated else max(self.budget.limit, held + self.budget.aside)
-        mapped = self.budget.aside - kept if any(one.strategy in ("remap", "advise") for one in plans) else 0
-        return Plan(
-            anon=min(limit, held + self.budget.aside) - max(0, mapped),
-            mapped=sum(one.mapped for one in plans),
-            cache=sum(one.cache for one in plans),
-            budget=limit,
-            strategy=_all_of([one.strategy for one in plans]),
-            rung=_all_of([one.rung for one in plans]),
-            engine=_all_of([one.engine for one in plans]),
-            why=(
-                *(f"{one.where}: {reason}" for one, its in zip(files, plans, strict=True) for reason in its.why),
-                *(
-                    f"{one.where}: small, so read once and kept"
-                    for one in rows.members
-                    if isinstance(one, ResidentRows)
-                ),
-            ),
-        )
+        if batch is None:
+            return self._members.plan(self._comfortable(), self.budget.limit)
+        return self._members.plan(counted_batch("plan", batch))
 
     def __repr__(self) -> str:
         return f"<lowtide.Together {len(self):,} rows of {', '.join(self._described())}>"
@@ -214,7 +191,3 @@ def _with_small_ones_kept(sources: Sequence[RowReader | GivenArray], budget: Bud
             members[k] = ResidentRows(memory)
             room -= memory.size
     return tuple(members)
-
-
-def _all_of(words: Sequence[str]) -> str:
-    return " and ".join(dict.fromkeys(words)) or "none"

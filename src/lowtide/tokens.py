@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from lowtide.arguments import at_least
 from lowtide.feed import Feed
 from lowtide.formats import Source, column_layout, document_ends, token_layout
+from lowtide.order.locality import Stated
 from lowtide.order.steps import Skips
 from lowtide.reading.documents.boundaries import ends_by_id, marks_of
 from lowtide.reading.documents.boundary_index import Progress
@@ -148,7 +149,7 @@ class Tokens(TokenRange, Opened, OnDisk):
         length: int,
         seed: int = 0,
         order: str = "shuffled",
-        locality: int | str | None = None,
+        locality: Stated | None = None,
         rank: int | None = None,
         world: int | None = None,
         dtype: DTypeLike = "int64",
@@ -157,9 +158,10 @@ class Tokens(TokenRange, Opened, OnDisk):
         """A feed of ``(x, y)`` with ``length`` tokens per row; ``batch`` is the global batch of all ranks together.
 
         ``order``: ``shuffled`` (every window once per epoch), ``random`` (with replacement) or ``sequential`` (every
-        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``locality``: bytes of
-        neighbouring windows that are shuffled among themselves, for disks that scattered reads slow down. ``skip``:
-        steps of this batch size to leave out around a loss spike, as (first, last), both included.
+        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``locality``: for
+        disks that scattered reads slow down, bytes that are mixed at a time, made of whole blocks (1 MiB unless stated:
+        ``("64MiB", "256KiB")``) from all over the tokens. ``skip``: steps of this batch size to leave out around a loss
+        spike, as (first, last), both included.
 
         Reads nothing yet. Raises ``BudgetError`` where two batches do not fit, ``FormatError`` where there are too few
         tokens, ``ValueError`` for a batch that does not divide among the ranks.

@@ -14,8 +14,10 @@ from numpy.typing import DTypeLike
 from lowtide.arguments import at_least, one_of, whole_number
 from lowtide.errors import FormatError
 from lowtide.feed import Feed, FeedRows, Ranks
+from lowtide.order.locality import Stated, locality_of
 from lowtide.order.steps import Skips
-from lowtide.order.streams import Drawn, InOrder, Shuffled, Stream, neighbours_of
+from lowtide.order.streams import Drawn, InOrder, Shuffled, Stream
+from lowtide.reading.blocks_ahead import BlockFollower, follow
 from lowtide.reading.documents.boundaries import marks_of, required_marks
 from lowtide.reading.documents.boundary_index import BoundaryIndex, Progress, boundary_index
 from lowtide.reading.documents.document_counts import Account, kept_most_runs, lengths_of
@@ -23,7 +25,6 @@ from lowtide.reading.documents.packed import PackedReader
 from lowtide.reading.documents.packing import PackedRows, packed_rows
 from lowtide.reading.documents.stride import DocumentedWindows
 from lowtide.reading.habits import answers_habits
-from lowtide.reading.stretches import StretchFollower, follow
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import WindowReader
 
@@ -72,7 +73,7 @@ class Windows:
         *,
         seed: int = 0,
         order: str = "shuffled",
-        locality: int | str | None = None,
+        locality: Stated | None = None,
         rank: int | None = None,
         world: int | None = None,
         skip: Skips = (),
@@ -84,8 +85,8 @@ class Windows:
         return Feed(FeedRows(*self.rows_in(order, seed, locality, ranks.world)), batch, ranks, skip)
 
     def rows_in(
-        self, order: str, seed: int, locality: int | str | None, world: int = 1
-    ) -> tuple[WindowReader, Stream, StretchFollower | None, WindowReader | None]:
+        self, order: str, seed: int, locality: Stated | None, world: int = 1
+    ) -> tuple[WindowReader, Stream, BlockFollower | None, WindowReader | None]:
         """What ``FeedRows`` has, of the rows in an order, for one of ``world`` ranks."""
         tokens, length = self.tokens, self.length
         if self._packed is None:
@@ -96,10 +97,10 @@ class Windows:
             reader, follower = follow(reader, stream, world, length * item, tokens.first * item, item)
             return reader, stream, follower, reader.shorter(tail) if tail else None
         one_of("order", order, ORDERS)
-        near = neighbours_of(locality, length * tokens.dtype.itemsize, order=order, what="window")
+        near = locality_of(locality, length * tokens.dtype.itemsize, order=order, what="window")
         count, seed = len(self._packed), whole_number("seed", seed)
         if order == "shuffled":
-            stream = Shuffled(count, seed, purpose="packed", neighbours=None if near is None else near[1])
+            stream = Shuffled(count, seed, purpose="packed", locality=near)
         else:
             stream = Drawn(count, seed, "packed") if order == "random" else InOrder(count)
         return PackedReader(tokens, self._packed, self.dtype, documents=self.documents), stream, None, None
@@ -151,9 +152,9 @@ class Windows:
         return DocumentedWindows(self.tokens, self.length, self.dtype, index=self._index, most_runs=most)
 
 
-def window_stream(tokens: TokenRange, length: int, order: str, seed: int, locality: int | str | None) -> Stream:
+def window_stream(tokens: TokenRange, length: int, order: str, seed: int, locality: Stated | None) -> Stream:
     """First tokens of windows at stride ``length``, in an order; refused where there are too few tokens for it."""
-    near = neighbours_of(locality, length * tokens.dtype.itemsize, order=one_of("order", order, ORDERS), what="window")
+    near = locality_of(locality, length * tokens.dtype.itemsize, order=one_of("order", order, ORDERS), what="window")
     seed = whole_number("seed", seed)  # a seed of NumPy's becomes an int: a state must be safe for JSON
     count = len(tokens)
     needed = {"sequential": 2, "random": length + 1}.get(order, 2 * length)
@@ -167,10 +168,9 @@ def window_stream(tokens: TokenRange, length: int, order: str, seed: int, locali
         return Drawn(count - length, seed, "windows")
     if order == "sequential":
         return InOrder((count - 1) // length, length)
-    size, neighbours = (None, None) if near is None else near
     # As many windows for every phase, so that rows divide into epochs evenly.
     windows = (count - length) // length
-    return Shuffled(windows, seed, purpose="windows", stride=length, phased=True, neighbours=neighbours, locality=size)
+    return Shuffled(windows, seed, purpose="windows", stride=length, phased=True, locality=near)
 
 
 def checked_ranks(batch: int, rank: int | None, world: int | None) -> Ranks:

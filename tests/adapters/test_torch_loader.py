@@ -116,7 +116,7 @@ def test_a_loader_batch_larger_than_64_mib_is_given_its_room(tokens: lowtide.Tok
 
 @pytest.mark.parametrize("index", [WINDOWS, -WINDOWS - 1])
 def test_a_window_outside_the_dataset_is_refused(tokens: lowtide.Tokens, index: int) -> None:
-    with pytest.raises(IndexError, match=rf"expected windows from 0 to 159, got {index}\. Use"):
+    with pytest.raises(IndexError, match=rf"expected rows from 0 to 159, got {index}\. Use"):
         WindowDataset(tokens, LENGTH)[index]
 
 

@@ -171,7 +171,7 @@ def test_a_state_resumes_with_another_batch_and_with_more_epochs(a: lowtide.Arra
         ({"epoch": 4}, {}, r"expected epoch=0, got 4"),
         ({"rank": 1, "world": 2}, {"rank": 0, "world": 2}, r"expected rank=0, got 1"),
         ({"rank": 1, "world": 2}, {"rank": 1, "world": 3}, r"expected world=3, got 2"),
-        ({"locality": 240}, {}, r"expected neighbours=None, got 10"),
+        ({"locality": 240}, {}, r"expected locality=None, got \[240, 240\]"),
         ({"epochs": 2, "start": 150}, {}, r"expected position of at most 103, got 150"),
     ],
 )

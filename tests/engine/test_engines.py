@@ -252,25 +252,40 @@ def test_prepared_rows_of_a_part_and_of_arrays_read_together_are_the_right_ones(
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])
-@pytest.mark.parametrize("batch", [16, 5000])  # a part of a stretch, and more than two of them
-def test_a_local_shuffle_of_rows_is_announced_in_whole_stretches_and_dropped_behind(
+@pytest.mark.parametrize("batch", [16, 5000])  # a part of a window, and more than two of them
+def test_a_local_shuffle_of_rows_is_announced_in_whole_blocks_and_dropped_behind(
     cold: Path, engine: str, batch: int
 ) -> None:
     if engine == "native" and chosen().name != "native":
         pytest.skip("NOT TESTED: the native engine - it was not built")
-    stretch = 1 << 18
+    window, block = 1 << 18, 1 << 14
     with lowtide.open(cold, dtype="uint16", shape=(-1, 64), cache="drop", engine=engine) as array:
         drop_page_cache(cold)
         next(array.shuffled(16, seed=2))  # the control: a full shuffle brings in what it reads
-        assert page_cache(cold).cached < stretch
+        assert page_cache(cold).cached < window
         drop_page_cache(cold)
-        rows = array.shuffled(batch, seed=2, locality=stretch)
+        rows = array.shuffled(batch, seed=2, locality=(window, block))
         first = next(rows).copy()
-        assert page_cache(cold).cached >= stretch
+        assert page_cache(cold).cached >= window
         seen = np.concatenate([first, *(one.copy() for one in rows)])
         assert page_cache(cold).cached == 0
     table = np.fromfile(cold, "uint16").reshape(-1, 64)
     assert sorted(map(bytes, seen)) == sorted(map(bytes, table))
+
+
+def test_arrays_together_are_announced_in_whole_blocks_and_dropped_behind(cold: Path) -> None:
+    with lowtide.open(cold, dtype="uint16", shape=(-1, 64), cache="drop") as array:
+        both = lowtide.together(array, np.arange(len(array)), budget="512KiB")  # too little to keep the first
+        drop_page_cache(cold)
+        rows = both.shuffled(16, seed=2, locality=(1 << 18, 1 << 14))
+        table, (first, number) = np.fromfile(cold, "uint16").reshape(-1, 64), next(rows)
+        np.testing.assert_array_equal(first, table[number])
+        assert page_cache(cold).cached >= 200 << 10
+        assert "behind each window" in rows.plan().rung
+        assert "local shuffle: a window mixes" in str(rows.plan())
+        seen = [number.copy(), *(numbers.copy() for _, numbers in rows)]
+        assert sorted(np.concatenate(seen).tolist()) == list(range(len(array)))
+        assert page_cache(cold).cached == 0
 
 
 def order_of(array: lowtide.Array, epoch: int) -> Any:

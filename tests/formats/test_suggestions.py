@@ -347,7 +347,7 @@ def test_a_dataset_that_cannot_be_read_in_place_is_saved_by_the_line_that_is_pri
             out.create_dataset(
                 "g/X" if how == "gzip" else "X",
                 data=TABLE,
-                chunks=(3, 2),
+                chunks=(3, 2),  # gzip, and tiles that cut rows
                 compression="gzip" if how == "gzip" else None,
             )
     pasted(refusal(lambda: lowtide.open("t.h5")))

@@ -1,4 +1,4 @@
-"""``locality=`` of token feeds: every window once per epoch, stretch by stretch; states; what the page cache sees."""
+"""``locality=`` of token feeds: every window once per epoch, in windows of blocks; states; what the page cache sees."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.feeds import starts_of
 
 import lowtide
@@ -37,31 +35,57 @@ def firsts(feed: lowtide.Feed, rows: int) -> list[int]:
     return found[:rows]
 
 
-@given(st.integers(1, 400), st.integers(1, 90), st.integers(0, 5))
-def test_a_run_at_a_position_is_the_block_its_rows_come_from(n: int, size: int, seed: int) -> None:
-    order = LocalPermutation(n, size, seed=seed)
-    rows = order.block(0, n)
-    position = 0
-    while position < n:
-        first, count, begins = order.run_at(position)
-        assert begins == position
-        assert sorted(rows[position : position + count].tolist()) == list(range(first, first + count))
-        assert order.run_at(position + count - 1) == (first, count, begins)
-        position += count
+def test_every_window_comes_once_per_epoch_and_blocks_come_together(tokens: lowtide.Tokens) -> None:
+    rows = (len(tokens) - LENGTH) // LENGTH
+    feed = tokens.batches(10, length=LENGTH, seed=1, locality=(80 * WINDOW, 5 * WINDOW))
+    got = firsts(feed, 2 * rows)
+    epochs = [got[:rows], got[rows:]]
+    assert all(len(set(epoch)) == rows for epoch in epochs)
+    for epoch in epochs:
+        blocks = (np.array(epoch) - min(epoch)) // (5 * LENGTH)
+        order = LocalPermutation(rows, 5, 16, seed=0)  # any seed: as many windows as there are
+        last = 0
+        for number in range(order.windows):
+            here = set(blocks[last : last + order.window(number).blocks * 5 - 4].tolist())
+            last += order.window(number).blocks * 5
+            assert len(here) <= order.blocks_per_window, "rows come from the blocks of one window"
+        assert sorted(epoch) != epoch
 
 
-def test_every_window_comes_once_per_epoch_and_stretch_by_stretch(tokens: lowtide.Tokens) -> None:
-    windows = (len(tokens) - LENGTH) // LENGTH
-    feed = tokens.batches(10, length=LENGTH, seed=1, locality=20 * WINDOW)
-    got = firsts(feed, 2 * windows)
-    epochs = [got[:windows], got[windows:]]
-    assert all(len(set(epoch)) == windows for epoch in epochs)
-    assert sorted(epochs[0]) != epochs[0]
-    phase = min(epochs[0])
-    blocks = [(first - phase) // (20 * LENGTH) for first in epochs[0]]
-    changes = sum(one != other for one, other in zip(blocks[1:], blocks, strict=False))
-    assert changes == -(-windows // 20) - 1, "a stretch that was left is never entered again"
-    assert sorted(set(blocks)) != list(dict.fromkeys(blocks)), "stretches come in random order"
+def test_windows_of_a_batch_spread_over_the_corpus(tokens: lowtide.Tokens) -> None:
+    def spans(*locality: int) -> list[float]:
+        """How much of the corpus the windows of each batch of an epoch span."""
+        feed = tokens.batches(64, length=LENGTH, seed=3, locality=locality)
+        return [np.ptp(next(feed)[0][:, 0].astype(np.int64)) / len(tokens) for _ in range(14)]
+
+    assert min(spans(256 * WINDOW, 4 * WINDOW)) > 0.5
+    assert np.mean(spans(256 * WINDOW, 256 * WINDOW)) < 0.5, "the control: one block per window is neighbours only"
+
+
+def test_a_mixture_shuffles_each_corpus_by_its_own_windows_of_blocks(tokens: lowtide.Tokens, tmp_path: Path) -> None:
+    (np.arange(20_000) % 60_000).astype(np.uint16).tofile(tmp_path / "small.bin")
+    small = lowtide.open_tokens(tmp_path / "small.bin", dtype="uint16")
+    locality = (32 * 4 * WINDOW, 4 * WINDOW)
+    feed = lowtide.mix({"a": (tokens, 0.5), "b": (small, 0.5)}).batches(8, length=LENGTH, seed=4, locality=locality)
+    alone = {
+        "a": iter(firsts(tokens.batches(8, length=LENGTH, seed=4, locality=locality), 400)),
+        "b": iter(firsts(small.batches(8, length=LENGTH, seed=4, locality=locality), 400)),
+    }
+    for step in range(60):
+        x, _ = next(feed)
+        for place, first in zip(feed.where(step), x[:, 0].tolist(), strict=True):
+            assert next(alone[place.corpus or ""]) == first
+    reasons = " ".join(feed.plan().why)
+    assert "a: local shuffle: a window mixes 30 blocks of 512 B" in reasons
+    assert "b: local shuffle" in reasons
+
+
+def test_a_plan_says_how_well_it_mixes(tokens: lowtide.Tokens) -> None:
+    assert "a window mixes 63 blocks of 128 B" in str(
+        tokens.batches(8, length=LENGTH, locality=(64 * WINDOW, WINDOW)).plan()
+    )
+    assert "4 mix little" in str(tokens.batches(8, length=LENGTH, locality=(4 * WINDOW, WINDOW)).plan())
+    assert "local shuffle" not in str(tokens.batches(8, length=LENGTH).plan())
 
 
 def test_a_full_shuffle_is_what_it_was(tokens: lowtide.Tokens) -> None:
@@ -89,10 +113,28 @@ def test_locality_is_part_of_the_state_and_the_budget_is_not(tokens: lowtide.Tok
     same = small.batches(6, length=LENGTH, seed=2, locality="64KiB")
     same.load_state_dict(state)
     assert firsts(same, 100) == firsts(feed, 100)
-    with pytest.raises(lowtide.StateError, match="locality=None, got 65536"):
+    with pytest.raises(lowtide.StateError, match=r"locality=None, got \[65536, 65536\]"):
         tokens.batches(6, length=LENGTH, seed=2).load_state_dict(state)
-    with pytest.raises(lowtide.StateError, match="locality=32768, got 65536"):
+    with pytest.raises(lowtide.StateError, match=r"locality=\[32768, 32768\], got \[65536, 65536\]"):
         tokens.batches(6, length=LENGTH, seed=2, locality="32KiB").load_state_dict(state)
+    with pytest.raises(lowtide.StateError, match=r"locality=\[65536, 1024\], got \[65536, 65536\]"):
+        tokens.batches(6, length=LENGTH, seed=2, locality=("64KiB", "1KiB")).load_state_dict(state)
+    tokens.batches(6, length=LENGTH, seed=2, locality=state["locality"]).load_state_dict(state)
+
+
+def test_states_of_the_old_meaning_are_refused_by_name(tokens: lowtide.Tokens, tmp_path: Path) -> None:
+    feed = tokens.batches(6, length=LENGTH, seed=2, locality="64KiB")
+    old = {**feed.state_dict(), "locality": 65536}
+    for other in (feed, tokens.batches(6, length=LENGTH, seed=2)):
+        with pytest.raises(lowtide.StateError, match="got locality=65536, saved when locality= mixed neighbours only"):
+            other.load_state_dict(old)
+    np.save(tmp_path / "x.npy", np.zeros((100, 4)))
+    rows = lowtide.open(tmp_path / "x.npy").shuffled(8, locality=320)
+    state = rows.state_dict()
+    with pytest.raises(lowtide.StateError, match="got neighbours=10, saved when locality= mixed neighbours only"):
+        rows.load_state_dict({**state, "neighbours": 10})
+    full = lowtide.open(tmp_path / "x.npy").shuffled(8)
+    full.load_state_dict({**full.state_dict(), "neighbours": None})  # as a full shuffle's once was
 
 
 def test_ranks_together_give_the_global_batch(tokens: lowtide.Tokens) -> None:
@@ -120,13 +162,13 @@ def test_a_locality_that_makes_no_sense_is_refused(
 
 
 @pytest.mark.parametrize("cache", ["drop", "keep"])
-def test_stretches_are_dropped_behind_when_the_cache_is_to_be_dropped(disk_path: Path, cache: str) -> None:
+def test_blocks_are_dropped_behind_when_the_cache_is_to_be_dropped(disk_path: Path, cache: str) -> None:
     """``keep`` is the negative control: the same reading leaves the whole file in the page cache."""
     path = disk_path / "corpus.bin"
     np.arange(16 * MIB).astype(np.uint16).tofile(path)
     drop_page_cache(path)
     tokens = lowtide.open_tokens(path, dtype="uint16", cache=cache, budget="8MiB")
-    feed = tokens.batches(64, length=1024, locality="1MiB")
+    feed = tokens.batches(64, length=1024, locality=("1MiB", "64KiB"))
     plan = feed.plan()
     most, steps = 0, 240
     for step in range(steps):
@@ -134,19 +176,19 @@ def test_stretches_are_dropped_behind_when_the_cache_is_to_be_dropped(disk_path:
         if step % 16 == 0:
             most = max(most, page_cache(path).cached)
     if cache == "drop":
-        assert most <= plan.cache
-        assert plan.cache < 20 * MIB
-        assert "behind each stretch" in plan.rung
+        assert most <= 3 * MIB <= plan.cache < 20 * MIB
+        assert "behind each window of blocks" in plan.rung
     else:
         assert page_cache(path).cached > 24 * MIB
 
 
-def test_what_was_announced_is_what_is_read(disk_path: Path) -> None:
-    """A local feed asks the disk for long runs: after the first batch its whole stretch is in the page cache."""
+def test_whole_blocks_of_this_window_and_the_next_are_announced_and_no_others(disk_path: Path) -> None:
     path = disk_path / "corpus.bin"
-    np.arange(8 * MIB).astype(np.uint16).tofile(path)
+    np.arange(16 * MIB).astype(np.uint16).tofile(path)
     drop_page_cache(path)
-    feed = lowtide.open_tokens(path, dtype="uint16", cache="keep").batches(8, length=1024, locality="2MiB")
-    for _ in range(128):  # one stretch of 1,024 windows
+    feed = lowtide.open_tokens(path, dtype="uint16", cache="keep").batches(8, length=1024, locality=("4MiB", "256KiB"))
+    next(feed)
+    assert 4 * MIB <= page_cache(path).cached <= 5 * MIB  # pages at the ends of blocks
+    for _ in range(255):  # to the end of a window of 2,048 rows
         next(feed)
-    assert 2 * MIB <= page_cache(path).cached <= 8 * MIB
+    assert 8 * MIB <= page_cache(path).cached <= 9 * MIB

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import lowtide
+from lowtide.order.locality import Locality
 from lowtide.order.streams import Drawn, InOrder, Shuffled, Stream
 
 # Never change this file: a saved run resumes at the same rows only as long as these numbers hold.
@@ -31,7 +32,8 @@ def documents(tokens: int) -> NDArray[np.uint16]:
 def test_orders_of_packed_rows_never_change(case: dict[str, Any]) -> None:
     count, seed = int(case["count"]), int(case["seed"])
     if case["order"] == "shuffled":
-        stream: Stream = Shuffled(count, seed, purpose="packed", neighbours=case["neighbours"])
+        near = None if case["locality"] is None else Locality(*case["locality"])
+        stream: Stream = Shuffled(count, seed, purpose="packed", locality=near)
     else:
         stream = Drawn(count, seed, "packed") if case["order"] == "random" else InOrder(count)
     start = int(case["start"])

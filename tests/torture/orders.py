@@ -26,9 +26,11 @@ def program(rng: random.Random, directory: Path, tally: Tally, rounds: int) -> N
         seed, epoch = rng.randrange(1 << 64), rng.randrange(1000)
         local = rng.random() < 0.3
         size = rng.randint(1, n) if rng.random() < 0.5 else rng.randint(1, min(n, 5000))
-        order: Permutation | LocalPermutation
-        order = LocalPermutation(n, size, seed=seed, epoch=epoch) if local else Permutation(n, seed=seed, epoch=epoch)
-        where = f"n={n}, seed={seed}, epoch={epoch}" + (f", blocks of {size}" if local else "")
+        most = rng.choice((1, 2, 64, rng.randint(1, 5000)))
+        order: Permutation | LocalPermutation = Permutation(n, seed=seed, epoch=epoch)
+        if local:
+            order = LocalPermutation(n, size, most, seed=seed, epoch=epoch)
+        where = f"n={n}, seed={seed}, epoch={epoch}" + (f", windows of {most} blocks of {size}" if local else "")
         problem = whole(order, n) if n < 1 << 26 else sampled(order, n, rng)
         if problem:
             tally.found("wrong order", f"{where}: {problem}")

@@ -145,7 +145,9 @@ def test_metrics_hold_the_figures_of_every_line_and_evaluation(trained: Path) ->
     steps = [line for line in found if line["event"] == "step"]
     assert [line["step"] for line in steps] == [10, 20, 30, 40, 50, 60]
     kinds = {"anon", "mapped", "cache"}
-    assert steps[0].keys() >= {"loss", "learning_rate", "tokens_per_s", "data_wait", *kinds}
+    waits = {"wait_p50", "wait_p95", "wait_p99", "loader_reading", "loader_copying", "loader_shipping", "loader_cold"}
+    assert steps[0].keys() >= {"loss", "learning_rate", "tokens_per_s", "data_wait", *kinds, *waits}
+    assert 0 < steps[-1]["wait_p50"] <= steps[-1]["wait_p99"]
     assert [line["step"] for line in found if line["event"] == "eval"] == [0, 30, 60]
     elapsed = [line["seconds"] for line in found if line["event"] != "end"]
     assert elapsed == sorted(elapsed)

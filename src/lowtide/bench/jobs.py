@@ -105,13 +105,17 @@ class Job:
 
 
 def one_file(layout: Layout) -> Layout:
-    """The layout of its largest file alone: np.memmap knows no more than one, and every way reads the same bytes."""
-    if len(layout.extents) == 1:
+    """The layout of its largest file alone, or of the longest run of one in pieces: np.memmap knows no more than that,
+    and every way reads the same bytes."""
+    largest = max(layout.extents, key=lambda extent: extent.length)
+    if largest.pieces is not None:
+        offset, length = max(largest.runs(), key=lambda run: run[1])
+        largest = replace(largest, offset=offset, length=length, pieces=None)
+    elif len(layout.extents) == 1:
         return layout
-    largest = max(range(len(layout.extents)), key=lambda index: layout.extents[index].length)
-    rows = layout.rows[largest]
+    rows = largest.length // max(1, layout.row_nbytes) if layout.row_nbytes else layout.rows[0]
     shape = (rows, *layout.shape[1:])
-    return replace(layout, extents=(layout.extents[largest],), rows=(rows,), shape=shape, documents=None)
+    return replace(layout, extents=(largest,), rows=(rows,), shape=shape, documents=None)
 
 
 def as_rows(layout: Layout, ask: Ask) -> Layout:

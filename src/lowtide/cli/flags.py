@@ -8,6 +8,7 @@ import math
 from lowtide.cli.options import option
 from lowtide.engine import ENGINES
 from lowtide.formats.corpus_parts import PARTS
+from lowtide.order.locality import locality_text
 from lowtide.storage import CACHES, STRATEGIES
 from lowtide.survey.subject import Opening, StatedData
 
@@ -54,6 +55,14 @@ def add_opening(parser: argparse.ArgumentParser, *, engine_alone: str = "") -> N
 
 def add_budget(parser: argparse._ActionsContainer) -> None:
     option(parser, "--budget SIZE", "most memory Lowtide may hold, such as 64MiB (auto)", default="auto")
+
+
+def add_locality(parser: argparse._ActionsContainer) -> None:
+    option(parser, "--locality SIZE", "of a local shuffle, such as 64MiB; with its blocks: 64MiB,1MiB")
+
+
+def locality(arguments: argparse.Namespace) -> tuple[str, ...] | None:
+    return None if arguments.locality is None else locality_text(arguments.locality)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

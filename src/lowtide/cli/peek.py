@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lowtide.arguments import at_least
-from lowtide.cli.flags import add_json, add_part
+from lowtide.cli.flags import add_json, add_locality, add_part, locality
 from lowtide.cli.options import option, whole
 from lowtide.cli.tables import Styled, counted, facts, show, visible
 from lowtide.errors import StateError
@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option(feed, "--seed S", "seed of the order (0)", whole)
     option(feed, "--order NAME", f"{', '.join(ORDERS)} (shuffled)", choices=ORDERS)
     option(feed, "--cut NAME", "how rows are cut: stride, or packed (whole documents) (stride)", choices=CUTS)
-    option(feed, "--locality SIZE", "of a local shuffle, such as 64MiB")
+    add_locality(feed)
     option(feed, "--rank R", "only the rows of this rank", whole)
     option(feed, "--world W", "of so many ranks", whole)
     add_part(feed)
@@ -112,7 +112,7 @@ def _of_corpus(arguments: argparse.Namespace) -> Peeked:
         "batch": 64 if arguments.batch is None else arguments.batch,
         "seed": arguments.seed or 0,
         "order": arguments.order or "shuffled",
-        "locality": arguments.locality,
+        "locality": locality(arguments),
         "rank": arguments.rank,
         "world": arguments.world,
     }

@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 
-from lowtide.cli.flags import above_zero, add_json, add_opening, add_paths, add_stated, opening, parts_text, stated
+from lowtide.cli.flags import (
+    above_zero,
+    add_json,
+    add_locality,
+    add_opening,
+    add_paths,
+    add_stated,
+    locality,
+    opening,
+    parts_text,
+    stated,
+)
 from lowtide.cli.info import GUESSED, rung_fact
 from lowtide.cli.options import number, option, whole
 from lowtide.cli.tables import Styled, counted, facts, show, table
@@ -29,6 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option(run, "--batch N", "tokens: windows per step of all ranks; arrays: rows per rank (64)", whole, 64)
     option(run, "--length N", "tokens per window (1024)", whole, 1024)
     option(run, "--order NAME", f"{', '.join(ORDERS)} (shuffled)", default="shuffled", choices=ORDERS)
+    add_locality(run)
     option(run, "--row N", "read one axis of numbers as rows of N", whole)
     option(run, "--world N", "ranks that share the data (1)", whole, 1)
     option(run, "--ranks-here N", "ranks that run on one machine (all of them)", whole)
@@ -51,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch=arguments.batch,
         length=arguments.length,
         order=arguments.order,
+        locality=locality(arguments),
         world=arguments.world,
         ranks_here=arguments.ranks_here,
         row=arguments.row,

@@ -323,8 +323,9 @@ def _other(layout: Layout, stated: int | None, findings: _Findings) -> _Read:
     smell = dtype_smell(layout) if tokens else None
     if smell is not None:
         findings.fault(layout.extents[0].path, 0, f"the dtype: {smell}")
-    for extent in layout.extents:
-        for at, view in _blocks(Path(extent.path), extent.offset, extent.length):
+    runs = ((extent, run) for extent in layout.extents for run in extent.runs())
+    for extent, run in runs:
+        for at, view in _blocks(Path(extent.path), *run):
             findings.read(len(view))
             itemsize = layout.dtype.itemsize
             if tokens and len(view) >= itemsize:

@@ -76,7 +76,7 @@ def _sample(layout: Layout) -> list[bytes]:
                 begin = at // pair * pair
                 length = min(_SAMPLED_BYTES, extent.length - begin) // pair * pair
                 with HeaderFile(extent.path) as file:
-                    block = file.read(extent.offset + begin, length)
+                    block = b"".join(file.read(*run) for run in extent.runs(begin, length))
                 blocks.append(block[: len(block) // pair * pair])
                 break
             at -= extent.length

@@ -47,7 +47,7 @@ class _Line:
     length: int
 
 
-class _Lines:
+class _KeptLines:
     """The samples of a file in the order of time, thinned as a ``Ring`` is when they are too many or too long."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -77,7 +77,7 @@ class TraceWriter:
         self._path = Path(path).resolve()  # a link stays a link when the file is written anew
         flags = os.O_RDWR if self._path.is_file() or not self._path.exists() else os.O_WRONLY
         self._fd = os.open(self._path, flags | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._kept, self._count = _Lines(_MOST_LINES, _MOST_BYTES), 0
+        self._kept, self._count = _KeptLines(_MOST_LINES, _MOST_BYTES), 0
         self._last: Sample | None = None
         self._skipped: Sample | None = None
         self._head = _line({"format": _FORMAT, **_head(head)})
@@ -159,7 +159,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
                 f"{os.fspath(path)}: expected a first line with format {_FORMAT!r}, got another file. "
                 "Record one with lowtide doctor --save."
             )
-        kept = _Lines(MOST_SAMPLES, _MOST_READ)
+        kept = _KeptLines(MOST_SAMPLES, _MOST_READ)
         count, whole, place = 0, False, file.tell()
         while line := file.readline(_LONGEST_LINE):
             data = _object(line)
@@ -214,16 +214,20 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _sizes(sample: Sample) -> Sample:
-    sizes: list[Any] = [sample.of(kind) for kind in KINDS]
-    return Sample(sample.seconds, *sizes)
+    return _bare(sample.seconds, [sample.of(kind) for kind in KINDS])
 
 
 def _sizes_of(data: dict[str, Any]) -> Sample:
     """The same of a line that was read, most of which is passed over; FormatError where its sizes are none."""
-    values: list[Any] = [data.get(name) for name in ("seconds", "anon", "mapped", "cache", "dirty", "tables", "shmem")]
-    if not all(isinstance(value, int | float) for value in values):
-        from_dict(Sample, data)
-    return Sample(*values)
+    seconds, *values = (data.get(name) for name in ("seconds", *KINDS))
+    if not isinstance(seconds, int | float) or not all(isinstance(value, int) for value in values):
+        return from_dict(Sample, data)
+    return _bare(seconds, values)
+
+
+def _bare(seconds: float, sizes: list[Any]) -> Sample:
+    anon, mapped, cache, dirty, tables, shmem = sizes  # in the order of KINDS, which is that of the fields
+    return Sample(seconds, anon, mapped, cache, dirty, tables, shmem)
 
 
 def to_dict(value: Any) -> dict[str, Any]:

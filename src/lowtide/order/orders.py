@@ -1,4 +1,4 @@
-"""Which row comes at which position when all rows are shuffled. (``local`` shuffles neighbours only.)
+"""Which row comes at which position when all rows are shuffled. (``local``: a window of blocks at a time.)
 
 An order is a pure function of (seed, epoch, position). It holds a few numbers instead of an index, any stretch of it is
 computed when asked for, and resuming needs nothing but the position.

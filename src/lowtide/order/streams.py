@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.order.local import LocalPermutation
+from lowtide.order.locality import Locality
 from lowtide.order.orders import Order, Permutation
 from lowtide.order.words import draws, key
-from lowtide.units import MIB, parse_size
 
 Positions = NDArray[np.int64]
 Items = NDArray[np.int64]
@@ -34,18 +34,21 @@ class Stream(Protocol):
     @property
     def rows(self) -> int | None: ...  # positions of a stream that has an end; None: endless
     @property
-    def scattered(self) -> bool: ...  # neighbouring positions are items from all over the data
+    def among(self) -> int: ...  # neighbouring positions are any of so many items; 0: there is no saying
 
     def at(self, positions: Positions) -> Items: ...
     def settings(self) -> dict[str, Any]: ...  # what fixes the order, safe for JSON
+    def notes(self) -> tuple[str, ...]: ...  # what a plan says of the order
 
 
-class LocalStretch(NamedTuple):
-    """Neighbouring items that a local shuffle mixes, and the positions at which they come."""
+class LocalWindow(NamedTuple):
+    """What a local shuffle mixes at a time: the items of ``blocks`` blocks come at ``positions`` positions."""
 
-    item: int  # the first
-    items: int
-    position: int
+    epoch: int
+    number: int
+    position: int  # the first
+    positions: int
+    blocks: int
     phase: int  # of the epoch: 0 for rows
 
 
@@ -53,7 +56,7 @@ class Shuffled:
     """Every item of ``n`` once per epoch, in an order of each epoch's own; the first is epoch ``first_epoch``.
 
     Item i is the number ``i * stride``, and where ``phased`` that plus a phase of the epoch: windows at a stride.
-    ``neighbours``: shuffle only among so many neighbouring items. ``locality``: the bytes that were stated for that.
+    ``locality``: shuffle within windows of whole blocks only.
     """
 
     order = "shuffled"
@@ -68,13 +71,12 @@ class Shuffled:
         purpose: str = "rows",
         stride: int = 1,
         phased: bool = False,
-        neighbours: int | None = None,
-        locality: int | None = None,
+        locality: Locality | None = None,
     ) -> None:
         self.n = self.epoch = n
         self.seed, self.first_epoch, self.purpose = seed, first_epoch, purpose
-        self.stride, self.phased, self.neighbours, self.locality = stride, phased, neighbours, locality
-        self.scattered = neighbours is None
+        self.stride, self.phased, self.locality = stride, phased, locality
+        self.among = n if locality is None else min(n, locality.items_per_window)
         self._known: dict[int, tuple[Order, int]] = {}
 
     def at(self, positions: Positions) -> Items:
@@ -92,13 +94,37 @@ class Shuffled:
                 found[first:last] += phase
         return found
 
-    def stretch(self, position: int) -> LocalStretch:
-        """What is being mixed at a position of a local shuffle."""
+    # Of a local shuffle
+
+    def window(self, position: int) -> LocalWindow:
+        """What is being mixed at a position."""
         epoch, place = divmod(position, self.n)
-        order, phase = self._of_epoch(epoch)
+        found = self._local(epoch).window_at(place)
+        phase = self._of_epoch(epoch)[1]
+        return LocalWindow(epoch, found.number, epoch * self.n + found.position, found.rows, found.blocks, phase)
+
+    def first_items(self, window: LocalWindow, first: int, count: int) -> Items:
+        """The first item of each of a window's blocks, in the order of the data: ``count`` from the ``first`` on."""
+        order = self._local(window.epoch)
+        return order.blocks_of(window.number, first, count) * order.rows_per_block
+
+    def comes_next(self, items: Items, position: int) -> Positions:
+        """Where the window begins in which each of these items comes next: in the window of ``position`` or later."""
+        epoch, place = divmod(position, self.n)
+        order = self._local(epoch)
+        windows = order.windows_of(items // order.rows_per_block)
+        found = order.window_positions(windows) + epoch * self.n
+        later = np.flatnonzero(windows < order.window_at(place).number)
+        if len(later):
+            order = self._local(epoch + 1)
+            windows = order.windows_of(items[later] // order.rows_per_block)
+            found[later] = order.window_positions(windows) + (epoch + 1) * self.n
+        return found
+
+    def _local(self, epoch: int) -> LocalPermutation:
+        order = self._of_epoch(epoch)[0]
         assert isinstance(order, LocalPermutation)
-        item, items, begins = order.run_at(place)
-        return LocalStretch(item, items, epoch * self.n + begins, phase)
+        return order
 
     def _of_epoch(self, epoch: int) -> tuple[Order, int]:
         known = self._known.get(epoch)
@@ -110,9 +136,10 @@ class Shuffled:
         return known
 
     def _order(self, epoch: int) -> Order:
-        if self.neighbours is None:
-            return Permutation(self.n, seed=self.seed, epoch=epoch, purpose=self.purpose)
-        return LocalPermutation(self.n, self.neighbours, seed=self.seed, epoch=epoch, purpose=self.purpose)
+        keyed: dict[str, Any] = {"seed": self.seed, "epoch": epoch, "purpose": self.purpose}
+        if self.locality is None:
+            return Permutation(self.n, **keyed)
+        return LocalPermutation(self.n, self.locality.items_per_block, self.locality.blocks_per_window, **keyed)
 
     def _phase(self, epoch: int) -> int:
         return key(self.seed, epoch, "phase") % self.stride if self.phased else 0
@@ -120,10 +147,11 @@ class Shuffled:
     def settings(self) -> dict[str, Any]:
         own: dict[str, Any] = {"order": self.order, "seed": self.seed}
         if self.purpose == "rows":
-            return {**own, "epoch": self.first_epoch, "neighbours": self.neighbours}
-        if self.neighbours is None:
-            return own
-        return {**own, "neighbours": self.neighbours} if self.locality is None else {**own, "locality": self.locality}
+            own["epoch"] = self.first_epoch
+        return own if self.locality is None else {**own, "locality": self.locality.setting()}
+
+    def notes(self) -> tuple[str, ...]:
+        return () if self.locality is None else (self.locality.mixes(self.n),)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
@@ -133,10 +161,10 @@ class Drawn:
     """Items of ``n`` drawn with replacement, without end."""
 
     epoch = rows = None
-    scattered = True
 
     def __init__(self, n: int, seed: int, purpose: str = "sample") -> None:
-        self.n, self.seed, self.purpose = n, seed, purpose
+        self.n = self.among = n
+        self.seed, self.purpose = seed, purpose
         self.order = "sample" if purpose == "sample" else "random"
 
     def at(self, positions: Positions) -> Items:
@@ -149,11 +177,14 @@ class Drawn:
     def settings(self) -> dict[str, Any]:
         return {"order": self.order, "seed": self.seed}
 
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
 
 class InOrder:
     """Items 0, ``stride``, 2 ``stride`` ... as they lie, ``n`` per epoch; ``finite``: one epoch and no more."""
 
-    scattered = False
+    among = 0
 
     def __init__(self, n: int, stride: int = 1, *, finite: bool = True) -> None:
         self.n = self.epoch = n
@@ -172,13 +203,16 @@ class InOrder:
     def settings(self) -> dict[str, Any]:
         return {"order": self.order}
 
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
 
 class Given:
     """The caller's own numbers (checked, negative ones allowed) of ``n`` rows, in the caller's order."""
 
     order = "gather"
     rows = None
-    scattered = False
+    among = 0
 
     def __init__(self, indices: NDArray[Any], n: int) -> None:
         self.indices, self.n, self.epoch = indices, n, len(indices)
@@ -202,25 +236,10 @@ class Given:
             digest.update(np.asarray(self.indices[first : first + step]).astype("<i8").tobytes())
         return {"order": self.order, "indices": digest.hexdigest()}
 
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
 
 def _equal(values: NDArray[Any]) -> Iterator[tuple[int, int]]:
     """Where equal neighbours begin and end: [first, last) of each."""
     return pairwise([0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)])
-
-
-def neighbours_of(locality: int | str | None, item_bytes: int, *, order: str = "shuffled", what: str = "row") -> Any:
-    """What ``locality=`` means for items of so many bytes: (bytes stated, neighbouring items); None where none was."""
-    if locality is None:
-        return None
-    size = parse_size(locality, what="locality")
-    if order != "shuffled":
-        raise ValueError(
-            f"locality: expected order='shuffled', got order={order!r}, which has nothing to shuffle among neighbours. "
-            "Leave locality= out."
-        )
-    if what == "window" and size < item_bytes:
-        raise ValueError(
-            f"locality: expected at least one window ({item_bytes} bytes), got {size} bytes. "
-            f"Use locality={max(item_bytes, MIB)} or more; 64MiB is usual."
-        )
-    return size, max(1, size // max(1, item_bytes))

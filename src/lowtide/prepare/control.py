@@ -54,7 +54,9 @@ def kept_memmap(corpus: str | Path, *, length: int = 1024, dtype: str | None = N
     layout = token_layout(str(corpus), dtype=dtype)
     asked: dict[str, Any] = {"length": length, "dtype": layout.dtype.str}
     rows = zip(layout.extents, layout.rows, strict=True)
-    asked["shards"] = [[extent.path, extent.offset, count] for extent, count in rows if count]
+    item = layout.dtype.itemsize
+    runs = [(extent.path, *run) for extent, count in rows if count for run in extent.runs()]
+    asked["shards"] = [[path, offset, length // item] for path, offset, length in runs]
     command = [sys.executable, "-c", _PROGRAM, json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -8,6 +8,7 @@ fingerprint is read with the first batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,8 @@ from lowtide.reading.ahead import Ahead, Batch, Batches, Follower, Reader
 from lowtide.reading.state import VERSION, check_state
 from lowtide.storage import Pool, Store
 from lowtide.storage.forks import Turn
+
+WAITS = 8 * 64  # kinds of wait: up to 2**63 nanoseconds
 
 
 def _forget(trace: TracebackType | None) -> None:
@@ -43,7 +46,7 @@ class Cursor:
         self._ahead = Ahead(self._batches, follower)
         self._turn = Turn()
         self._fingerprint: dict[str, Any] | None = None
-        self.delivered, self._seconds = 0, 0.0  # batches, and the time spent on them
+        self._forget_times()
         self.sought = 0  # how often: also to where the cursor stood already
 
     def __iter__(self) -> Self:
@@ -64,9 +67,12 @@ class Cursor:
                         self._fingerprint = self._reader.fingerprint()
                     batch = self._ahead.take(at) or self._batches.start(at)
                     self._ahead.keep(at)
+                    started = perf_counter()
                     arrays = batch.finish()
-                    following = self._steps.after(at)
-                    seconds = perf_counter() - began
+                    following, now = self._steps.after(at), perf_counter()
+                    # Eight kinds of wait for each doubling: two shifts find it, and no function of ours is called.
+                    nanoseconds = int((now - began) * 1e9) | 8
+                    wait = (doubling := nanoseconds.bit_length()) * 8 + (nanoseconds >> (doubling - 4)) - 8
                     # A handler may have come in meanwhile. No call stands from here to moving, so none does any more.
                     if self.delivered != had:  # it took a batch, and that was this one: the following one is ours
                         batch = arrays = None
@@ -74,7 +80,9 @@ class Cursor:
                     if self.position == before and self.sought == sought:  # nobody sought
                         after = self.position = following
                     self.delivered += 1
-                    self._seconds += seconds
+                    self._seconds += now - began
+                    self._reading += now - started
+                    self._waits[wait] += 1
                     return arrays
         except BaseException as problem:
             if self.position == after:  # interrupted after the position moved: the batch comes again
@@ -84,6 +92,28 @@ class Cursor:
             raise
         self._ahead.leave()
         raise StopIteration
+
+    def cursors(self, start: int | None = None) -> Iterator[int]:
+        """The position of every step from ``start`` (or here) on, without reading or moving: how several workers share
+        one order."""
+        steps = self._steps
+        at = steps.begin(self.position if start is None else start)
+        while at is not None:
+            yield at
+            at = steps.begin(steps.after(at))
+
+    def dealing(self) -> dict[str, Any]:
+        """What fixes where steps begin, beside the position: workers that share them must agree. Safe for JSON."""
+        return {"batch": self._steps.batch}
+
+    @property
+    def last_position(self) -> int | None:
+        """Where everything was delivered; None: without end."""
+        return self._end()
+
+    def at(self, position: int) -> Any:
+        """The batch of the step that begins at this position."""
+        return self._batches.start(position).finish()
 
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data, wherever it is copied."""
@@ -109,14 +139,15 @@ class Cursor:
         >>> it = a.shuffled(4096, seed=0)
         >>> it.load_state_dict(a.shuffled(4096, seed=0, start=8192).state_dict())
         """
-        self.go_to(self._checked(state))
+        self.go_to(self.checked_position(state))
 
     def go_to(self, position: int) -> None:
         """Have the next batch begin at ``position``; one that is under way is still given first."""
         self.sought += 1
         self.position = position
 
-    def _checked(self, state: Any) -> int:
+    def checked_position(self, state: Any) -> int:
+        """The position that a state holds, if it is of this data and order."""
         return check_state(state, self.state_dict(), self.counts, self.kind, self._end())
 
     def _settings(self, position: int) -> dict[str, Any]:
@@ -138,4 +169,14 @@ class Cursor:
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process counts its own steps and reads its own fingerprint."""
-        return {**self.__dict__, "delivered": 0, "_seconds": 0.0, "_fingerprint": None}
+        times = ("delivered", "_seconds", "_reading", "_waits", "shipping")
+        return {name: value for name, value in self.__dict__.items() if name not in times} | {"_fingerprint": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_times()
+
+    def _forget_times(self) -> None:
+        self.delivered, self._seconds, self._reading = 0, 0.0, 0.0  # batches, and the time spent on them
+        self._waits = [0] * WAITS
+        self.shipping = 0.0  # seconds that whoever ships the batches to a device took for it

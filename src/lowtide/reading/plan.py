@@ -59,7 +59,7 @@ def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = (
     budget = store.budget
     name = store.strategy.name
     files = sum(store.files.sizes)
-    aside_mapped = max(0, budget.aside - kept) if name in ("remap", "advise") else 0
+    aside_mapped = max(0, budget.aside - kept - store.tables) if name in ("remap", "advise") else 0
     limit = budget.limit if budget.stated else max(budget.limit, held + budget.aside)
     # However small the allowance, one span that lies across two page tables may map all that they cover.
     strategy_mapped = max(aside_mapped, min(files, 2 * FAULT_MOST)) if aside_mapped else 0

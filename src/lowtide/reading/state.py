@@ -45,6 +45,7 @@ def check_state(state: Any, mine: dict[str, Any], position: str, maker: str, mos
     rows = state[position]
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
         raise StateError(f"state: expected {position} of 0 or more, got {rows!r}. {DAMAGED}.")
+    _refuse_old_locality(state, maker)
     # A setting that one of the two does not mention has its default there, None.
     for name in sorted(({*mine, *state}) - {position, "data", "lowtide"}):
         if name == "mixture" and name not in mine:
@@ -61,6 +62,18 @@ def check_state(state: Any, mine: dict[str, Any], position: str, maker: str, mos
     if rows > most:
         raise StateError(f"state: expected {position} of at most {most}, got {rows}. {DAMAGED}.")
     return rows
+
+
+def _refuse_old_locality(state: dict[str, Any], maker: str) -> None:
+    """A local shuffle once mixed neighbouring rows only. That order cannot be had any more."""
+    old = state.get("neighbours")
+    name, value = ("locality", state.get("locality")) if old is None else ("neighbours", old)
+    if isinstance(value, int):
+        raise StateError(
+            f"state: expected locality= of windows made of blocks from all over the data, got {name}={value}, saved "
+            f"when locality= mixed neighbours only: an order that is no more. Begin a new {maker}, or go on with the "
+            "version that saved it."
+        )
 
 
 def _check_data(data: Any, mine: dict[str, Any]) -> None:

@@ -88,7 +88,7 @@ class TokenRange:
         file = int(np.searchsorted(self._ends, token, side="right"))
         extent = self.layout.extents[file]
         before = int(self._ends[file]) - self.layout.rows[file]
-        return extent.path, extent.offset + (token - before) * self.dtype.itemsize
+        return extent.path, extent.place((token - before) * self.dtype.itemsize)
 
     def fingerprint(self) -> dict[str, Any]:
         """What makes this corpus this corpus, wherever it is copied: never path, time or inode."""

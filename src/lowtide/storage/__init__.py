@@ -14,16 +14,28 @@ if TYPE_CHECKING:
     from lowtide.storage.buffers import Bytes, Pool
     from lowtide.storage.read import RESIDENT, SCATTERED, SEQUENTIAL
     from lowtide.storage.store import CACHES, STRATEGIES, Store
-    from lowtide.storage.watched_files import Extent
+    from lowtide.storage.watched_files import Extent, FilePieces
 
-__all__ = ["CACHES", "RESIDENT", "SCATTERED", "SEQUENTIAL", "STRATEGIES", "Budget", "Bytes", "Extent", "Pool", "Store"]
+__all__ = [
+    "CACHES",
+    "RESIDENT",
+    "SCATTERED",
+    "SEQUENTIAL",
+    "STRATEGIES",
+    "Budget",
+    "Bytes",
+    "Extent",
+    "FilePieces",
+    "Pool",
+    "Store",
+]
 
 _HOMES = {
     "budget": "Budget",
     "buffers": "Bytes Pool",
     "read": "RESIDENT SCATTERED SEQUENTIAL",
     "store": "CACHES STRATEGIES Store",
-    "watched_files": "Extent",
+    "watched_files": "Extent FilePieces",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

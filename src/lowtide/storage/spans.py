@@ -76,12 +76,20 @@ class Located:
 
     def __init__(self, extents: tuple[Extent, ...], which: NDArray[np.int32]) -> None:
         lengths = np.array([extent.length for extent in extents], np.int64)
+        offsets = np.array([extent.offset for extent in extents], np.int64)
+        if any(extent.pieces is not None for extent in extents):
+            which, offsets, lengths = _in_pieces(extents, which)
         self.which = which
         self.ends = np.cumsum(lengths, dtype=np.int64)
         # file offset = logical offset + shift of its extent
-        self.shift = np.array([extent.offset for extent in extents], np.int64) - (self.ends - lengths)
+        self.shift = offsets - (self.ends - lengths)
         self.total = int(self.ends[-1]) if len(lengths) else 0
         self.single = int(self.shift[0]) if len(lengths) == 1 else None  # the shift, where there is one extent
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tables: little, but for data in a million pieces."""
+        return int(self.which.nbytes + self.ends.nbytes + self.shift.nbytes)
 
     def spans(self, numbers: Offsets, stride: int, length: Lengths) -> Spans:
         """Where the bytes at ``number * stride`` lie, cut where they reach into the next extent."""
@@ -105,6 +113,17 @@ class Located:
                     parts.append(part)
                 offset, length, extent = offset + part, length - part, extent + 1
         return files, np.array(starts, np.int64), 1, 0, np.array(parts, np.int64)
+
+
+def _in_pieces(extents: tuple[Extent, ...], which: NDArray[np.int32]) -> tuple[NDArray[np.int32], Offsets, Offsets]:
+    """The file, offset and length of every piece: each then is an extent of its own."""
+    offsets, lengths = [], []
+    for extent in extents:
+        found = extent.pieces
+        offsets.append(np.array([extent.offset]) if found is None else found.offsets)
+        lengths.append(np.array([extent.length]) if found is None else np.diff(found.ends, prepend=0))
+    counts = [len(each) for each in offsets]
+    return np.repeat(which, counts), np.concatenate(offsets), np.concatenate(lengths)
 
 
 @dataclass(frozen=True, slots=True)

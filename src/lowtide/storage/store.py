@@ -54,6 +54,8 @@ MERGE_ROUND = 256 * KIB  # bytes merged reads bring in at a time: stays in the C
 LARGEST_ALLOWANCE = 16 * MIB
 SMALLEST_ALLOWANCE = 256 * KIB
 
+SMALL_TABLES = 64 * KIB  # bytes of tables that say where data lies, from which on they are counted
+
 DANGER = "a file truncated while it is mapped kills the process with SIGBUS: use strategy='read' where that may happen"
 
 
@@ -90,6 +92,9 @@ class Store:
         self.located = Located(extents, self.files.which)
         self.total = self.located.total
         self._single = self.located.single
+        self.tables = self.located.nbytes + sum(extent.pieces.nbytes for extent in extents if extent.pieces is not None)
+        self.tables *= self.tables > SMALL_TABLES  # bytes of the budget that say where data lies
+        self._held_tables = self._hold_tables() if self.tables else None
         kind = file_kind(extents[0].path) if extents else None
         self.gap = NETWORK_GAP if kind is not None and kind.network else GAP
         self.drop, self.cache_why = self._decide_cache(cache)
@@ -102,6 +107,16 @@ class Store:
         self.temperature = Temperature()
         renew_in_children(self)
         self._ready()  # a budget too small for the strategy is refused here
+
+    def _hold_tables(self) -> Holding:
+        size = self.tables
+        found = self.budget.reserve(size, aside=True, urgent=True)
+        if found is None:
+            raise BudgetError(
+                f"{self.where}: expected a budget that holds where {len(self.located.ends)} pieces of data lie, "
+                f"{format_size(size)}, got {format_size(self.budget.limit)}. Open it with budget={4 * size} or more."
+            )
+        return found
 
     # What a user may do with it
 
@@ -150,19 +165,16 @@ class Store:
         spans, _ = next(few_files(self.located.spans(numbers, stride, length), KEPT.together))
         return self.strategy.announce(spans)
 
-    def announce_long(self, offset: int, length: int) -> None:
-        """Tell the kernel that these consecutive bytes will be read, in any order."""
-        if length > 0:
-            spans, _ = next(few_files(self.located.spans(np.array([offset], np.int64), 1, length), KEPT.together))
+    def announce_long(self, offsets: Offsets, length: int) -> None:
+        """Tell the kernel that the ``length`` bytes from each of these offsets on will be read, in any order."""
+        for spans, _ in few_files(self.located.spans(offsets, 1, length), KEPT.together):
             announce_now(self.files, spans)
 
-    def drop_long(self, offset: int, length: int) -> None:
-        """Evict these consecutive bytes from the page cache, whoever read them."""
-        if length > 0:
-            for spans, _ in few_files(self.located.spans(np.array([offset], np.int64), 1, length), KEPT.together):
-                for file, start, size in each_of(spans):
-                    descriptor = self.files.descriptor(file, True)
-                    drop_pages(descriptor.number, start, size, sequential=True)
+    def drop_long(self, offsets: Offsets, length: int) -> None:
+        """Evict these bytes from the page cache, whoever read them."""
+        for spans, _ in few_files(self.located.spans(offsets, 1, length), KEPT.together):
+            for file, start, size in each_of(spans):
+                drop_pages(self.files.descriptor(file, True).number, start, size)
 
     def sample(self, offsets: list[int], length: int) -> bytes:
         """Small blocks, one after the other: by plain reads that need no queue and no lock, so that a signal handler
@@ -220,7 +232,7 @@ class Store:
             if strategy is not None:
                 strategy.close()
             self.pool.trim()
-            self._aside = None
+            self._aside = self._held_tables = None
 
     def require_open(self) -> None:
         if self.closed:
@@ -250,7 +262,7 @@ class Store:
         """Spans of files that are all open and as they were: found and checked in one native call."""
         if strategy.temperature.cold or strategy.way != "announce" or strategy.drop:
             return None
-        table, held = self.files.watched(self.located.ends, self.located.shift)
+        table, held = self.files.watched(self.located.ends, self.located.shift, self.located.which)
         fds, offsets = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
         numbers = np.ascontiguousarray(numbers)
         if not self.engine.locate(table, numbers, stride, length, fds, offsets):

@@ -17,11 +17,13 @@ import os
 import resource
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowtide.engine import Engine, WatchedFiles
 from lowtide.errors import ReadError
@@ -36,6 +38,19 @@ MOST_WATCHED = 256  # files of a store, up to which all of them are open before 
 OpenKey = tuple[int, bool, int]  # file, scattered, flags
 
 
+@dataclass(frozen=True, eq=False)
+class FilePieces:
+    """Where the pieces of an extent begin in its file, and where each ends in the extent. Arrays, because a file may
+    have a million of them: 36 bytes each in an open store."""
+
+    offsets: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.offsets.nbytes + self.ends.nbytes)
+
+
 @dataclass(frozen=True)
 class Extent:
     """Data bytes that follow one another in a file; ``size`` is the whole file's when its header was read.
@@ -48,6 +63,36 @@ class Extent:
     length: int
     size: int
     may_change: bool = False
+    pieces: FilePieces | None = None  # where its bytes do not follow one another; ``offset``: of the first
+
+    def place(self, at: int) -> int:
+        """The byte of the file at which byte ``at`` of the data lies."""
+        if self.pieces is None:
+            return self.offset + at
+        piece = int(np.searchsorted(self.pieces.ends, at, side="right"))
+        return int(self.pieces.offsets[piece] + at - (self.pieces.ends[piece - 1] if piece else 0))
+
+    def at(self, place: int) -> int | None:
+        """The byte of the data at byte ``place`` of the file; None where that is no data."""
+        for first, (offset, length) in zip(self._firsts(), self.runs(), strict=True):
+            if offset <= place < offset + length:
+                return first + place - offset
+        return None
+
+    def runs(self, first: int = 0, length: int | None = None) -> Iterator[tuple[int, int]]:
+        """Offset and length of the bytes of the file that hold ``length`` bytes of data from ``first`` on."""
+        last = self.length if length is None else min(self.length, first + length)
+        if self.pieces is None:
+            yield self.offset + first, last - first
+            return
+        piece = int(np.searchsorted(self.pieces.ends, first, side="right"))
+        while first < last:
+            end = min(last, int(self.pieces.ends[piece]))
+            yield self.place(first), end - first
+            first, piece = end, piece + 1
+
+    def _firsts(self) -> list[int]:
+        return [0] if self.pieces is None else [0, *self.pieces.ends[:-1].tolist()]
 
 
 @dataclass(slots=True)
@@ -176,7 +221,7 @@ class Files:
         """Those of all these files, each checked once."""
         return {file: self.descriptor(file, scattered, flags) for file in set(files)}
 
-    def watched(self, ends: Any, shift: Any) -> tuple[WatchedFiles, tuple[Descriptor, ...]]:
+    def watched(self, ends: Any, shift: Any, which: Any) -> tuple[WatchedFiles, tuple[Descriptor, ...]]:
         """What is open, as the arrays that ``Engine.locate`` wants, and the descriptors, which stay open with it."""
         known = self._watched
         if known is None:
@@ -186,7 +231,7 @@ class Files:
             for file, descriptor in held.items():
                 fds[file] = descriptor.number
             sizes, changed = np.array(self.sizes, np.int64), np.array(self._changed, np.int64)
-            files = WatchedFiles(ends, shift, self.which, sizes, changed, fds)
+            files = WatchedFiles(ends, shift, which, sizes, changed, fds)
             self._watched = known = files, tuple(held.values())
         return known
 

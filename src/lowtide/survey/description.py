@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 from lowtide.formats import Layout, dtype_smell
@@ -122,5 +123,6 @@ def _cached(layout: Layout) -> int | None:
     if len(layout.extents) > _MOST_FILES:
         return None
     with contextlib.suppress(OSError):
-        return sum(page_cache(extent.path, extent.offset, extent.length).cached for extent in layout.extents)
+        runs = [(extent.path, *run) for extent in layout.extents for run in islice(extent.runs(), _MOST_FILES)]
+        return None if len(runs) >= _MOST_FILES else sum(page_cache(*run).cached for run in runs)
     return None

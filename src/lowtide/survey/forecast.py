@@ -16,6 +16,8 @@ from typing import Any
 from lowtide.array import Array
 from lowtide.errors import FormatError
 from lowtide.machine import room_for_cache
+from lowtide.order.locality import Stated, locality_of
+from lowtide.reading.rows.iteration import BatchIterator
 from lowtide.survey.projection import Plan, Projection, Workload, keeps_cache, project_run, windows_per_epoch
 from lowtide.survey.subject import Opening, Subject, in_rows, opened
 from lowtide.tokens import Tokens
@@ -28,6 +30,7 @@ class RunAsked:
     batch: int = 64  # tokens: windows per step, of all ranks together; arrays: rows per rank
     length: int = 1024
     order: str = "shuffled"
+    locality: Stated | None = None
     world: int = 1
     ranks_here: int | None = None
     row: int | None = None
@@ -153,7 +156,7 @@ def _given_rate(asked: RunAsked, work: Workload) -> float | None:
 
 def _of_tokens(tokens: Tokens, asked: RunAsked) -> _OpenedRun:
     length, item, order = asked.length, tokens.dtype.itemsize, asked.order
-    feed = tokens.batches(asked.batch, length=length, order=order, rank=0, world=asked.world)
+    feed = tokens.batches(asked.batch, length=length, order=order, locality=asked.locality, rank=0, world=asked.world)
     # Every token but the first is predicted once: in order by whole windows and a shorter last one. At random an epoch
     # is as many windows as that takes.
     in_order = -(-(len(tokens) - 1) // length)
@@ -175,6 +178,7 @@ def _of_tokens(tokens: Tokens, asked: RunAsked) -> _OpenedRun:
         return feed
 
     chosen = "" if order == "shuffled" else f", order={json.dumps(order)}"
+    chosen += _locality_call(asked)
     ranks = f", rank=rank, world={asked.world}" if asked.world > 1 else ""
     call = f".batches({asked.batch}, length={length}{chosen}{ranks})"
     state = len(json.dumps(feed.state_dict()))
@@ -201,16 +205,30 @@ def _of_rows(array: Array, asked: RunAsked) -> _OpenedRun:
         steps=-(-share // each) if order == "sequential" else None,
     )
 
-    def epoch(number: int) -> Iterable[Any]:
+    def epoch(number: int) -> BatchIterator:
         if order == "sequential":
             return array.chunks(each, rank=world - 1, world=world)
         if order == "random":
             return array.sample(each, seed=number)
-        return array.shuffled(each, epoch=number, rank=world - 1, world=world)
+        return array.shuffled(each, epoch=number, locality=asked.locality, rank=world - 1, world=world)
 
-    epoch(0)  # what the budget cannot hold is refused here, also when nothing is measured
+    if order != "shuffled":
+        locality_of(asked.locality, row, order=order)  # refuses one
+    first = epoch(0)  # what the budget cannot hold is refused here, also when nothing is measured
     ranks = f", rank=rank, world={world}" if world > 1 else ""
     seeds = ", seed=rank" if world > 1 else ""
-    calls = {"sequential": ("chunks", ranks), "random": ("sample", seeds), "shuffled": ("shuffled", ranks)}
+    calls = {
+        "sequential": ("chunks", ranks),
+        "random": ("sample", seeds),
+        "shuffled": ("shuffled", _locality_call(asked) + ranks),
+    }
     name, more = calls[order]
-    return _OpenedRun(work, each, array.plan(each), len(str(count)), epoch, f".{name}({asked.batch}{more})")
+    return _OpenedRun(work, each, first.plan(), len(str(count)), epoch, f".{name}({asked.batch}{more})")
+
+
+def _locality_call(asked: RunAsked) -> str:
+    stated = asked.locality
+    if stated is None:
+        return ""
+    sizes = [json.dumps(size) for size in (stated if isinstance(stated, tuple) else (stated,))]
+    return f", locality={sizes[0]}" if len(sizes) == 1 else f", locality=({', '.join(sizes)})"

@@ -113,8 +113,9 @@ def _token(layout: Layout, place: Place | DocumentPlace) -> int:
     """Which token of the corpus stands there, counted over all files."""
     before = 0
     for extent, rows in zip(layout.extents, layout.rows, strict=True):
-        if extent.path == place.file and extent.offset <= place.offset < extent.offset + extent.length:
-            return before + (place.offset - extent.offset) // layout.dtype.itemsize
+        at = extent.at(place.offset) if extent.path == place.file else None
+        if at is not None:
+            return before + at // layout.dtype.itemsize
         before += rows
     raise LookupError(place)  # a place always is one of the layout's own
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from lowtide.errors import FormatError
 from lowtide.feed import Feed
 from lowtide.mixture import Mixture, mix
+from lowtide.order.locality import locality_text
 from lowtide.prepare import Control, kept_memmap, machine_corpus
 from lowtide.prepare.job import Status
 from lowtide.prepare.machine_text import CORPUS_PREFIX, WORDS_NEED, has_words
@@ -183,7 +184,7 @@ class TrainBatch(NamedTuple):
 
 def train_feed(settings: Settings, data: RunData, rows: int, rank: int | None = None, world: int | None = None) -> Feed:
     """Rows to train on, in the order the settings fix."""
-    seed, locality = settings.seed, settings.locality or None
+    seed, locality = settings.seed, locality_text(settings.locality) if settings.locality else None
     with_docs = settings.documents or settings.cut == "packed"  # padding must not be learned
     if data.mixed is not None:
         length = None if with_docs else settings.block_size  # windows have their length already

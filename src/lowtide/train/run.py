@@ -199,7 +199,8 @@ class _Run:
             self._data_wait(),
         )
         shares, epochs = (None, None) if mixed is None else mixed.at(rows, length)
-        self.progress.tell(Stepped(step, loss, rate, pace, wait, left, reading, shares, epochs, self._seconds()))
+        seconds, loader = self._seconds(), self.trainer.loader_figures()
+        self.progress.tell(Stepped(step, loss, rate, pace, wait, left, reading, shares, epochs, seconds, loader))
 
     def _remember(self, loss: float, val_loss: float, reading: MemoryNow) -> None:
         held = (reading.anon, reading.mapped, reading.cache)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lowtide.arguments import one_of
+from lowtide.order.locality import locality_text
 from lowtide.survey.mix_plan import mix_plan
 from lowtide.train.model import Shape
 from lowtide.units import parse_size
@@ -55,7 +56,7 @@ class Settings:
     )
     documents: bool = _setting(False, "keep documents apart: attention does not cross from one into another")
     locality: str = _setting(
-        "", "bytes of neighbouring windows a local shuffle mixes, such as 64MiB; none: a full shuffle"
+        "", "bytes a local shuffle mixes at a time, such as 64MiB (64MiB,1MiB: and its blocks); none: a full shuffle"
     )
     budget: str = _setting(
         "auto", "most bytes the reader may hold, such as 64MiB; without --data an eighth of the corpus"
@@ -120,7 +121,7 @@ class Settings:
         one_of("--control", self.control, CONTROLS)
         one_of("--cut", self.cut, WINDOW_CUTS)
         if self.locality:
-            parse_size(self.locality, what="--locality")
+            locality_text(self.locality)
         for flag, stated in (("--data", self.data), ("--val-data", self.val_data)) if self.mix else ():
             if stated:
                 raise ValueError(f"--mix: expected no {flag} beside it, got {stated}. Leave {flag} out.")

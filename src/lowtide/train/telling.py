@@ -81,6 +81,7 @@ class Stepped:
     shares: dict[str, float] | None = None  # of the rows, by corpus, in a mixture
     epochs: dict[str, float] | None = None  # that each corpus of a mixture has been through
     seconds: float = 0.0  # since the first run of the directory began, those between runs left out
+    loader: dict[str, float | None] | None = None  # waits for batches, where their time went, and the cold share
 
     def pace(self) -> str:
         left, wait = clock(self.seconds_left), 100 * self.data_wait
@@ -290,6 +291,7 @@ class MetricsFile(RunProgress):
             case Stepped():
                 values = asdict(event)
                 values |= values.pop("reading")
+                values |= values.pop("loader") or {}
                 unknown = [name for name in ("shares", "epochs") if values[name] is None]
                 for name in ("seconds_left", *unknown):
                     del values[name]

@@ -164,6 +164,13 @@ class Trainer:
             )
         return loss_sum, self._loss_steps
 
+    def loader_figures(self) -> dict[str, float | None]:
+        """Of this run so far: seconds of waits for batches, seconds by what they went into, the share of cold bytes."""
+        found = self._batches.stats()
+        waits = {"wait_p50": found.p50, "wait_p95": found.p95, "wait_p99": found.p99}
+        split = {"loader_reading": found.reading, "loader_copying": found.copying, "loader_shipping": found.shipping}
+        return {**waits, **split, "loader_cold": found.cold}
+
     @torch.no_grad()
     def val_loss(self) -> float | None:
         """The mean loss over ``eval_iters`` batches spread evenly over the val tokens, shared out over the ranks; None

@@ -70,8 +70,7 @@ def test_a_user_block_before_the_data_is_counted(tmp_path: Path, read_back: Read
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("chunked", r"a chunked one\. Save it, chunk by chunk: s = h5py\.File\("),
-        ("packed", r"a chunked and gzip-compressed one\. Save it, chunk by chunk"),
+        ("packed", r"chunks that went through gzip\. Save it, chunk by chunk: s = h5py\.File\("),
         ("scalar", "a single value"),
         ("text", "items of variable length"),
         ("unwritten", "without space of its own"),

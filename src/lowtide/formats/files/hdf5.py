@@ -1,8 +1,9 @@
 """One dataset of an HDF5 file, read where it lies.
 
-h5py is asked once for a dataset's dtype, shape and the offset of its bytes; every row after that is read like any other
-file's, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``, imported only here). Only
-contiguous datasets have one offset: chunked and compressed ones are refused with the line that saves them anew.
+h5py is asked once for a dataset's dtype, shape and the offset of its bytes, or of each of its chunks; every row after
+that is read like any other file's, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``,
+imported only here) and 2 microseconds per chunk. Chunks must be uncompressed and hold whole rows; others are refused
+with the line that saves them anew.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from lowtide.errors import FormatError
+from lowtide.errors import FormatError, LowtideError
+from lowtide.formats.files.hdf5_chunks import chunked, filters_of, refuse_beyond
 from lowtide.formats.files.members import ArrayMember
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, one_extent
@@ -42,17 +44,20 @@ def read(file: HeaderFile, name: str) -> Layout | None:
         where = f"{file.path}, dataset {clip(name)}"
         why_not = _why_not(holder, dataset)
         if why_not:
-            raise FormatError(f"{where}: expected a contiguous dataset, got {why_not}.")
+            raise FormatError(f"{where}: expected a dataset whose rows lie in the file as they are, got {why_not}.")
         dtype = checked_dtype(dataset.dtype, where)
         length = checked_nbytes(dataset.shape, dtype.itemsize, where)
-        offset = int(dataset.id.get_offset() or 0)
-        if offset + length > holder.size:
-            raise FormatError(
-                f"{where}: expected data up to byte {offset + length}, got a file of {holder.size}. "
-                "It is cut short: copy or write it again."
-            )
-        notes = () if holder is file else (f"a link leads to {holder.path}, which is the file that is read",)
-        return one_extent("hdf5", dtype, tuple(dataset.shape), holder.extent(offset, length), notes=notes)
+        notes: tuple[str, ...] = ()
+        if holder is not file:
+            notes = (f"a link leads to {holder.path}, which is the file that is read",)
+        if dataset.chunks is not None and length:
+            extent = chunked(holder, dataset, length, where)
+            pieces = 1 if extent.pieces is None else len(extent.pieces.offsets)
+            notes += (f"chunks of {dataset.chunks[0]:,} rows, read where they lie: {pieces:,} runs of bytes",)
+        else:
+            extent = holder.extent(int(dataset.id.get_offset() or 0), length)
+            refuse_beyond(holder, extent.offset + length, where)
+        return one_extent("hdf5", dtype, tuple(dataset.shape), extent, notes=notes)
 
 
 def _followed(file: HeaderFile, name: str, opened: ExitStack) -> tuple[HeaderFile, Any] | None:
@@ -135,7 +140,15 @@ def _opened(file: HeaderFile) -> Iterator[Any]:
             "It is cut short, damaged or open for writing: close its writer, or copy it again."
         ) from error
     with opened as root:
-        yield root
+        try:
+            yield root
+        except (LowtideError, FileNotFoundError, PermissionError, IsADirectoryError):
+            raise
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FormatError(
+                f"{file.path}: expected a whole HDF5 file, got one that h5py cannot read ({clip(str(error))}). "
+                "It is damaged, or holds what numpy does not have: copy it again, or read it with h5py."
+            ) from error
 
 
 def _is_dataset(item: Any) -> bool:
@@ -162,8 +175,13 @@ def _why_not(file: HeaderFile, dataset: Any) -> str:
     if dataset.external:
         return "data kept in another file. Open that file with dtype= and shape="
     if dataset.chunks is not None:
-        packed = f" and {dataset.compression}-compressed" if dataset.compression else ""
-        return f"a chunked{packed} one. {by_chunks}"
+        filters = filters_of(dataset)
+        if filters:
+            return f"chunks that went through {filters}. {by_chunks}"
+        if tuple(dataset.chunks[1:]) != tuple(dataset.shape[1:]):
+            row, chunk = (" x ".join(map(str, axes)) for axes in (dataset.shape[1:], dataset.chunks[1:]))
+            return f"rows of {row} cut into chunks of {chunk}. {by_chunks}"
+        return ""
     if dataset.id.get_offset() is None and dataset.size:
         return f"one without space of its own (never written, or kept in its header). {save}"
     return ""

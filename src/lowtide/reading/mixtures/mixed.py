@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,11 @@ from lowtide.machine import PAGE
 from lowtide.order.mixing import Mixing
 from lowtide.order.streams import Stream
 from lowtide.reading.ahead import Batch, Later
+from lowtide.reading.blocks_ahead import BlockFollower
 from lowtide.reading.documents.docs import Docs, DocsFiller
 from lowtide.reading.mixtures.mixture_state import past_of
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
-from lowtide.reading.stretches import StretchFollower
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Starts, WindowReader
 from lowtide.storage import SCATTERED, Bytes, Store
@@ -64,7 +65,7 @@ class MixtureStream:
         self.mixing = mixing
         self.order = parts[0].stream.order
         self.rows = mixing.rows
-        self.scattered = any(part.stream.scattered for part in parts)
+        self.among = max(part.stream.among for part in parts)
         self._readers = readers
 
     def at(self, positions: Numbers) -> Numbers:
@@ -80,6 +81,9 @@ class MixtureStream:
 
     def settings(self) -> dict[str, Any]:
         return self.parts[0].stream.settings()
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"{part.name}: {note}" for part in self.parts for note in part.stream.notes())
 
     def past(self, rows: int) -> dict[str, Any]:
         """What fixed the order of the rows before this one, safe for JSON."""
@@ -173,6 +177,12 @@ class MixtureReader:
         self.temperatures = tuple(reader.store.temperature for reader in readers)
         most = max(0 if reader.docs is None else reader.docs.most_runs for reader in readers)
         self.docs = DocsFiller(self.length, most) if most else None
+        self._putting = 0.0
+
+    @property
+    def copying(self) -> float:
+        """Seconds spent on copying rows once more: by the readers, and into their places here."""
+        return self._putting + sum(reader.copying for reader in self.readers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MixtureReader, (self.readers, self.names, self.corpora)
@@ -200,9 +210,11 @@ class MixtureReader:
         while begun:  # each gives its buffers back before the next is finished
             mine, batch = begun.pop()
             found = batch.finish()
+            began = perf_counter()
             x[mine], y[mine] = found[0], found[1]
             if self.docs is not None:
                 ids[mine], mask[mine] = found[2].ids, found[2].loss_mask
+            self._putting += perf_counter() - began
             del found, batch
         return (x, y) if self.docs is None else (x, y, self._documents(ids, mask, root, 2 * half))
 
@@ -257,9 +269,9 @@ class MixtureReader:
 
 
 class MixedFollower:
-    """Stretches of every corpus of a mixture, each followed at its own row."""
+    """Windows of blocks of every corpus of a mixture, each followed at its own row."""
 
-    def __init__(self, mixing: Mixing, followers: Sequence[StretchFollower]) -> None:
+    def __init__(self, mixing: Mixing, followers: Sequence[BlockFollower]) -> None:
         self._mixing = mixing
         self._followers = tuple(followers)
 
@@ -274,6 +286,6 @@ class MixedFollower:
             follower.leave()
 
     def adjusted(self, plan: Plan) -> Plan:
-        """As of one, with the stretches of all in the page cache."""
+        """As of one, with the windows of all in the page cache."""
         plans = [follower.adjusted(plan) for follower in self._followers]
         return replace(plans[0], cache=min(plan.cache, sum(one.cache for one in plans)))

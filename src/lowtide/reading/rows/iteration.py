@@ -6,24 +6,28 @@ together - is the reader's business. ``Array`` and ``Together`` have these calls
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from lowtide.arguments import at_least, whole_number
 from lowtide.order import rank_slice
+from lowtide.order.locality import Stated, locality_of
 from lowtide.order.steps import EpochSteps
-from lowtide.order.streams import Drawn, Given, InOrder, Shuffled, Stream, neighbours_of
+from lowtide.order.streams import Drawn, Given, InOrder, Shuffled, Stream
 from lowtide.reading.admission import admit
-from lowtide.reading.ahead import Follower, Reader
+from lowtide.reading.ahead import Reader
+from lowtide.reading.blocks_ahead import BlockFollower, FollowersTogether, PlannedFollower, follow
 from lowtide.reading.cursor import Cursor
 from lowtide.reading.habits import answers_habits
 from lowtide.reading.opened import Opened, html_table
+from lowtide.reading.plan import Plan
 from lowtide.reading.rows.indexing import inside, refuse_axes, select
 from lowtide.reading.rows.parts import Part
 from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader
 from lowtide.reading.rows.stratified import split_parts
-from lowtide.reading.stretches import follow
 from lowtide.storage import Budget, Store
 from lowtide.units import MIB
 
@@ -43,6 +47,14 @@ class RowsReader(Reader, Protocol):
         """The same rows, for numbers with few neighbours."""
         ...
 
+    def each(self, call: Callable[[RowReader], RowReader]) -> RowsReader:
+        """The same rows, with every reader of a file in it as ``call`` returns it."""
+        ...
+
+    def plan(self, batch: int, held: int | None = None) -> Plan:
+        """Of batches of so many rows; ``held``: bytes of buffers at once, where they are not those of such batches."""
+        ...
+
 
 class BatchIterator(Cursor):
     """Batches of rows, lent until you drop them. ``position`` counts this rank's rows over all epochs: pass it as
@@ -59,9 +71,16 @@ class BatchIterator(Cursor):
     _steps: EpochSteps
 
     def __init__(
-        self, reader: Reader, stream: Stream, steps: EpochSteps, follower: Follower | None, rank: int, world: int
+        self,
+        reader: RowsReader,
+        stream: Stream,
+        steps: EpochSteps,
+        follower: PlannedFollower | None,
+        rank: int,
+        world: int,
     ) -> None:
         super().__init__(reader, stream, steps, follower)
+        self._rows, self._follower = reader, follower
         self._rank = rank
         self.world = world  # how many ranks share the rows
         self.order = stream.order  # "chunks", "shuffled", "gather" or "sample"
@@ -81,6 +100,12 @@ class BatchIterator(Cursor):
     def epoch(self) -> int:
         """Epochs finished."""
         return self.position // self._steps.rows if self._steps.rows else 0
+
+    def plan(self) -> Plan:
+        """Projected bytes by kind and how reading happens, and why; of a local shuffle, how well it mixes."""
+        found = self._rows.plan(self._steps.batch)
+        found = replace(found, why=(*found.why, *self._stream.notes()))
+        return found if self._follower is None else self._follower.adjusted(found)
 
     def _settings(self, position: int) -> dict[str, Any]:  # noqa: ARG002
         return {"rank": self._rank, "world": self.world, **self._stream.settings()}
@@ -150,24 +175,25 @@ class RowIteration(Opened):
         epoch: int = 0,
         epochs: int | None = 1,
         start: int = 0,
-        locality: int | str | None = None,
+        locality: Stated | None = None,
         rank: int = 0,
         world: int = 1,
     ) -> BatchIterator:
         """Every row exactly once, in an order that ``(seed, epoch)`` fix, in batches of ``batch`` rows.
 
         ``epochs``: passes to make, each in its own order; None: without end. ``start``: rows this rank has already
-        received, over all epochs. ``rank`` of ``world`` receives its own slice of the order. ``locality``: shuffle only
-        within runs of neighbouring rows of this many bytes; the runs come in random order.
+        received, over all epochs. ``rank`` of ``world`` receives its own slice of the order. ``locality``: for
+        disks that scattered reads slow down, bytes that are mixed at a time, made of whole blocks (1 MiB unless stated:
+        ``("64MiB", "256KiB")``) from all over the rows.
 
         Costs no index: 16 to 35 ns per row for the order, whatever the size. Two batches must fit the budget, else
         ``BudgetError`` before a byte is read.
 
         >>> for rows in a.shuffled(4096, seed=0, epochs=2): ...
         """
-        near = neighbours_of(locality, self._all_rows.row_bytes)
+        near = locality_of(locality, self._all_rows.row_bytes)
         numbers = whole_number("seed", seed), whole_number("epoch", epoch)
-        stream = Shuffled(len(self), *numbers, neighbours=None if near is None else near[1])
+        stream = Shuffled(len(self), *numbers, locality=near)
         return self._iterate(stream, batch, start, epochs, rank, world)
 
     @answers_habits
@@ -244,12 +270,10 @@ class RowIteration(Opened):
                 f"start: expected {there} (rows already received), got {start}. Use start=0 for the beginning."
             )
         steps = EpochSteps(rows, batch, stop, first, total)
-        # Of rows drawn from all over a much longer array hardly two are neighbours.
-        if stream.scattered and min(batch, ROWS_AT_ONCE) * SPARSE_FROM < reader.count:
+        # Of rows drawn from many more hardly two are neighbours.
+        if min(batch, ROWS_AT_ONCE) * SPARSE_FROM < stream.among:
             reader = reader.scattered()
-        follower: Follower | None = None
-        if isinstance(reader, RowReader) and reader.follows:
-            reader, follower = follow(reader, stream, world, reader.row_bytes, steps=steps)
+        reader, follower = _followed(reader, stream, world, steps)
         found = BatchIterator(reader, stream, steps, follower, rank, world)
         found.position = position
         return found
@@ -258,6 +282,24 @@ class RowIteration(Opened):
         """Rows whose bytes are an eighth of the budget, or 8 MiB where that is less."""
         size = min(LARGEST_CHUNK, self._all_rows.budget.limit // 8)
         return max(1, size // max(1, self._all_rows.row_bytes))
+
+
+def _followed(
+    reader: RowsReader, stream: Stream, world: int, steps: EpochSteps
+) -> tuple[RowsReader, PlannedFollower | None]:
+    """The reader to use, and what announces the blocks of a local shuffle: of every file, or of none."""
+    followers: list[BlockFollower | None] = []
+
+    def one(rows: RowReader) -> RowReader:
+        told, follower = follow(rows, stream, world, rows.row_bytes, steps=steps) if rows.follows else (rows, None)
+        followers.append(follower)
+        return told
+
+    told = reader.each(one)
+    found = tuple(follower for follower in followers if follower is not None)
+    if not found or len(found) < len(followers):
+        return reader, None
+    return told, found[0] if len(found) == 1 else FollowersTogether(found)
 
 
 def counted_batch(call: str, batch: int) -> int:

@@ -5,13 +5,14 @@ Every batch asks each member for the same row numbers, so rows cannot drift apar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from lowtide.machine import PAGE
 from lowtide.reading.ahead import Batch, prepared_ahead
+from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import select
 from lowtide.reading.rows.parts import Listed, lists_of
 from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader, Wanted
@@ -74,6 +75,10 @@ class MemberRows:
     def scattered(self) -> MemberRows:
         return MemberRows(tuple(one.scattered() for one in self.members), self.names, self.budget)
 
+    def each(self, call: Callable[[RowReader], RowReader]) -> MemberRows:
+        members = tuple(call(one) if isinstance(one, RowReader) else one for one in self.members)
+        return MemberRows(members, self.names, self.budget)
+
     def nbytes(self, rows: int) -> int:
         return sum(whole_pages(one.nbytes(rows)) or PAGE for one in self.members)
 
@@ -89,6 +94,34 @@ class MemberRows:
                 size += batches * whole_pages(one.nbytes(rows)) + staging
         return size
 
+    def plan(self, batch: int, held: int | None = None) -> Plan:
+        """Projected bytes by kind, all members together, and how each is read."""
+        if held is None:
+            held = 2 * self.nbytes(batch) + self.scratch(batch) + self.ahead(batch)
+        sources = (one.source if isinstance(one, ResidentRows) else one for one in self.members)
+        files = [one for one in sources if isinstance(one, RowReader)]
+        kept = self.resident + sum(one.index.nbytes for one in self.indices())
+        plans = [project(one.store, 0, announced=2 * one.nbytes(batch), kept=kept) for one in files]
+        limit = self.budget.limit if self.budget.stated else max(self.budget.limit, held + self.budget.aside)
+        mapped = self.budget.aside - kept if any(one.strategy in ("remap", "advise") for one in plans) else 0
+        return Plan(
+            anon=min(limit, held + self.budget.aside) - max(0, mapped),
+            mapped=sum(one.mapped for one in plans),
+            cache=sum(one.cache for one in plans),
+            budget=limit,
+            strategy=_all_of([one.strategy for one in plans]),
+            rung=_all_of([one.rung for one in plans]),
+            engine=_all_of([one.engine for one in plans]),
+            why=(
+                *(f"{one.where}: {reason}" for one, its in zip(files, plans, strict=True) for reason in its.why),
+                *(
+                    f"{one.where}: small, so read once and kept"
+                    for one in self.members
+                    if isinstance(one, ResidentRows)
+                ),
+            ),
+        )
+
     def packed(self, found: Sequence[Any]) -> Any:
         return tuple(found) if self.names is None else dict(zip(self.names, found, strict=True))
 
@@ -102,3 +135,7 @@ class MemberRows:
         for name, one in zip(self.called, self.members, strict=True):
             found |= {f"{name}.{what}": value for what, value in one.fingerprint().items()}
         return found
+
+
+def _all_of(words: Sequence[str]) -> str:
+    return " and ".join(dict.fromkeys(words)) or "none"

@@ -11,6 +11,7 @@ column: right, but slower; ``plan()`` says so.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,11 +22,13 @@ from lowtide.engine import Numbers
 from lowtide.errors import BudgetError
 from lowtide.formats import Layout
 from lowtide.machine import PAGE
-from lowtide.reading.ahead import Batch, Later
+from lowtide.reading.ahead import Batch, Later, prepared_ahead
 from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
+from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import Selection, row_inside
-from lowtide.reading.rows.parts import Consecutive, Part, chained, lists_of
+from lowtide.reading.rows.parts import Consecutive, Part, chained, index_bytes, lists_of
 from lowtide.storage import RESIDENT, SCATTERED, Bytes, Store
+from lowtide.storage.budget import whole_pages
 from lowtide.storage.store import StartedReads
 from lowtide.units import MIB, format_size
 
@@ -90,6 +93,9 @@ class RowReader:
         """The same rows; ``RESIDENT``: somebody else brings them into the page cache and drops them."""
         return self._otherwise(sparse=self.sparse, how=how)
 
+    def each(self, call: Callable[[RowReader], RowReader]) -> RowReader:
+        return call(self)
+
     def _otherwise(self, *, sparse: bool, how: int) -> RowReader:
         found = RowReader(self.layout, self.store, self.part, sparse=sparse, how=how)
         found._facts = self._facts
@@ -115,6 +121,20 @@ class RowReader:
             }
             self._facts.update(facts)  # all at once: a signal handler may ask too
         return dict(self._facts)
+
+    def plan(self, batch: int, held: int | None = None) -> Plan:
+        """Projected bytes by kind and how reading happens, and why."""
+        size = self.nbytes(batch)
+        if held is None:
+            prepared, staging = (0, 0) if self.fortran else prepared_ahead(self.store)
+            held = (2 + prepared) * whole_pages(size) + whole_pages(self.scratch(batch)) + staging
+        why = self.layout.notes
+        if self.fortran:
+            why = (*why, "the file is in Fortran order: a row is one item of every column, so reads are many and small")
+        index = index_bytes(self.part)
+        if index:
+            why = (*why, f"an index of {format_size(index)} says which rows are in the subset")
+        return project(self.store, held, announced=2 * size, why=why, kept=index)
 
     # Batches, lent
 

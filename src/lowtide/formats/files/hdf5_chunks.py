@@ -1,0 +1,123 @@
+"""Where the chunks of an uncompressed HDF5 dataset lie: the bytes of each, checked, as pieces of one extent.
+
+HDF5 keeps an index of chunks, and h5py walks it (2 microseconds per chunk, once, at opening). Chunks that hold whole
+rows hold them as they are, so a row is read in place; those that follow one another in the file, as they do where a
+dataset was written from its beginning to its end, become one run of bytes. Costs 8 bytes per chunk while the index is
+walked, and 36 per run that is left in an open store.
+
+The index is a stranger's: chunks missing, twice, overlapping, or beyond the file are a ``FormatError``. Chunks that
+were never written have no bytes in the file, only a fill value: a dataset with such chunks is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.errors import FormatError
+from lowtide.formats.header import HeaderFile
+from lowtide.formats.layout import clip
+from lowtide.formats.refusals import as_typed
+from lowtide.storage import Extent, FilePieces
+
+DAMAGED = "Its index of chunks is damaged: copy or write it again"
+NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
+
+
+def filters_of(dataset: Any) -> str:
+    """What the chunks of a dataset went through, in words; empty where they lie in the file as they are."""
+    plist = dataset.id.get_create_plist()
+    numbers = [plist.get_filter(index)[0] for index in range(plist.get_nfilters())]
+    return " and ".join(NAMES.get(number, f"filter {number}") for number in numbers)
+
+
+def refuse_beyond(file: HeaderFile, end: int, where: str) -> None:
+    if end > file.size:
+        raise FormatError(
+            f"{where}: expected data up to byte {end}, got a file of {file.size}. "
+            "It is cut short: copy or write it again."
+        )
+
+
+def chunked(file: HeaderFile, dataset: Any, length: int, where: str) -> Extent:
+    """The extent of a dataset of ``length`` bytes, more than 0, whose chunks hold whole rows."""
+    rows, per_chunk = int(dataset.shape[0]), int(dataset.chunks[0])
+    chunk = length // rows * per_chunk  # bytes
+    count = -(-rows // per_chunk)
+    stored = int(dataset.id.get_num_chunks())
+    if stored < count:
+        raise _never_written(file, dataset, count, f"{stored}", where)
+    if count > file.size // chunk + 1:  # before anything as long as the index is made; the last may be cut
+        refuse_beyond(file, (count - 1) * chunk, where)
+    offsets = _offsets(dataset, count, per_chunk, chunk, where)
+    sizes = np.full(count, chunk, np.int64)
+    sizes[-1] = length - (count - 1) * chunk  # of a last chunk that is not full, the rows that count come first
+    lowest = int(offsets.min())
+    if lowest <= 0:
+        raise _never_written(file, dataset, count, f"none with row {int(np.argmin(offsets)) * per_chunk}", where)
+    refuse_beyond(file, int((offsets + sizes).max()), where)
+    order = np.argsort(offsets, kind="stable")
+    overlapping = np.flatnonzero(offsets[order][1:] < offsets[order][:-1] + sizes[order][:-1])
+    if len(overlapping):
+        first, second = (int(order[overlapping[0] + k]) * per_chunk for k in (0, 1))
+        raise FormatError(
+            f"{where}: expected chunks apart from one another, got rows {first} and {second} on the same bytes. "
+            f"{DAMAGED}."
+        )
+    begins = np.concatenate(([True], offsets[1:] != offsets[:-1] + chunk))  # a new run of bytes
+    starts = np.flatnonzero(begins)
+    whole = file.extent(int(offsets[0]), length)
+    if len(starts) == 1:
+        return whole
+    ends = np.append(starts[1:] * chunk, length)
+    return replace(whole, pieces=FilePieces(offsets[starts], ends))
+
+
+def _offsets(dataset: Any, count: int, per_chunk: int, chunk: int, where: str) -> NDArray[np.int64]:
+    """Where each chunk begins in the file; -1: nowhere."""
+    found = np.full(count, -1, np.int64)
+    walk = getattr(dataset.id, "chunk_iter", None)
+    if walk is None:
+        raise FormatError(
+            f"{where}: expected an h5py that says where chunks lie, got one built with an old HDF5. "
+            "Install a newer one: pip install -U h5py."
+        )
+    wrong: list[str] = []
+
+    def note(chunk_at: Any) -> bool | None:
+        row, *others = chunk_at.chunk_offset
+        number = row // per_chunk
+        if row % per_chunk or any(others):
+            wrong.append(f"one at {clip(chunk_at.chunk_offset)}")
+        elif number >= count:
+            return None  # left from when the dataset was longer
+        elif found[number] >= 0:
+            wrong.append(f"two with row {row}")
+        elif chunk_at.size != chunk or not 0 < chunk_at.byte_offset < 2**63 - chunk:
+            wrong.append(f"one of {chunk_at.size} bytes at byte {chunk_at.byte_offset}")
+        else:
+            found[number] = chunk_at.byte_offset
+        return True if wrong else None  # anything but None ends the walk
+
+    try:
+        walk(note)
+    except (OSError, RuntimeError, ValueError, OverflowError) as error:
+        raise FormatError(
+            f"{where}: expected an index of chunks, got one that h5py cannot read ({clip(str(error))}). {DAMAGED}."
+        ) from error
+    if wrong:
+        raise FormatError(
+            f"{where}: expected chunks of {per_chunk} rows, {chunk} bytes each, got {wrong[0]}. {DAMAGED}."
+        )
+    return found
+
+
+def _never_written(file: HeaderFile, dataset: Any, count: int, got: str, where: str) -> FormatError:
+    name, source = f"{dataset.name.rpartition('/')[2]}.npy", as_typed(file.path)
+    return FormatError(
+        f"{where}: expected {count} chunks, got {got}: what was never written has no bytes in the file, only a fill "
+        f"value. Write it, or save the dataset: np.save({name!r}, h5py.File({source!r})[{dataset.name!r}][:])."
+    )

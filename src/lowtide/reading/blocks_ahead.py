@@ -1,0 +1,172 @@
+"""Whole blocks for a local shuffle: announce those of the next window, read from the page cache, drop them behind.
+
+A local shuffle takes its rows from one window of blocks after another, so the disk can be asked for whole blocks. While
+rows of one window are read, as many blocks of the next are announced as of this one is done: the disk works all the
+time, and two windows pass through the page cache, never more. They need not fit the budget: nothing of ours holds them.
+
+Costs one system call per block. Windows too large for the page cache are not announced; each batch then announces
+itself, as in a full shuffle. With many ranks a whole window is read on every machine, though each rank wants only its
+share; beyond ``MOST_RANKS`` that costs more than it gains, and batches announce themselves too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from lowtide.machine import PAGE, room_for_cache
+from lowtide.order.steps import EpochSteps
+from lowtide.order.streams import LocalWindow, Positions, Shuffled, Stream
+from lowtide.reading.ahead import Follower as Follower
+from lowtide.reading.plan import Plan
+from lowtide.storage import RESIDENT, Store
+from lowtide.storage.spans import Offsets
+from lowtide.units import MIB, format_size
+
+STEP = 4 * MIB  # announced at a time: long for any disk, short beside a window
+AT_ONCE = 8192  # blocks whose offsets are computed at a time: 64 KiB of them
+MOST_PASSED = 64  # windows that one batch may reach over; more than these were not read but jumped over
+MOST_RANKS = 16  # ranks on one machine share the page cache; more than this are many machines
+
+
+class PlannedFollower(Follower, Protocol):
+    """A follower that knows what it adds to a plan."""
+
+    def adjusted(self, plan: Plan) -> Plan: ...
+
+
+class BlockFollower:
+    """Follows a local shuffle of items of ``item`` bytes from byte ``base`` on: told of each step before it is read.
+
+    ``more``: bytes by which items are longer (windows of tokens share one with the next). ``steps``: of a rank, whose
+    positions are not those of the stream, and which may have an end.
+    """
+
+    def __init__(
+        self, store: Store, stream: Shuffled, item: int, base: int, more: int, steps: EpochSteps | None = None
+    ) -> None:
+        assert stream.locality is not None
+        self._store, self._stream, self._item, self._base, self._more = store, stream, item, base, more
+        self._steps = steps
+        self._rows: int | None = None  # positions of a stream that ends
+        if steps is not None and steps.stop is not None and steps.rows:
+            self._rows = steps.stop // steps.rows * stream.n
+        self._items = min(stream.locality.items_per_block, stream.n)  # of a block
+        self.block = self._items * item + more  # bytes
+        many = min(stream.locality.blocks_per_window, -(-stream.n // self._items))
+        # Blocks begin and end inside pages, which come and go whole.
+        self.largest = many * min(self.block + 2 * PAGE, store.total)
+        self.drop = store.drop and store.strategy.name == "read"  # in place of the reads themselves
+        self._now: LocalWindow | None = None
+        self._next: LocalWindow | None = None
+        self._announced = 0  # blocks of the next one
+
+    def approach(self, position: int) -> None:
+        if self._steps is not None:
+            position = self._steps.position(position)
+        now = self._now
+        if now is None or not now.position <= position < now.position + now.positions:
+            now = self._enter(position)
+        following = self._next
+        if following is None:
+            after = now.position + now.positions
+            if self._rows is not None and after >= self._rows:
+                return  # this is the last one
+            self._next = following = self._stream.window(after)
+        step = max(1, STEP // self.block)
+        done = following.blocks * (position - now.position) // now.positions
+        wanted = min(following.blocks, -(-done // step) * step)
+        if wanted > self._announced:
+            self._each(self._store.announce_long, following, self._announced, wanted)
+            self._announced = wanted
+
+    def _enter(self, position: int) -> LocalWindow:
+        before, now = self._now, self._stream.window(position)
+        already = self._announced if self._next == now else 0
+        if self.drop and before is not None:
+            for _ in range(MOST_PASSED):  # also what lies between: a batch longer than a window reads from several
+                self._each(self._store.drop_long, before, 0, before.blocks)
+                before = self._stream.window(before.position + before.positions)
+                if before.position >= now.position:
+                    break
+            if self._next is not None and self._next != now:
+                self._each(self._store.drop_long, self._next, 0, self._announced)
+        self._now, self._next, self._announced = now, None, 0
+        self._each(self._store.announce_long, now, already, now.blocks)
+        return now
+
+    def leave(self) -> None:
+        """The stream is at its end: evict what is left."""
+        for window in (self._now, self._next):
+            if self.drop and window is not None:
+                self._each(self._store.drop_long, window, 0, window.blocks)
+        self._now, self._next, self._announced = None, None, 0
+
+    def _each(self, call: Callable[[Offsets, int], None], window: LocalWindow, first: int, last: int) -> None:
+        """Call with where blocks ``[first, last)`` of a window begin, and their length; a short one comes apart."""
+        token = self._item // max(1, self._stream.stride)  # bytes of one number: a phase counts numbers
+        base = self._base + window.phase * token
+        for start in range(first, last, AT_ONCE):
+            items = self._stream.first_items(window, start, min(AT_ONCE, last - start))
+            left = self._stream.n - int(items[-1])  # blocks come in the order of the data: only the last may be short
+            whole = items if left >= self._items else items[:-1]
+            if len(whole):
+                call(whole * self._item + base, self.block)
+            if left < self._items:
+                call(items[-1:] * self._item + base, left * self._item + self._more)
+
+    def comes_next(self, offsets: Offsets, position: int) -> Positions:
+        """For bytes of the store: the position at which the window begins that needs each of them next. ``position``:
+        of the stream, from whose window on."""
+        items = np.clip((offsets - self._base) // max(1, self._item), 0, self._stream.n - 1)
+        return self._stream.comes_next(items, position)
+
+    def adjusted(self, plan: Plan) -> Plan:
+        """The plan with what passes through the page cache."""
+        size = format_size(self.largest)
+        why = (
+            *plan.why,
+            f"blocks of a window of {size} are announced and read from the page cache, two windows at most",
+        )
+        if not self.drop:
+            return replace(plan, why=why)
+        cache = min(sum(self._store.files.sizes) + PAGE, 2 * self.largest + 16 * MIB)
+        return replace(plan, cache=cache, rung="fadvise(DONTNEED) behind each window of blocks", why=why)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Another process has its own place in the order."""
+        return {**self.__dict__, "_now": None, "_next": None, "_announced": 0}
+
+
+class FollowersTogether:
+    """Of arrays that are read row for row: the windows of each."""
+
+    def __init__(self, followers: tuple[BlockFollower, ...]) -> None:
+        self._followers = followers
+
+    def approach(self, position: int) -> None:
+        for follower in self._followers:
+            follower.approach(position)
+
+    def leave(self) -> None:
+        for follower in self._followers:
+            follower.leave()
+
+    def adjusted(self, plan: Plan) -> Plan:
+        plans = [follower.adjusted(plan) for follower in self._followers]
+        return replace(plans[0], cache=sum(one.cache for one in plans))
+
+
+def follow(
+    reader: Any, stream: Stream, world: int, item: int, base: int = 0, more: int = 0, steps: EpochSteps | None = None
+) -> tuple[Any, BlockFollower | None]:
+    """The reader to use for this stream, and what announces its blocks where that helps."""
+    if not isinstance(stream, Shuffled) or stream.locality is None or stream.n == 0 or world > MOST_RANKS:
+        return reader, None
+    follower = BlockFollower(reader.store, stream, item, base, more, steps)
+    if 2 * follower.largest > room_for_cache()[0]:
+        return reader, None
+    return reader.read_as(RESIDENT) if follower.drop else reader, follower
