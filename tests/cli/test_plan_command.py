@@ -91,6 +91,21 @@ def test_rows_of_an_array_are_planned_for_each_rank(table: Path) -> None:
     assert document(table, "--batch", 4096)["projection"]["requests_at_most"]
 
 
+def test_a_local_shuffle_is_planned_and_says_how_well_it_mixes(tokens: Path, table: Path) -> None:
+    words = (tokens, "--dtype", "uint16", "--length", 256, "--cache", "drop")
+    found = document(*words, "--locality", "512KiB,8KiB")
+    assert any("a window mixes 64 blocks of 8.00 KiB" in reason for reason in found["plan"]["why"])
+    feed = eval(found["open"], {"lowtide": lowtide})
+    assert feed.state_dict()["locality"] == [512 << 10, 8 << 10]
+    assert found["projection"]["process"]["cache"] == feed.plan().cache
+    few = document(table, "--locality", "64KiB")
+    assert any("1 mixes little" in reason for reason in few["plan"]["why"])
+    for order in ("sequential", "random"):
+        done = plan(table, "--order", order, "--locality", "64KiB")
+        assert (done.returncode, "--locality: expected --order shuffled" in done.stderr) == (2, True)
+    assert "--locality: expected a size such as '64MiB'" in plan(table, "--locality", "64MiB,").stderr
+
+
 def test_one_axis_can_be_planned_as_rows(tokens: Path) -> None:
     found = document(tokens, "--dtype", "uint16", "--row", 512)
     assert (found["what"], found["shape"]) == ("rows", [2048, 512])

@@ -85,6 +85,7 @@ def test_targets_that_do_not_count_change_nothing() -> None:
         {"cut": "packed"},
         {"cut": "packed", "documents": True},
         {"locality": "4KiB"},
+        {"locality": "4KiB,512"},
         {"locality": "4KiB", "documents": True},
         {"eot": -1, "bos": EOT, "documents": True},
     ],

@@ -48,9 +48,8 @@ class Locality:
         many = -(-blocks // max(1, -(-blocks // self.blocks_per_window)))  # windows are as equal as they can be
         size = format_size(per_block * self.item)
         if many == blocks:
-            return (
-                f"local shuffle: one window holds all {blocks:,} blocks of {size}, so all is mixed as in a full shuffle"
-            )
+            each = "the only block" if blocks == 1 else f"all {blocks:,} blocks"
+            return f"local shuffle: one window holds {each} of {size}, so all is mixed as in a full shuffle"
         found = (
             f"local shuffle: a window mixes {many:,} blocks of {size}, one from each of as many equal parts of the data"
         )
