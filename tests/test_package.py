@@ -89,7 +89,14 @@ USERS = LEVEL["torch"]
 
 # `cli` imports only the command in use; the package itself only measures when asked to.
 # `peek` needs torch for a run's directory, and not for a corpus. pytest loads the plugin into every run of the machine.
-LAZY = {"cli/__init__.py", "cli/peek.py", "__init__.py", "pytest_plugin/__init__.py"}
+LAZY = {
+    "cli/__init__.py",
+    "cli/peek.py",
+    "__init__.py",
+    "pytest_plugin/__init__.py",
+    "report/__init__.py",  # a doctor that watches loads neither rich nor an HTTP server
+    "storage/__init__.py",  # nor NumPy
+}
 
 
 def module_of(path: Path) -> str:

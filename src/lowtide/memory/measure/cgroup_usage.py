@@ -37,7 +37,7 @@ _STAT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sockets": ((), ("sock",)),
     "mapped_file": (("total_mapped_file",), ("file_mapped",)),
 }
-_AHEAD = 64 * 4096 * 64
+_AHEAD, _STALE = 64 * 4096 * 64, 0.05  # 64 pages for each of 64 processors; share of all that is charged
 _PRESSURE = re.compile(r"some avg10=([0-9.]+)")
 
 
@@ -71,8 +71,8 @@ def sample_cgroup(cgroup: Cgroup, *, own: bool = False) -> CgroupSample:
         throttled=events.get("high", 0),
         refused=events.get("max", 0) if cgroup.version == 2 else read_int(directory / "memory.failcnt") or 0,
         kernel_other=max(0, kernel - counts["slab"] - stat.get("pagetables", 0) - stat.get("sec_pagetables", 0)),
-        # The kernel charges in steps of 64 pages per processor ahead of use: what is less than that is nothing.
-        unlisted=usage - listed if usage - listed > _AHEAD else 0,
+        # The kernel charges ahead of use, and its statistics are up to two seconds old: a little is nothing.
+        unlisted=usage - listed if usage - listed > max(_AHEAD, _STALE * usage) else 0,
         **counts,
     )
 

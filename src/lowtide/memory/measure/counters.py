@@ -63,6 +63,7 @@ class TreeCounters:
         self._kills_where, self._kills_before = "", 0
         self._tmpfs = TmpfsUse(pid)
         self._shmem_then = -1  # charged to the cgroup when it was first asked
+        self._written_then = -1  # bytes the tree had written or faulted in when its files were first asked
         self._cgroup_now: CgroupSample | None = None
         self._files_pace = Pace(_FILES_SHARE, every)
         self._cgroup_pace = Pace(_CGROUP_SHARE, every)
@@ -236,7 +237,10 @@ class TreeCounters:
         if self._cgroup_now is not None and self._shmem_then >= 0:
             grown = min(grown, max(0, self._cgroup_now.shmem - self._shmem_then) + MOVED)
         done = self.tree.done
-        self._files.room_for_closed = done.passed + done.minor_faults * PAGE
+        written = done.passed + done.minor_faults * PAGE
+        if self._written_then < 0:
+            self._written_then = written
+        self._files.room_for_closed = written - self._written_then
         if grown - (self._totals.shmem - self._totals.found_shmem) >= MOVED:
             for point in self._tmpfs.growing():
                 self._files.look_into(self._tmpfs.root + point, point)

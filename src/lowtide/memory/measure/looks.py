@@ -25,6 +25,8 @@ _BURST, _ALLOWANCE = 0.03, 0.06  # of one core, and seconds of CPU that may be s
 # Shares of one core. With the 0.2 % each of the cheap counters and of the files the sum stays under 1 %.
 _SHARING_SHARE, _DETAIL_SHARE, _HEAP_SHARE = 0.0015, 0.002, 0.0005
 _WORKERS_SHARE = 0.03  # of one core, while up to 8 processes move: what is being copied must be seen
+# Of one core until so many seconds of CPU are spent: the free lists of a short program must be seen after it has freed.
+_EARLY_HEAPS_SHARE, _EARLY_HEAPS = 0.1, 1.5
 _EVERY = 0.5  # seconds at the least between two close looks
 FRESH = 1.5  # seconds at the most while something moves in a small tree; a sample may come half a second later
 FEW_PROCESSES, _FEW_MAPPINGS = 8, 1000
@@ -89,6 +91,7 @@ class CloseLooks:
         self._sharing_pace = Pace(_SHARING_SHARE, _EVERY)
         self._detail_pace = Pace(_DETAIL_SHARE, _EVERY)
         self._heap_pace = Pace(_HEAP_SHARE, _EVERY)
+        self._heaps_spent = 0.0
         self.paced = 0.0  # seconds of CPU spent here so far
 
     def refresh(self, now: float, members: list[WatchedProcess], *, changed: bool, last: bool) -> bool:
@@ -218,7 +221,9 @@ class CloseLooks:
         self._kept = kept
         few = len(members) <= FEW_PROCESSES
         cost = self._spent(begin)
-        self._heap_pace.paid(now, cost, most=max(FRESH, cost / _WORKERS_SHARE) if few else None)
+        self._heaps_spent += cost
+        share = _EARLY_HEAPS_SHARE if self._heaps_spent < _EARLY_HEAPS else _WORKERS_SHARE
+        self._heap_pace.paid(now, cost, most=max(FRESH, cost / share) if few else None)
 
     def _ask_allocator(self, member: WatchedProcess, reading: _Reading) -> tuple[int, str] | None:
         heap = reading.detail.heap
