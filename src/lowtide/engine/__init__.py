@@ -173,7 +173,8 @@ class Engine:
     def first_outside(self, ids: Any, vocab: int) -> int:
         """Where the first id stands that is not from 0 to ``vocab - 1``; -1: nowhere."""
         native = self._native and ids.dtype.isnative and ids.dtype.char in "BHIilq" and 0 <= vocab < 2**64
-        return (_core if native else id_checks).first_outside(ids, vocab)
+        found: int = (_core if native else id_checks).first_outside(ids, vocab)
+        return found
 
     def unavailable(self) -> dict[str, str]:
         """Each way of reading misses, and why it cannot be had here ('': it can). Asks the kernel once per process."""
