@@ -71,7 +71,7 @@ LAYERS: list[set[str]] = [
 ]
 # Inside the rooms of the reading path, files from the bottom up: each may import only files before it.
 INSIDE: dict[str, str] = {
-    "engine": "runs packed_plans permutation mapping document_planes sinks reads",
+    "engine": "runs column_sums id_checks packed_plans permutation mapping document_planes sinks reads",
     "order": "mixing words feistel orders local locality streams steps",
     "storage": "release forks own_files writing.behind writing.unfinished budget watched_files buffers spans"
     " writing.output read mapped store",

@@ -147,7 +147,7 @@ class Array(RowIteration, OnDisk):
 
         >>> a.stats().mean
         """
-        return stats_of(self, self._rows.shape, self.dtype, self.where)
+        return stats_of(self, self._rows.shape, self.dtype, self._store.engine, self.where)
 
     # Parts
 

@@ -42,6 +42,7 @@ from lowtide.storage.spans import (
     Spans,
     each_of,
     few_files,
+    joined,
     merge,
 )
 from lowtide.storage.watched_files import KEPT, MOST_WATCHED, Extent, Files, ReadCounts
@@ -134,6 +135,9 @@ class Store:
 
     def gather(self, numbers: Offsets, stride: int, length: int, target: Any, how: int = SCATTERED) -> None:
         """Fill ``target`` with bytes that may be neighbours: where that saves reads, they are read together."""
+        if length == stride and (runs := joined(numbers, length, self.gap // 2)) is not None:
+            self.start(*runs, target, how).finish()
+            return
         if self.strategy.name != "map":  # merging saves reads, and a kept mapping makes none
             most = max(length, min(MERGE_ROUND, self.budget.limit // 32))
             rounds = merge(numbers * stride, length, gap=self.gap, most=most)
