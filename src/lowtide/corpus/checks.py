@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from lowtide.blocks.objects import normal_address
 from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK
 from lowtide.errors import FormatError, LowtideError
 from lowtide.formats import Layout, document_ends, dtype_smell, layout_of, token_layout
 from lowtide.formats.corpus_parts import checked_part
-from lowtide.formats.header import HeaderFile
+from lowtide.formats.header import HeaderFile, names_in, size_of
 from lowtide.formats.tokens.llmc import HEADER, looks_like
 from lowtide.formats.tokens.manifest import (
     CHECKED,
@@ -188,7 +189,9 @@ def _check_manifest(
 def _check_strangers(directory: Path, manifest: Manifest, findings: _Findings) -> None:
     """Files that look like a shard of this corpus and are none: whoever opens them by a glob reads them too."""
     known = {name for entry in manifest.entries for name in (entry.file, entry.ends)}
-    for path in sorted(directory.iterdir()):
+    if str(directory).startswith("http"):
+        return  # a web server does not say what it has
+    for path in sorted(directory / name for name in names_in(str(directory))):
         if path.suffix in (*SUFFIXES, ".ends") and path.name not in known and not path.name.startswith("."):
             findings.fault(path, None, f"a shard that {MANIFEST} does not name: remove it, or copy the corpus again")
 
@@ -255,7 +258,7 @@ class _Shard:
         """The ends as a map of their file, once they are known to be in order; None where they are not to be used."""
         if self._ends is None or self._entry.documents is None:
             return None
-        size = self._ends.stat().st_size
+        size = size_of(str(self._ends))
         if size != 8 * self._entry.documents:
             what = f"expected {8 * self._entry.documents} bytes for {self._entry.documents} documents, got {size}"
             self._findings.fault(self._ends, min(size, 8 * self._entry.documents), what)
@@ -275,7 +278,12 @@ class _Shard:
             what = f"expected the last document to end at token {self._entry.tokens}, got {last}"
             self._findings.fault(self._ends, size - 8, what)
             sound = False
-        return np.memmap(self._ends, "<u8", "r") if sound and size else None
+        if not sound or not size:
+            return None
+        if normal_address(str(self._ends)) is None:
+            return np.memmap(self._ends, "<u8", "r")
+        with HeaderFile(str(self._ends)) as far:
+            return np.frombuffer(far.read(0, size), "<u8")
 
 
 def _check_ids(ids: Any, vocab: int | None, path: str | Path, at: int, findings: _Findings) -> None:
@@ -370,6 +378,12 @@ def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[
     """(offset, bytes) of a file in blocks of CHECKED bytes; a view is good until the next one."""
     # Page-aligned: unaligned reads copy slower. Never closed by hand: arrays over it may live a little longer.
     view = memoryview(mmap.mmap(-1, CHECKED))
+    if normal_address(str(path)) is not None:
+        with HeaderFile(str(path)) as far:
+            end = far.size if length is None else offset + length
+            for at in range(offset, end, CHECKED):
+                yield at, memoryview(far.read(at, min(CHECKED, end - at)))
+        return
     with open_regular(path) as file:
         left = file.status.st_size - offset if length is None else length
         while left > 0:

@@ -94,9 +94,17 @@ class BlockFollower:
                     break
             if self._next is not None and self._next != now:
                 self._each(self._store.drop_long, self._next, 0, self._announced)
+        if self._now is not None:
+            self._each(self._hand_down, self._now, 0, self._now.blocks)
         self._now, self._next, self._announced = now, None, 0
         self._each(self._store.announce_long, now, already, now.blocks)
         return now
+
+    def _hand_down(self, offsets: Offsets, length: int) -> None:
+        """Of a window that was read: when each of its blocks comes again."""
+        assert self._now is not None
+        after = self._now.position + self._now.positions
+        self._store.read_again(offsets, length, self.comes_next(offsets, after) * self._item)
 
     def leave(self) -> None:
         """The stream is at its end: evict what is left."""
