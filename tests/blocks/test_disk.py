@@ -105,31 +105,20 @@ def test_what_comes_again_last_goes_first(tmp_path: Path) -> None:
     assert used_by(file) <= 8 * BLOCK + 16_384
 
 
-def test_keeping_what_comes_first_finds_half_again_where_the_oldest_first_finds_an_eighth() -> None:
-    """Windows of random blocks, half of the data on disk: what the second epoch finds, by what was taken away."""
-    blocks, held = 1024, 512
-    orders = [np.random.default_rng(seed).permutation(blocks) for seed in range(2)]
-    again = np.argsort(orders[1])
-    kept_first = set(np.sort(orders[0])[np.argsort(again[np.sort(orders[0])])[:held]].tolist())
-    kept_last = set(orders[0][-held:].tolist())
-
-    def found(kept: set[int], oldest_first: bool) -> float:
-        there, order, hits = set(kept), [*orders[0][-held:].tolist()], 0
-        for block in orders[1].tolist():
-            if block in there:
-                hits += 1
-                if oldest_first:
-                    order.remove(block)
-                    order.append(block)
-                continue
-            if oldest_first:
-                there.remove(order.pop(0))
-                order.append(block)
-                there.add(block)
-        return hits / blocks
-
-    assert found(kept_first, False) >= 0.5
-    assert found(kept_last, True) < 0.2
+def test_with_half_of_the_data_on_disk_the_next_epoch_finds_half_of_it_again(behind: Behind) -> None:
+    """Least-recently-used would find about an eighth: what is left of an epoch's end comes anywhere in the next."""
+    size = big(behind, 32).nbytes
+    remote = open_big(behind)
+    fetched = []
+    for epoch in range(2):
+        before = sum(length for _, _, length in behind.server.seen.gets)
+        for rows in remote.shuffled(128, seed=1, locality="2MiB", epoch=epoch, epochs=1):
+            assert rows.shape == (128, 1024)
+        fetched.append((sum(length for _, _, length in behind.server.seen.gets) - before) / size)
+    assert fetched[0] <= 1.05
+    assert fetched[1] <= 0.6
+    with pytest.raises(ValueError, match=r"locality: expected windows of at most half of disk=16.0 MiB"):
+        remote.shuffled(128, locality="12MiB")
 
 
 def test_a_killed_maker_s_room_is_counted_again(tmp_path: Path) -> None:

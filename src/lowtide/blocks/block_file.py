@@ -29,6 +29,7 @@ BLOCK = 256 * 1024
 MARK = struct.Struct("<I")
 HINT = struct.Struct("<III")  # checksum of the bytes (0: none kept), when last needed, when next used (0: unknown)
 FILES = ("data", "marks", "hints")
+_NEEDED = struct.Struct("<II")  # the last two of a hint
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
 
@@ -144,7 +145,8 @@ class BlockFile:
     def needed(self, blocks: list[int], now: int) -> None:
         """Somebody needs these: they are not taken away for a while."""
         for block in blocks:
-            os.pwrite(self.hints.number, MARK.pack(now & 0xFFFFFFFF), block * HINT.size + 4)
+            # What was said of its next use was said of this one.
+            os.pwrite(self.hints.number, _NEEDED.pack(now & 0xFFFFFFFF, 0), block * HINT.size + 4)
 
     def next_use(self, block: int, when: int) -> None:
         """``when``: the larger, the later; 0 where nobody knows."""

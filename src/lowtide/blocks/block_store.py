@@ -113,6 +113,8 @@ class BlockStore(Store):
         self._here = np.array([file is None for file in self._made])
         self._ledgers = [open_ledger(root) for root in sorted({file.root for file in self._opened.values()})]
         self._round = self._most_at_once()
+        stated = [file.made.reach.disk for file in self._opened.values() if file.made.reach.disk is not None]
+        self.room = min(stated) if stated else None
         self._marks = np.zeros(int(ends[-1]), np.uint32)  # as last seen; 0 where nobody looked since blocks went
         self._seen, self._looks = self._taken(), 0
         self._whole_at = -1  # the count of blocks taken away at which all were there

@@ -157,7 +157,7 @@ class Disk:
     def _take_away(self, wanted: int, claimed: Claimed) -> int:
         """Take so many blocks away, or as many as may go; how many those were."""
         since = now()
-        found: list[tuple[bool, bool, int, int, int]] = []
+        found: list[tuple[int, int, int, int]] = []
         files = list(self._files())
         there = 0
         for number, file in enumerate(files):
@@ -169,8 +169,10 @@ class Disk:
                 there += 1
                 if (file.place, block) not in claimed:
                     _, needed, later = HINT.unpack_from(hints, block * HINT.size)
-                    waited_for = since - HELD < needed <= since  # a later one is of an earlier boot
-                    found.append((waited_for, later > 0, -later or needed, number, block))
+                    recent = since - HELD < needed <= since  # a later one is of an earlier boot
+                    # First what nobody has spoken of for a while, then what was read and comes again, then the rest.
+                    group = 1 if later else 2 if recent else 0
+                    found.append((group, -later or needed, number, block))
         found.sort()
         self._put(_THERE, there)  # exact, whatever others lost count of
         note_taken(self._file)  # before the first byte goes: readers look at it after they read

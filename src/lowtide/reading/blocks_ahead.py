@@ -175,6 +175,12 @@ def follow(
     if not isinstance(stream, Shuffled) or stream.locality is None or stream.n == 0 or world > MOST_RANKS:
         return reader, None
     follower = BlockFollower(reader.store, stream, item, base, more, steps)
+    room = reader.store.room
+    if room is not None and follower.largest > room // 2:
+        raise ValueError(
+            f"locality: expected windows of at most half of disk={format_size(room)}, got "
+            f"{format_size(follower.largest)}. Open it with disk={2 * follower.largest}, or state a smaller locality=."
+        )
     if 2 * follower.largest > room_for_cache()[0]:
         return reader, None
     return reader.read_as(RESIDENT) if follower.drop else reader, follower

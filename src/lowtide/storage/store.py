@@ -67,6 +67,7 @@ class Store:
     """Extents of files as logical bytes ``[0, total)``."""
 
     new_temperature = Temperature
+    room: int | None = None  # bytes of data that can be here at once; None: all of it
 
     def __init__(
         self,
