@@ -2,7 +2,7 @@
 
 Every way of naming files becomes one list in a stated order. Globs sort as people count (shard_2 before shard_10);
 lists keep the caller's order. Addresses of object stores are taken as they are, patterns of them by a listing of what
-lies below; those of other schemes are refused with the command that copies them here. Costs a listing for a glob.
+lies below; those of other schemes are refused. Costs a listing for a glob.
 Opens nothing.
 """
 
@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from lowtide.blocks.addresses import SCHEMES
 from lowtide.blocks.objects import listed, normal_address
 
 Mapped: TypeAlias = "npt.NDArray[Any]"  # of arrays only an np.memmap, or a view of one, has a file
@@ -24,14 +25,6 @@ Source: TypeAlias = "str | os.PathLike[str] | Mapped | Sequence[str | os.PathLik
 
 _DIGITS = re.compile(r"([0-9]+)")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}[^/]")  # pathlib makes s3://x into s3:/x
-_COPY = {
-    "s3": "aws s3 cp {source} .",
-    "gs": "gcloud storage cp {source} .",
-    "az": "az storage copy -s {source} -d .",
-    "hf": "hf download, then open the local copy",
-    "http": "curl -LO {source}",
-    "https": "curl -LO {source}",
-}
 
 
 def natural_key(path: str) -> list[tuple[int, str]]:
@@ -104,8 +97,8 @@ def _refuse_address(path: str) -> None:
     scheme = address[1].lower()
     if scheme == "file":
         raise ValueError(f"{path}: expected a path, got an address, file://. Leave out 'file://'.")
-    copy = _COPY.get(scheme, "the tool of that store").format(source=path)
+    read = ", ".join(f"{one}://" for one in SCHEMES)
     raise ValueError(
-        f"{path}: expected a path on this machine, got an address, {scheme}://. Remote paths are not read yet: copy it "
-        f"first ({copy}), or mount the store as a directory."
+        f"{path}: expected a path, or an address of {read}, got one of {scheme}://. "
+        "Copy it here first, or mount it as a directory."
     )
