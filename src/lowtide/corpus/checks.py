@@ -24,13 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from lowtide.blocks.objects import normal_address
 from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK
 from lowtide.engine import engine
 from lowtide.errors import FormatError, LowtideError
 from lowtide.formats import Extent, Layout, document_ends, dtype_smell, layout_of, token_layout
 from lowtide.formats.corpus_parts import checked_part
-from lowtide.formats.header import HeaderFile
+from lowtide.formats.header import HeaderFile, names_in, size_of
 from lowtide.formats.tokens.llmc import HEADER, looks_like
 from lowtide.formats.tokens.manifest import (
     CHECKED,
@@ -195,7 +196,9 @@ def _check_manifest(
 def _check_strangers(directory: Path, manifest: Manifest, findings: _Findings) -> None:
     """Files that look like a shard of this corpus and are none: whoever opens them by a glob reads them too."""
     known = {name for entry in manifest.entries for name in (entry.file, entry.ends)}
-    for path in sorted(directory.iterdir()):
+    if str(directory).startswith("http"):
+        return  # a web server does not say what it has
+    for path in sorted(directory / name for name in names_in(str(directory))):
         if path.suffix in (*SUFFIXES, ".ends") and path.name not in known and not path.name.startswith("."):
             findings.fault(path, None, f"a shard that {MANIFEST} does not name: remove it, or copy the corpus again")
 
@@ -246,7 +249,7 @@ class _Shard:
     def _check(self, first: int, lead: int, with_ends: bool) -> None:
         itemsize = self._dtype.itemsize
         with self._told():
-            ends = np.memmap(self._ends, "<u8", "r") if with_ends and self._ends is not None else None
+            ends = _ends_of(self._ends) if with_ends and self._ends is not None else None
             for at, view in self._summed(self._path, self._entry.crc32, first, STRETCH):
                 if at == 0:
                     at, view = lead, view[lead:]
@@ -279,7 +282,7 @@ class _Shard:
         """Whether there are ends, and they are what they should be."""
         if self._ends is None or self._entry.documents is None:
             return False
-        size = self._ends.stat().st_size
+        size = size_of(str(self._ends))
         if size != 8 * self._entry.documents:
             what = f"expected {8 * self._entry.documents} bytes for {self._entry.documents} documents, got {size}"
             self._findings.fault(self._ends, min(size, 8 * self._entry.documents), what)
@@ -393,6 +396,14 @@ def _count_documents(layout: Layout, findings: _Findings) -> int | None:
         return None
 
 
+def _ends_of(path: Path) -> Any:
+    """The ends of documents: a map of a local file, or what an object store has."""
+    if normal_address(str(path)) is None:
+        return np.memmap(path, "<u8", "r")
+    with HeaderFile(str(path)) as far:
+        return np.frombuffer(far.read(0, far.size), "<u8")
+
+
 def _side_by_side(stretches: Callable[[Any], list[Callable[[], None]]], files: Sequence[Any]) -> None:
     """The stretches of all files, by as many threads as there are processors; the first error of any is raised."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -411,6 +422,12 @@ class _Buffer(local):
 def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[tuple[int, memoryview]]:
     """(offset, bytes) of a file in blocks of CHECKED bytes; a view is good until the thread's next one."""
     view = _buffer.view
+    if normal_address(str(path)) is not None:
+        with HeaderFile(str(path)) as far:
+            end = far.size if length is None else min(far.size, offset + length)
+            for at in range(offset, end, CHECKED):
+                yield at, memoryview(far.read(at, min(CHECKED, end - at)))
+        return
     with open_regular(path) as file:
         left = file.status.st_size - offset if length is None else min(length, file.status.st_size - offset)
         while left > 0:

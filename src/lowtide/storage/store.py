@@ -67,6 +67,9 @@ Strategy = Read | Mapped
 class Store:
     """Extents of files as logical bytes ``[0, total)``."""
 
+    new_temperature = Temperature
+    room: int | None = None  # bytes of data that can be here at once; None: all of it
+
     def __init__(
         self,
         extents: tuple[Extent, ...],
@@ -105,7 +108,7 @@ class Store:
         self._aside: Holding | None = None
         self._strategy: Strategy | None = None
         self._why = ""
-        self.temperature = Temperature()
+        self.temperature = self.new_temperature()
         renew_in_children(self)
         self._ready()  # a budget too small for the strategy is refused here
 
@@ -173,6 +176,9 @@ class Store:
         """Tell the kernel that the ``length`` bytes from each of these offsets on will be read, in any order."""
         for spans, _ in few_files(self.located.spans(offsets, 1, length), KEPT.together):
             announce_now(self.files, spans)
+
+    def read_again(self, offsets: Offsets, length: int, when: Offsets) -> None:
+        """Told when these bytes are read next, in bytes of reading: of use to who has to choose what stays."""
 
     def drop_long(self, offsets: Offsets, length: int) -> None:
         """Evict these bytes from the page cache, whoever read them."""
@@ -258,7 +264,7 @@ class Store:
         parts = list(few_files(spans, KEPT.together))
         if len(parts) == 1:
             return strategy.start(spans, target, how, early)
-        return _InTurns(self, strategy, parts, target, how)
+        return InTurns(self, strategy, parts, target, how)
 
     def _watched(
         self, strategy: Any, numbers: Offsets, stride: int, length: Lengths, target: Any
@@ -339,7 +345,7 @@ class Store:
             os.close(number)
 
 
-class _InTurns:
+class InTurns:
     """Spans of more files than one call may hold open: some of the files at a time."""
 
     __slots__ = ("_how", "_parts", "_store", "_strategy", "_target")
@@ -361,7 +367,7 @@ class _InTurns:
         return None
 
 
-StartedReads = Reads | MappedReads | _InTurns
+StartedReads = Reads | MappedReads | InTurns
 
 
 def _scatter(scratch: Bytes, turn: MergedRound, length: int, out: Bytes) -> None:
