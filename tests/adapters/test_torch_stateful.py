@@ -233,16 +233,17 @@ def test_a_feed_without_end_has_no_length(tokens: lowtide.Tokens) -> None:
         len(loader_of(feed_of(tokens), 0))
 
 
-@pytest.mark.slow
+@pytest.mark.trainers
 def test_a_loader_whose_worker_was_killed_is_made_again_from_its_state(tokens: lowtide.Tokens) -> None:
     loader = loader_of(feed_of(tokens), 2)
     batches = iter(loader)
     received = [next(batches)[0].clone() for _ in range(5)]
     state = loader.state_dict()
     os.kill(batches._workers[1].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="worker"):
+    with pytest.raises((RuntimeError, EOFError, OSError)):  # torch notices, or the batch it was handing over is gone
         for _ in range(100):
             next(batches)
+    batches._shutdown_workers()
     resumed = loader_of(feed_of(tokens), 2)
     resumed.load_state_dict(state)
     received += taken(resumed, 5)
