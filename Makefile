@@ -10,14 +10,14 @@ FAULTS = tests/storage/test_read_faults.py # once more with a disk that fails be
 # The other files would be imported for nothing.
 SERIAL = $(sort $(shell grep -rl --include='test_*.py' 'mark\.serial' tests))
 ONE_PROCESS = $(sort $(shell grep -rl --include='test_*.py' 'mark\.one_process' tests))
-EVERYWHERE = not serial and not one_process and not doctors and not trainers
+EVERYWHERE = not serial and not one_process and not doctors and not trainers and not remote
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # The tests start some thousand Python processes: each would compile Lowtide anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test trainers doctors torture quick lint check format docs site picture picture-writing bench browser sanitize wheel clean
+.PHONY: help train test trainers doctors remote torture quick lint check format docs site picture picture-writing bench browser sanitize wheel clean
 
 NATIVE := src/lowtide/engine
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
@@ -86,6 +86,16 @@ $(DOCTORS)/.made: constraints.txt | $(VENV)/.dev
 doctors: $(DOCTORS)/.made ## real programs of many libraries and runtimes under lowtide doctor: the table in docs/doctors.md
 	$(DOCTORS)/bin/python -m benchmarks.doctors
 	$(BIN)/python -m pytest -n 2 -m doctors tests/memory
+
+remote: $(VENV)/.dev ## object stores as others serve them: nginx and Azurite (Azure), installed where that can be
+	@command -v nginx >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	     && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light >/dev/null; } \
+	|| echo "NOT TESTED: nginx - it is not installed and cannot be installed here"
+	@test -x build/azurite/node_modules/.bin/azurite-blob \
+	|| { command -v npm >/dev/null && npm install --silent --no-fund --no-audit --prefix build/azurite azurite@3.35.0; } \
+	|| echo "NOT TESTED: Azure - Azurite is not installed and cannot be installed here"
+	$(BIN)/python -m pytest -m remote tests/blocks
 
 torture: $(VENV)/.dev ## seeded faults for TORTURE_MINUTES (10): kills, failing disks, changing files, interrupts
 	$(BIN)/python -m tests.torture

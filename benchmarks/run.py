@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import arrays, confined, documents, engine, tables, together, tokens, writing
+from benchmarks import arrays, confined, documents, engine, passes, tables, together, tokens, training, writing
 
 
 def main() -> int:
     missed = arrays.main() + together.main() + tokens.main() + engine.main() + writing.main()
-    missed += documents.main() + confined.main()
+    missed += documents.main() + passes.main() + confined.main() + training.main()
     tables.main()
     return 1 if missed else 0
 

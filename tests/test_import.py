@@ -21,12 +21,13 @@ SOURCE = Path(lowtide.__file__).parent
 
 # The modules of ours that opening and reading need, on first use. What measures, reports, trains or prints comes later.
 ROOMS = {
+    "lowtide.blocks": "addresses asking block_file block_store disk messages objects",
     "lowtide": "arguments array create errors feed together tokens units windows",
     "lowtide.formats": "arrays corpus_parts foreign_directories guess header layout recognise refusals sources",
     "lowtide.formats.columns": "decoded id_columns",
-    "lowtide.formats.files": "hdf5 hdf5_chunks members memmap npy npz raw safetensors",
+    "lowtide.formats.files": "decoded_rows hdf5 hdf5_chunks members memmap npy npz raw safetensors zarr",
     "lowtide.formats.tokens": "datatrove ends litgpt llmc manifest megatron token_files",
-    "lowtide.engine": "document_planes mapping packed_plans permutation reads runs sinks",
+    "lowtide.engine": "column_sums document_planes id_checks mapping packed_plans permutation reads runs sinks",
     "lowtide.machine": "cgroups files limits opening pages",
     "lowtide.order": "feistel local locality mixing orders steps streams words",
     "lowtide.reading": "admission ahead blocks_ahead cursor fingerprint habits opened places plan state token_range"
@@ -43,7 +44,7 @@ OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in 
 STANDARD = (
     "__future__, array, ast, bisect, collections.abc, contextlib, ctypes, dataclasses, errno, fcntl, functools,"
     " gc, glob, hashlib, itertools, json, math, mmap, operator, os, pathlib, platform, re, resource, stat, struct,"
-    " sys, threading, types, typing, weakref"
+    " sys, threading, types, typing, weakref, zlib"
 )
 
 

@@ -57,6 +57,7 @@ LAYERS: list[set[str]] = [
     {"errors", "units", "arguments"},
     {"machine", "engine"},
     {"storage", "order", "memory"},
+    {"blocks"},
     {"formats"},
     {"reading"},
     {"array", "create", "feed", "windows"},
@@ -71,10 +72,11 @@ LAYERS: list[set[str]] = [
 ]
 # Inside the rooms of the reading path, files from the bottom up: each may import only files before it.
 INSIDE: dict[str, str] = {
-    "engine": "runs packed_plans permutation mapping document_planes sinks reads",
+    "engine": "runs column_sums id_checks packed_plans permutation mapping document_planes sinks reads",
     "order": "mixing words feistel orders local locality streams steps",
     "storage": "release forks own_files writing.behind writing.unfinished budget watched_files buffers spans"
     " writing.output read mapped store",
+    "blocks": "addresses messages block_file disk maker remote asking objects block_store",
     "reading": "habits ahead fingerprint rows.indexing opened places rows.column_stats documents.docs"
     " documents.kept_arrays admission state cursor rows.parts plan mixtures.mixture_state rows.stratified"
     " rows.reader blocks_ahead token_range rows.resident rows.iteration window_reader documents.boundaries"

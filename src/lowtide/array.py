@@ -16,6 +16,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from lowtide.blocks.block_store import open_store
+from lowtide.blocks.objects import reaching
 from lowtide.formats import Layout, layout_of
 from lowtide.reading.habits import ROW_NAMES, OnDisk, answers_habits
 from lowtide.reading.opened import html_table
@@ -43,6 +45,9 @@ def open(  # noqa: PLR0913 - keyword-only options of the public surface
     cache: str = "auto",
     budget: int | str = "auto",
     engine: str = "auto",
+    disk: int | str = "auto",
+    cache_dir: str | PathLike[str] | None = None,
+    remote: dict[str, Any] | None = None,
 ) -> Array:
     """Open a ``.npy`` file, raw numbers, a memmap, or a list or glob of them; also one array - ``tensor`` - of a
     ``.safetensors``, ``.npz`` or HDF5 file.
@@ -51,14 +56,19 @@ def open(  # noqa: PLR0913 - keyword-only options of the public surface
     bytes the array may hold at once, such as ``"64MiB"``. ``strategy``, ``cache`` and ``engine`` choose how bytes are
     read; ``plan()`` says what was chosen and why.
 
+    An address - ``s3://``, ``gs://``, ``az://``, ``https://`` or ``http://`` - is read through blocks that are fetched
+    when they are first needed and kept in ``cache_dir`` (``~/.cache/lowtide`` unless stated), at most ``disk`` bytes of
+    them over all processes; ``remote`` passes options to the store's client.
+
     Reads headers only: about a millisecond for a file of any size. Raises ``FileNotFoundError``, or ``FormatError`` for
     what is not an array.
 
     >>> a = lowtide.open("features.npy", budget="64MiB")
     >>> for rows in a.shuffled(4096, seed=0): ...
     """
-    layout = layout_of(source, dtype=dtype, shape=shape, offset=offset, tensor=tensor)
-    return Array(layout, Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
+    with reaching(disk, cache_dir, remote):
+        layout = layout_of(source, dtype=dtype, shape=shape, offset=offset, tensor=tensor)
+    return Array(layout, open_store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine))
 
 
 class Array(RowIteration, OnDisk):
@@ -147,7 +157,7 @@ class Array(RowIteration, OnDisk):
 
         >>> a.stats().mean
         """
-        return stats_of(self, self._rows.shape, self.dtype, self.where)
+        return stats_of(self, self._rows.shape, self.dtype, self._store.engine, self.where)
 
     # Parts
 
@@ -184,5 +194,5 @@ class Array(RowIteration, OnDisk):
         """The same rows through a store of its own that counts against ``budget``."""
         self._store.require_open()
         strategy, cache, engine = self._store.asked
-        store = Store(self.layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
+        store = open_store(self.layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
         return RowReader(self.layout, store, self._part)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from lowtide.arguments import at_least, one_of
+from lowtide.blocks.block_store import open_store
 from lowtide.feed import Feed, FeedRows
 from lowtide.order.locality import Stated
 from lowtide.order.mixing import MOST_PARTS, Mixing, Weights, plan_mixing, shares
@@ -101,7 +102,7 @@ class Mixture(Opened):
             self._groups.append((tuple(names), self._store(extents, *asked)))
 
     def _store(self, extents: tuple[Any, ...], strategy: str, cache: str, engine: str) -> Store:
-        return Store(extents, strategy=strategy, cache=cache, budget=self.budget, engine=engine)
+        return open_store(extents, strategy=strategy, cache=cache, budget=self.budget, engine=engine)
 
     def _again(self, windows: Windows) -> Windows:
         """The same windows over a store of the mixture's own, inside its budget."""

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide.arguments import at_least
+from lowtide.blocks.block_store import open_store
+from lowtide.blocks.objects import reaching
 from lowtide.feed import Feed
 from lowtide.formats import Source, column_layout, document_ends, token_layout
 from lowtide.order.locality import Stated
@@ -44,11 +46,13 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     part: str | None = None,
     tensor: str | None = None,
     column: str | None = None,
-    cache_dir: str | PathLike[str] | None = None,
     strategy: str = "auto",
     cache: str = "auto",
     budget: int | str = "auto",
     engine: str = "auto",
+    disk: int | str = "auto",
+    cache_dir: str | PathLike[str] | None = None,
+    remote: dict[str, Any] | None = None,
 ) -> Tokens:
     """Open a corpus: a token file of any known format, a glob, a list or a directory of them.
 
@@ -56,25 +60,26 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
     ``"test"`` is the other. ``vocab`` is the number of ids; a larger id is a ``FormatError`` at the batch that
     has it. ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
     ``.safetensors``, ``.npz`` or HDF5 file that holds several. ``column`` names the ids of Parquet or Arrow files,
-    which are decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated). ``budget``, ``strategy``, ``cache``
-    and ``engine``: as in ``open``.
+    which are decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated). ``budget``, ``strategy``, ``cache``,
+    ``engine``, ``disk`` and ``remote``: as in ``open``, which also says how addresses are read.
 
     Reads headers only. Raises ``FileNotFoundError``, or ``FormatError`` for what does not hold tokens, and for a list
     or glob of files that mixes train and val.
 
     >>> tokens = lowtide.open_tokens("train.bin", dtype="uint16", vocab=50257, budget="256MiB")
     """
-    if column is None:
-        layout = token_layout(source, dtype=dtype, tensor=tensor, part=part)
-    elif tensor is None:
-        layout = column_layout(source, column, dtype=dtype, part=part, cache_dir=cache_dir)
-    else:
+    if column is not None and tensor is not None:
         raise ValueError(
             f"column: expected column= or tensor=, got column={column!r} and tensor={tensor!r}. Leave one out."
         )
+    with reaching(disk, cache_dir, remote):
+        if column is None:
+            layout = token_layout(source, dtype=dtype, tensor=tensor, part=part)
+        else:
+            layout = column_layout(source, column, dtype=dtype, part=part, cache_dir=cache_dir)
     return Tokens(
         layout,
-        Store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine),
+        open_store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine),
         vocab=layout.vocab if vocab is None else at_least("vocab", vocab, 1, example="vocab=50257"),
         eot=layout.eot if eot is None else at_least("eot", eot, 0, example="eot=50256"),
         bos=layout.bos if bos is None else at_least("bos", bos, 0, example="bos=1"),

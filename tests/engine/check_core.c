@@ -1,6 +1,8 @@
 /* The C core without Python, for the sanitizers: every way against plain memory, faults, a stop in mid-call, threads.
  *
  * `make sanitize` builds this with the address, undefined and thread sanitizers and runs it. */
+#include "checksum.h"
+#include "columns.h"
 #include "documents.h"
 #include "queue.h"
 
@@ -295,6 +297,44 @@ static void check_locate(void) {
     CHECK(!lt_locate(&files, numbers, 3, 4, lengths + 2, 1, to, at));
 }
 
+/* Against the plainest sums, in memory of exactly their size; and a checksum in any two pieces. */
+static void check_passes(void) {
+    int way = -1;
+    for (int64_t columns = 1; columns < 3000; columns += 1 + columns / 2) {
+        int64_t rows = 1 + (int64_t)(word() % 70), size = rows * columns;
+        float *numbers = malloc((size_t)size * sizeof *numbers);
+        double *all = calloc((size_t)columns * 5, sizeof *all);
+        int64_t *nan = calloc((size_t)columns, sizeof *nan);
+        for (int64_t i = 0; i < size; i++) numbers[i] = columns % 2 && word() % 9 == 0 ? 0.0f / 0.0f : (float)(word() % 100);
+        lt_columns to = {.kind = LT_F32, .columns = columns, .guess = all, .total = all + columns, .squares = all + 2 * columns, .low = all + 3 * columns, .high = all + 4 * columns, .nan = nan};
+        lt_add_columns(&to, (const unsigned char *)numbers, rows);
+        for (int64_t column = 0; column < columns; column++) {
+            double total = 0, squares = 0, high = 0;
+            int64_t missing = 0;
+            for (int64_t row = 0; row < rows; row++) {
+                double number = numbers[row * columns + column];
+                if (number != number) missing++;
+                else total += number, squares += number * number, high = number > high ? number : high;
+            }
+            CHECK(to.total[column] == total && to.squares[column] == squares && to.high[column] == high && to.nan[column] == missing);
+        }
+        free(numbers), free(all), free(nan);
+    }
+    if (!lt_has_crc32()) return;
+    CHECK(lt_crc32(0, "123456789", 9) == 0xcbf43926u);
+    for (int64_t length = 0; length < 300; length++) {
+        unsigned char *bytes = malloc((size_t)length + 1);
+        memcpy(bytes, content, (size_t)length);
+        int64_t cut = length ? (int64_t)(word() % (uint64_t)length) : 0;
+        CHECK(lt_crc32(lt_crc32(0, bytes, cut), bytes + cut, length - cut) == lt_crc32(0, bytes, length));
+        free(bytes);
+    }
+    for (int source = 0; source < LT_SOURCES; source++) {
+        int64_t place = lt_first_outside(source, content, 1000, 100);
+        CHECK(place >= 0 && place < 1000 && lt_first_outside(source, content, place, 100) == -1);
+    }
+}
+
 static void check_mapping(void) {
     int way = -1;
     for (int kind = 0; kind < 4; kind++) {
@@ -322,6 +362,7 @@ int main(void) {
     check_locate(); /* a file without a name has changed */
     unlink(path);
     check_mapping();
+    check_passes();
     check_permute();
     for (int64_t length = 1; length < 300; length += 1 + length / 3) {
         for (int kind = 0; kind < 4; kind++) check_documents(kind & 1 ? 8 : 4, kind >> 1, 3, length);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.prepare.conftest import make_documents, snapshot
 
 import lowtide
 from lowtide.errors import FormatError
-from lowtide.prepare import decoder_of, kept_memmap, machine_corpus
+from lowtide.prepare import decoder_of, kept_memmap, machine_corpus, machine_text, prose
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small machine: sources, a header, documentation, and what is not text."""
     directory = tmp_path_factory.mktemp("root")
     for number, text in enumerate(make_documents(900, longest=600)):
-        (directory / f"{number}{('.py', '.h', '.rst')[number % 3]}").write_text(text, encoding="utf-8")
+        path = directory / f"{number}{('.py', '.h', '.rst')[number % 3]}"
+        kind = {".py": "import sources", ".h": "include headers", ".rst": "documentation reads well"}[path.suffix]
+        words = f"{kind} and goes on for a while, as pages do. " * 60 if path.suffix == ".rst" else text
+        path.write_text(f"{kind} {number}\n{words}", encoding="utf-8")
     (directory / "binary.so").write_bytes(bytes(1000))
     return directory
 
@@ -36,12 +40,28 @@ def test_it_is_made_once_used_again_and_reads_as_words(tmp_path: Path, root: Pat
     with lowtide.open_tokens(first.path / "train") as tokens:
         decoder = decoder_of(first.path)
         assert decoder is not None
-        assert "return" in decoder.text(tokens[:2000].tolist())
+        text = decoder.text(tokens[:].tolist())
+        assert text.count("documentation reads well") > 12_000
+        assert "import sources" in text, "there was too little documentation"
+        assert "include headers" not in text
     assert not list((tmp_path / "cache").glob("*.jsonl")), "what was gathered on the way is gone"
 
 
+def test_where_documentation_is_enough_no_source_is_taken(root: Path) -> None:
+    few = list(machine_text._texts([root], 40_000, 4.0))
+    assert few
+    assert all(text.startswith("documentation reads well") for text in few)
+    assert few == list(machine_text._texts([root], 40_000, 4.0)), "names alone decide the order"
+
+
+def test_this_machines_text_is_mostly_words() -> None:
+    found = list(itertools.islice(machine_text._texts([], 300_000, 4.0), 200))
+    assert sum(map(len, found)) > 100_000
+    assert prose.reads_well("\n".join(found))
+
+
 def test_too_little_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="expected 1000000 bytes or more of source and documentation, got 0"):
+    with pytest.raises(FormatError, match="expected 1000000 bytes or more of documentation and sources, got 0"):
         machine_corpus(tmp_path / "cache", [tmp_path])
 
 

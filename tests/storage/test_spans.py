@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide.storage import Extent
-from lowtide.storage.spans import Located, Spans, each_of, few_files, merge, total_of
+from lowtide.storage.spans import Located, Spans, each_of, few_files, joined, merge, total_of
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 
@@ -99,3 +99,20 @@ def test_offsets_beyond_32_bits_stay_exact() -> None:
     spans = located_in(extents).spans(np.array([(5 << 40) // 8 - 1, (5 << 40) // 8, 2**30]), 8, 8)
     assert [file for file, _, _ in each_of(spans)] == [0, 1, 0]
     assert [offset for _, offset, _ in each_of(spans)] == [(5 << 40) + 120, 0, 2**33 + 128]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 30), max_size=60), st.integers(1, 9), st.integers(0, 20))
+def test_joined_runs_are_the_same_bytes_in_the_same_order(chosen: list[int], stride: int, least: int) -> None:
+    numbers = np.array(chosen, np.int64)
+    found = joined(numbers, stride, least)
+    if found is None:
+        runs = 1 + int(np.count_nonzero(np.diff(numbers) != 1))
+        assert len(numbers) <= runs or len(numbers) * stride < least * runs
+        return
+    firsts, step, lengths = found
+    assert len(firsts) < len(numbers)
+    read = [
+        first * step + k for first, length in zip(firsts.tolist(), lengths.tolist(), strict=True) for k in range(length)
+    ]
+    assert read == [number * stride + k for number in chosen for k in range(stride)]

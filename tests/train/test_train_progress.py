@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import platform
 import re
 import subprocess
 import sys
@@ -87,7 +89,7 @@ def test_all_that_a_person_reads_fits_80_columns_but_the_last_line() -> None:
     lines = [*err.getvalue().splitlines(), *out.getvalue().splitlines()]
     assert lines[-1] == outcome().last_line
     assert [line for line in lines[:-1] if len(line) > 80] == []
-    assert "anon 300  mapped 200  cache 10 MiB" in err.getvalue()  # beside the val loss
+    assert "anon 300  mapped 200  kept 0  cache 10 MiB" in err.getvalue()  # beside the val loss
 
 
 def test_the_report_puts_the_control_beside_the_budget() -> None:
@@ -132,16 +134,41 @@ def test_a_long_run_keeps_few_points_and_every_val_loss() -> None:
 GROW = """
 import sys
 import numpy as np
-from lowtide.train.gauge import Gauge
+from lowtide.train.gauge import Gauge, kept_heap
+heap = kept_heap()
+heap.__enter__()
 for grown in map(int, sys.argv[1:]):
     gauge = Gauge([], 8 << 20)
     before = np.ones(4 << 20)   # 32 MiB, before settling: the model's
     gauge.settle()
+    freed = np.ones(12 << 20)   # 96 MiB that a step needs and gives back: kept, and no growth
+    del freed
     held = np.ones(grown << 17)   # MiB of float64
     gauge.read()
     del held
     verdict = gauge.verdict()
     print(verdict.word, round((verdict.peak.held - verdict.settled.held) / 2**20))
+"""
+FREED = """
+from lowtide.memory import process_memory
+from lowtide.train.gauge import KEPT, Gauge, kept_heap
+import numpy as np
+def step(mib):
+    needed = [np.ones(1 << 20) for _ in range(mib // 8)]
+def anon():
+    return process_memory().anon >> 20
+gauge = Gauge([], 8 << 20)
+before = anon()
+step(200)
+usual = anon() - before
+with kept_heap():
+    gauge.settle()
+    step(200)
+    kept, reading = anon() - before, gauge.read()
+    step(2000)
+    most = anon() - before
+after = anon() - before
+print(gauge.verdict().word, usual, kept, reading.kept >> 20, most, KEPT >> 20, after)
 """
 
 
@@ -155,6 +182,20 @@ def test_growth_after_settling_is_held_against_the_budget_even_when_given_back()
         said, measured = line.split()
         assert said == word
         assert int(measured) == pytest.approx(grown, abs=2)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="NOT TESTED: the heap of another C library than glibc")
+def test_what_a_step_frees_is_kept_and_counted_apart_up_to_a_bound_and_given_back_at_the_end() -> None:
+    words = [sys.executable, "-c", FREED]
+    free = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    said = subprocess.run(words, capture_output=True, text=True, check=True, env=free).stdout.split()
+    word, (usual, kept, told, most, bound, after) = said[0], map(int, said[1:])
+    assert usual < 20  # the control: without it the step's memory is gone
+    assert 180 < kept < 220
+    assert told == pytest.approx(kept, abs=20)
+    assert word == "ok"  # kept memory is no growth of the reader's
+    assert most <= bound + 20
+    assert after < 20
 
 
 def test_a_run_that_never_settled_says_unknown() -> None:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lowtide.blocks.objects import fetched
 from lowtide.formats import Layout
 from lowtide.machine import PAGE
+from lowtide.storage import Extent
 from lowtide.storage.budget import AUTO_BUDGET
 from lowtide.survey.subject import in_rows
 from lowtide.units import KIB, MIB, format_size, parse_size
@@ -135,6 +137,15 @@ def jobs_for(layout: Layout, ask: Ask, *, cold: bool) -> list[Job]:
     ways = [way for way in READING_WAYS if cold or way.warm]
     pairs = [(way, pattern) for way in ways for pattern in patterns if pattern in way.patterns]
     return [_job(way, pattern, layout if pattern == "windows" else rows, ask, cold=cold) for way, pattern in pairs]
+
+
+def layout_here(layout: Layout) -> Layout:
+    """The same bytes in files of this machine: of an object the file of its blocks, all of which are fetched."""
+    return replace(layout, extents=tuple(_here(extent) for extent in layout.extents))
+
+
+def _here(extent: Extent) -> Extent:
+    return extent if extent.made is None else replace(extent, path=fetched(extent.made), may_change=True, made=None)
 
 
 def _job(way: Way, pattern: str, layout: Layout, ask: Ask, *, cold: bool) -> Job:

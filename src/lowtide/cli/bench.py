@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from lowtide.bench.jobs import READING_PATTERNS, Ask, Job, jobs_for, one_file, quick
+from lowtide.bench.jobs import READING_PATTERNS, Ask, Job, jobs_for, layout_here, one_file, quick
 from lowtide.bench.presentation import BenchFacts, document, notes, pattern_rows, title
 from lowtide.bench.recommend import Advice, recommend
 from lowtide.bench.rounds import Measurements, OnJob, measure_all
@@ -54,7 +54,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     ask = _ask(arguments)
     subject = find(arguments.paths, stated(arguments))
-    layout = one_file(subject.layout)
+    layout = layout_here(one_file(subject.layout))
     jobs = jobs_for(layout, ask, cold=False)
     _refuse_early(layout, ask, jobs)
     with opened(subject.layout, Opening(budget=ask.budget)) as data:

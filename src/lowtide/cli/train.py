@@ -17,10 +17,11 @@ from typing import Any
 from lowtide.cli.options import number, whole
 from lowtide.cli.tables import watched
 
-# torch's threads spin while they wait for each other. On two cores that something else also uses, spinning made the
-# default run 2 to 4 times slower (2,139 against 9,193 tokens/s); on idle ones it is 1.4 times faster (18,600 against
-# 13,500) for a model this small, and hardly at all for larger ones. Read once, when torch is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# torch's threads spin while they wait for each other, and sleep when that took too long. Spinning for long makes a run
+# several times slower beside other work, not spinning at all makes an idle machine slower: so they spin for a moment.
+# Read once, when torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 try:
     from lowtide.train import checkpoints

@@ -2,8 +2,9 @@
 
 A corpus of ours says what its bytes must be, so each block is checksummed, each id compared with the
 vocabulary and each document's end with the end-of-text id, in one pass at the speed of the disk; of other formats their
-own headers and indexes are held against the data. Shards are read by as many threads as there are processors: reading
-and checksumming leave Python's lock. Costs `CHECKED` bytes per thread. Changes nothing.
+own headers and indexes are held against the data. Stretches of files are read by as many threads as there are
+processors: reading, checksums and the check of ids leave Python's lock. Costs `CHECKED` bytes per thread. Changes
+nothing.
 """
 
 from __future__ import annotations
@@ -11,22 +12,26 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 import numpy as np
 
+from lowtide.blocks.objects import normal_address
 from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK
+from lowtide.engine import engine
 from lowtide.errors import FormatError, LowtideError
-from lowtide.formats import Layout, document_ends, dtype_smell, layout_of, token_layout
+from lowtide.formats import Extent, Layout, document_ends, dtype_smell, layout_of, token_layout
 from lowtide.formats.corpus_parts import checked_part
-from lowtide.formats.header import HeaderFile
+from lowtide.formats.header import HeaderFile, names_in, size_of
 from lowtide.formats.tokens.llmc import HEADER, looks_like
 from lowtide.formats.tokens.manifest import (
     CHECKED,
@@ -41,6 +46,7 @@ from lowtide.formats.tokens.token_files import SUFFIXES
 from lowtide.machine import open_regular
 
 MOST_FAULTS = 100  # listed; a wrong dtype would otherwise list every block
+STRETCH = 16 * CHECKED  # bytes that one thread reads before it takes others
 
 
 @dataclass(frozen=True)
@@ -148,8 +154,10 @@ def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) 
     if manifest is None or content is None:
         return nothing
     bound = vocab if vocab is not None else manifest.vocab
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(lambda entry: _Shard(directory, manifest, entry, bound, findings).check(), manifest.entries))
+    _side_by_side(
+        lambda shard: shard.stretches(),
+        [_Shard(directory, manifest, entry, bound, findings) for entry in manifest.entries],
+    )
     _check_tokenizer(directory, findings)
     tokens = sum(entry.tokens for entry in manifest.entries)
     counts = [entry.documents for entry in manifest.entries]
@@ -188,7 +196,9 @@ def _check_manifest(
 def _check_strangers(directory: Path, manifest: Manifest, findings: _Findings) -> None:
     """Files that look like a shard of this corpus and are none: whoever opens them by a glob reads them too."""
     known = {name for entry in manifest.entries for name in (entry.file, entry.ends)}
-    for path in sorted(directory.iterdir()):
+    if str(directory).startswith("http"):
+        return  # a web server does not say what it has
+    for path in sorted(directory / name for name in names_in(str(directory))):
         if path.suffix in (*SUFFIXES, ".ends") and path.name not in known and not path.name.startswith("."):
             findings.fault(path, None, f"a shard that {MANIFEST} does not name: remove it, or copy the corpus again")
 
@@ -203,18 +213,30 @@ class _Shard:
         self._ends = directory / entry.ends if entry.ends is not None else None
         self._dtype, self._vocab, self._eot = manifest.dtype, vocab, manifest.eot
 
-    def check(self) -> None:
+    def stretches(self) -> list[Callable[[], None]]:
+        """What the whole file can be asked, asked; and the checks of its stretches."""
+        with self._told():
+            size, lead = self._check_size()
+            if self._path.with_suffix(".idx").is_file():  # Megatron's, which has a table of its own
+                _count_documents(token_layout(str(self._path)), self._findings)
+            with_ends = self._ends_in_order() and self._eot is not None
+            return [partial(self._check, first, lead, with_ends) for first in range(0, size, STRETCH)]
+        return []
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """A file that cannot be read is a fault of it."""
         try:
-            self._check()
+            yield
         except (LowtideError, OSError) as problem:
             where = getattr(problem, "filename", None) or getattr(problem, "path", None) or self._path
             self._findings.fault(where, None, getattr(problem, "strerror", None) or str(problem))
 
-    def _check(self) -> None:
-        itemsize = self._dtype.itemsize
+    def _check_size(self) -> tuple[int, int]:
+        """Bytes of the file, and of the header some files of ours have."""
         with HeaderFile(str(self._path)) as file:  # what is no regular file is refused here, and not waited for
             size, lead = file.size, HEADER if looks_like(file.read(0, HEADER)) else 0
-        wanted = lead + self._entry.tokens * itemsize
+        wanted = lead + self._entry.tokens * self._dtype.itemsize
         if size != wanted:
             what = "cut short" if size < wanted else "too long"
             self._findings.fault(
@@ -222,22 +244,27 @@ class _Shard:
                 min(size, wanted),
                 f"{what}: expected {wanted} bytes ({self._entry.tokens} tokens), got {size}",
             )
-        if self._path.with_suffix(".idx").is_file():  # Megatron's, which has a table of its own
-            _count_documents(token_layout(str(self._path)), self._findings)
-        ends = self._document_ends()
-        for at, view in self._summed(self._path, self._entry.crc32):
-            if at == 0:
-                at, view = lead, view[lead:]
-            ids = np.frombuffer(view[: len(view) // itemsize * itemsize], self._dtype)
-            _check_ids(ids, self._vocab, self._path, at, self._findings)
-            if ends is not None and self._eot is not None:
-                self._check_ends(ids, (at - lead) // itemsize, ends)
+        return size, lead
 
-    def _summed(self, path: Path, sums: str | None) -> Iterator[tuple[int, memoryview]]:
+    def _check(self, first: int, lead: int, with_ends: bool) -> None:
+        itemsize = self._dtype.itemsize
+        with self._told():
+            ends = _ends_of(self._ends) if with_ends and self._ends is not None else None
+            for at, view in self._summed(self._path, self._entry.crc32, first, STRETCH):
+                if at == 0:
+                    at, view = lead, view[lead:]
+                ids = np.frombuffer(view[: len(view) // itemsize * itemsize], self._dtype)
+                _check_ids(ids, self._vocab, self._path, at, self._findings)
+                if ends is not None:
+                    self._check_ends(ids, (at - lead) // itemsize, ends)
+
+    def _summed(
+        self, path: Path, sums: str | None, first: int = 0, length: int | None = None
+    ) -> Iterator[tuple[int, memoryview]]:
         """The file block by block, each held against its checksum."""
-        for block, (at, view) in enumerate(_blocks(path)):
+        for block, (at, view) in enumerate(_blocks(path, first, length), first // CHECKED):
             self._findings.read(len(view))
-            if sums is not None and sums[8 * block : 8 * block + 8] != f"{zlib.crc32(view):08x}":
+            if sums is not None and sums[8 * block : 8 * block + 8] != f"{engine().crc32(view):08x}":
                 self._findings.fault(path, at, f"checksum differs in the {len(view)} bytes from here")
             yield at, view
 
@@ -251,15 +278,15 @@ class _Shard:
             what = f"expected the end-of-text id {self._eot} at the end of a document, got {int(ids[wrong[0]])}"
             self._findings.fault(self._path, offset, what)
 
-    def _document_ends(self) -> Any:
-        """The ends as a map of their file, once they are known to be in order; None where they are not to be used."""
+    def _ends_in_order(self) -> bool:
+        """Whether there are ends, and they are what they should be."""
         if self._ends is None or self._entry.documents is None:
-            return None
-        size = self._ends.stat().st_size
+            return False
+        size = size_of(str(self._ends))
         if size != 8 * self._entry.documents:
             what = f"expected {8 * self._entry.documents} bytes for {self._entry.documents} documents, got {size}"
             self._findings.fault(self._ends, min(size, 8 * self._entry.documents), what)
-            return None
+            return False
         last, sound = -1, True
         for at, view in self._summed(self._ends, self._entry.ends_crc32):
             ends = np.frombuffer(view, "<u8")
@@ -275,16 +302,13 @@ class _Shard:
             what = f"expected the last document to end at token {self._entry.tokens}, got {last}"
             self._findings.fault(self._ends, size - 8, what)
             sound = False
-        return np.memmap(self._ends, "<u8", "r") if sound and size else None
+        return sound and size > 0
 
 
 def _check_ids(ids: Any, vocab: int | None, path: str | Path, at: int, findings: _Findings) -> None:
-    if vocab is None or not ids.size:
+    place = -1 if vocab is None else engine().first_outside(ids, vocab)
+    if vocab is None or place < 0:
         return
-    low = int(ids.min()) if ids.dtype.kind == "i" else 0
-    if int(ids.max()) < vocab and low >= 0:
-        return
-    place = int(np.flatnonzero((ids >= vocab) | (ids < 0))[0])
     what = f"expected ids from 0 to {vocab - 1}, got {int(ids[place])}"
     findings.fault(path, at + place * ids.dtype.itemsize, what)
 
@@ -323,14 +347,20 @@ def _other(layout: Layout, stated: int | None, findings: _Findings) -> _Read:
     smell = dtype_smell(layout) if tokens else None
     if smell is not None:
         findings.fault(layout.extents[0].path, 0, f"the dtype: {smell}")
-    runs = ((extent, run) for extent in layout.extents for run in extent.runs())
-    for extent, run in runs:
-        for at, view in _blocks(Path(extent.path), *run):
+    itemsize = layout.dtype.itemsize
+
+    def check(path: str, first: int, length: int) -> None:
+        for at, view in _blocks(Path(path), first, length):
             findings.read(len(view))
-            itemsize = layout.dtype.itemsize
-            if tokens and len(view) >= itemsize:
+            if tokens:
                 ids = np.frombuffer(view[: len(view) // itemsize * itemsize], layout.dtype)
-                _check_ids(ids, vocab, extent.path, at, findings)
+                _check_ids(ids, vocab, path, at, findings)
+
+    def stretches(extent: Extent) -> list[Callable[[], None]]:
+        cuts = ((run, at) for run in extent.runs() for at in range(0, run[1], STRETCH))
+        return [partial(check, extent.path, run[0] + at, min(STRETCH, run[1] - at)) for run, at in cuts]
+
+    _side_by_side(stretches, layout.extents)
     documents = _count_documents(layout, findings)
     checks = ["headers", "sizes", "readable to the end"]
     checks += ["dtype"] if tokens else []
@@ -366,12 +396,40 @@ def _count_documents(layout: Layout, findings: _Findings) -> int | None:
         return None
 
 
+def _ends_of(path: Path) -> Any:
+    """The ends of documents: a map of a local file, or what an object store has."""
+    if normal_address(str(path)) is None:
+        return np.memmap(path, "<u8", "r")
+    with HeaderFile(str(path)) as far:
+        return np.frombuffer(far.read(0, far.size), "<u8")
+
+
+def _side_by_side(stretches: Callable[[Any], list[Callable[[], None]]], files: Sequence[Any]) -> None:
+    """The stretches of all files, by as many threads as there are processors; the first error of any is raised."""
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        checks = chain.from_iterable(pool.map(stretches, files))
+        for _ in pool.map(lambda check: check(), checks):
+            pass
+
+
+class _Buffer(local):
+    """Each thread's own. Page-aligned: unaligned reads copy slower."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(mmap.mmap(-1, CHECKED))
+
+
 def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[tuple[int, memoryview]]:
-    """(offset, bytes) of a file in blocks of CHECKED bytes; a view is good until the next one."""
-    # Page-aligned: unaligned reads copy slower. Never closed by hand: arrays over it may live a little longer.
-    view = memoryview(mmap.mmap(-1, CHECKED))
+    """(offset, bytes) of a file in blocks of CHECKED bytes; a view is good until the thread's next one."""
+    view = _buffer.view
+    if normal_address(str(path)) is not None:
+        with HeaderFile(str(path)) as far:
+            end = far.size if length is None else min(far.size, offset + length)
+            for at in range(offset, end, CHECKED):
+                yield at, memoryview(far.read(at, min(CHECKED, end - at)))
+        return
     with open_regular(path) as file:
-        left = file.status.st_size - offset if length is None else length
+        left = file.status.st_size - offset if length is None else min(length, file.status.st_size - offset)
         while left > 0:
             wanted, done = min(CHECKED, left), 0
             while done < wanted and (got := os.preadv(file.number, [view[done:wanted]], offset + done)):
@@ -380,3 +438,6 @@ def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[
                 return
             yield offset, view[:done]
             offset, left = offset + done, left - done
+
+
+_buffer = _Buffer()

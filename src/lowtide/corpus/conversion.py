@@ -8,7 +8,6 @@ other side, which shifts all of them by one; where it is not, ids are copied as 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from lowtide.corpus.journal import Journal, PlannedFile, refuse_other_files
 from lowtide.corpus.request import FORMATS, SHARD_TOKENS, Request
 from lowtide.corpus.shards import OFTEN, ShardWriter, write_manifest
 from lowtide.corpus.writers import Sink, Target, make_sink
+from lowtide.engine import engine
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, token_layout
 from lowtide.formats.tokens.manifest import ShardEntry
@@ -156,7 +156,7 @@ class _Part:
             with self._opened() as tokens:
                 for ids, ends in self._shifted(tokens, at):
                     finished = sink.add(ids, ends)
-                    check = zlib.crc32(np.ascontiguousarray(ids, "<i8").data, check)
+                    check = engine().crc32_of_ids(ids, check)
                     at, unsaved = at + len(ids), unsaved + ids.nbytes
                     if finished or unsaved >= OFTEN:
                         self._save(sink, at, check)
@@ -184,7 +184,7 @@ class _Part:
         with open_tokens(where, dtype=dtype, budget=_BUDGET) as tokens:
             while at < len(tokens):
                 ids = tokens[at : at + IDS_AT_ONCE]
-                check = zlib.crc32(np.ascontiguousarray(ids, "<i8").data, check)
+                check = engine().crc32_of_ids(ids, check)
                 at += len(ids)
                 progress(at)
             counted = len(tokens)

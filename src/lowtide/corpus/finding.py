@@ -12,6 +12,7 @@ from typing import Any
 
 from lowtide.errors import LowtideError
 from lowtide.formats.corpus_parts import PARTS
+from lowtide.formats.header import is_file
 from lowtide.formats.tokens.manifest import MANIFEST, manifest_content
 
 
@@ -26,4 +27,4 @@ def stated_manifest(directory: Path) -> dict[str, Any]:
 def corpora_in(directory: Path) -> list[Path]:
     """The corpora that a directory is or holds."""
     places = (directory, *(directory / part for part in PARTS))
-    return [place for place in places if (place / MANIFEST).exists()]
+    return [place for place in places if is_file(str(place / MANIFEST))]

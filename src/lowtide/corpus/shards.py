@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.engine import engine
 from lowtide.errors import StateError
 from lowtide.formats.tokens.manifest import CHECKED, MANIFEST, ShardEntry, manifest_digest
 from lowtide.storage.own_files import atomic_write, sync_directory
@@ -54,7 +54,7 @@ class GrowingFile:
                 self._file.write(fitting)
             except OSError as problem:
                 raise _no_room(self.path, problem) from problem
-            self._open = zlib.crc32(fitting, self._open)
+            self._open = engine().crc32(fitting, self._open)
             self.length += len(fitting)
             if self.length % CHECKED == 0:
                 self._sums.append(f"{self._open:08x}")

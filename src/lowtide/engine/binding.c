@@ -129,6 +129,10 @@ static PyMethodDef functions[] = {
     {"packed_plan", (PyCFunction)(void (*)(void))lt_py_packed_plan, METH_FASTCALL, "packed_plan(tables, rows, into, padding): counts, or None."},
     {"packed_close", (PyCFunction)(void (*)(void))lt_py_packed_close, METH_FASTCALL, "packed_close(x, y, begins, closing, padding, pad, eot): the first wrong end."},
     {"locate", (PyCFunction)(void (*)(void))lt_py_locate, METH_FASTCALL, "locate(files, numbers, stride, lengths, fds, offsets): False: look closer."},
+    {"crc32", (PyCFunction)(void (*)(void))lt_py_crc32, METH_FASTCALL, "crc32(bytes, crc): as zlib's; None: this processor has nothing faster."},
+    {"crc32_of_ids", (PyCFunction)(void (*)(void))lt_py_crc32_of_ids, METH_FASTCALL, "crc32_of_ids(ids, crc): the same of ids as int64."},
+    {"first_outside", (PyCFunction)(void (*)(void))lt_py_first_outside, METH_FASTCALL, "first_outside(ids, vocab): the first id that is not below vocab, or -1."},
+    {"add_columns", (PyCFunction)(void (*)(void))lt_py_add_columns, METH_FASTCALL, "add_columns(sums, rows): in place."},
     {"unavailable", unavailable, METH_NOARGS, "Each way, and why it cannot be had ('': it can)."},
     {NULL, NULL, 0, NULL},
 };

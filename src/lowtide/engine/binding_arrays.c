@@ -1,8 +1,10 @@
-/* Python's door to documents.c, packed.c and located.c: buffers held and checked, numbers copied, the GIL released. */
+/* Python's door to documents.c, packed.c, located.c, columns.c and checksum.c: buffers held and checked, numbers copied, the GIL released. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "binding_arrays.h"
+#include "checksum.h"
+#include "columns.h"
 #include "documents.h"
 
 #include <stdlib.h>
@@ -325,6 +327,112 @@ PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count
     lt_files from = {.extents = extents, .ends = of[0]->buf, .shift = of[1]->buf, .which = of[2]->buf, .count = files, .sizes = of[3]->buf, .changed = of[4]->buf, .fds = of[5]->buf};
     /* The GIL is kept: this takes less time than giving it away and asking for it again. */
     result = PyBool_FromLong(lt_locate(&from, numbers->buf, runs, stride, lengths ? lengths->buf : &same, one_length, fds->buf, offsets->buf));
+end:
+    let_go(&all);
+    return result;
+}
+
+/* crc32(bytes, crc): None where this processor has nothing faster than zlib. */
+PyObject *lt_py_crc32(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "crc32: expected 2 arguments, got %zd. Pass both.", count);
+    if (!lt_has_crc32()) Py_RETURN_NONE;
+    unsigned long crc = PyLong_AsUnsignedLongMask(args[1]);
+    Py_buffer bytes;
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &bytes, PyBUF_C_CONTIGUOUS) != 0) return NULL;
+    uint32_t found;
+    Py_BEGIN_ALLOW_THREADS
+    found = lt_crc32((uint32_t)crc, bytes.buf, bytes.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&bytes);
+    return PyLong_FromUnsignedLong(found);
+}
+
+/* crc32_of_ids(ids, crc): as if they were little-endian int64. None as above. */
+PyObject *lt_py_crc32_of_ids(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "crc32_of_ids: expected 2 arguments, got %zd. Pass both.", count);
+    if (!lt_has_crc32()) Py_RETURN_NONE;
+    holding all = {.held = 0};
+    PyObject *result = NULL;
+    unsigned long crc = PyLong_AsUnsignedLongMask(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer *ids = hold(&all, args[0], "ids", "BHILilq", 0, 0);
+    if (ids == NULL) goto end;
+    int source = source_of(ids);
+    uint32_t found;
+    if (source < 0) {
+        bad_number("ids", "ids of uint8, uint16, uint32, int32 or int64", (long long)ids->itemsize);
+        goto end;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    found = lt_crc32_of_ids((uint32_t)crc, source, ids->buf, ids->len / ids->itemsize);
+    Py_END_ALLOW_THREADS
+    result = PyLong_FromUnsignedLong(found);
+end:
+    let_go(&all);
+    return result;
+}
+
+/* first_outside(ids, vocab): where the first id stands that is not from 0 to vocab - 1; -1: nowhere. */
+PyObject *lt_py_first_outside(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "first_outside: expected 2 arguments, got %zd. Pass both.", count);
+    holding all = {.held = 0};
+    PyObject *result = NULL;
+    unsigned long long vocab = PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer *ids = hold(&all, args[0], "ids", "BHILilq", 0, 0);
+    if (ids == NULL) goto end;
+    int source = source_of(ids);
+    int64_t found;
+    if (source < 0) {
+        bad_number("ids", "ids of uint8, uint16, uint32, int32 or int64", (long long)ids->itemsize);
+        goto end;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    found = lt_first_outside(source, ids->buf, ids->len / ids->itemsize, vocab);
+    Py_END_ALLOW_THREADS
+    result = PyLong_FromLongLong(found);
+end:
+    let_go(&all);
+    return result;
+}
+
+static int number_of(const Py_buffer *rows) {
+    const char *format = rows->format ? rows->format : "B";
+    if (*format == '<' || *format == '=' || *format == '@') format++;
+    int size = rows->itemsize == 1 ? 0 : rows->itemsize == 2 ? 1 : rows->itemsize == 4 ? 2 : 3;
+    if (strchr("efd", *format)) return *format == 'e' ? LT_F16 : *format == 'f' ? LT_F32 : LT_F64;
+    return 2 * size + (strchr("bhilq", *format) != NULL);
+}
+
+/* add_columns(ColumnSums(guess, total, squares, low, high, nan), rows) */
+PyObject *lt_py_add_columns(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 2 || !PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != 6) {
+        return PyErr_Format(PyExc_TypeError, "add_columns: expected ColumnSums and rows, got %zd arguments. Pass both.", count);
+    }
+    holding all = {.held = 0};
+    PyObject *result = NULL;
+    Py_buffer *of[6], *rows;
+    for (int i = 0; i < 6; i++) {
+        of[i] = hold(&all, PyTuple_GetItem(args[0], i), "sums", i < 5 ? "d" : "lq", 8, i ? PyBUF_WRITABLE : 0);
+        if (of[i] == NULL) goto end;
+    }
+    if ((rows = hold(&all, args[1], "rows", "?BbHhIiLlQqefd", 0, 0)) == NULL) goto end;
+    int64_t columns = of[0]->len / 8, items = rows->len / rows->itemsize;
+    int fine = columns > 0 && items % columns == 0;
+    for (int i = 1; i < 6; i++) fine = fine && of[i]->len == of[0]->len;
+    if (!fine) {
+        bad_number("rows", "whole rows of as many columns as every sum", (long long)items);
+        goto end;
+    }
+    lt_columns to = {.kind = number_of(rows), .columns = columns, .guess = of[0]->buf, .total = of[1]->buf, .squares = of[2]->buf, .low = of[3]->buf, .high = of[4]->buf, .nan = of[5]->buf};
+    Py_BEGIN_ALLOW_THREADS
+    lt_add_columns(&to, rows->buf, items / columns);
+    Py_END_ALLOW_THREADS
+    result = Py_NewRef(Py_None);
 end:
     let_go(&all);
     return result;

@@ -1,4 +1,4 @@
-/* What works on arrays of numbers alone (documents.c, packed.c, located.c), as Python calls it; binding.c lists them. */
+/* What works on arrays of numbers alone (documents.c, packed.c, located.c, columns.c, checksum.c), as Python calls it; binding.c lists them. */
 #ifndef LOWTIDE_BINDING_ARRAYS_H
 #define LOWTIDE_BINDING_ARRAYS_H
 
@@ -11,5 +11,9 @@ PyObject *lt_py_find_ids(PyObject *module, PyObject *const *args, Py_ssize_t cou
 PyObject *lt_py_packed_plan(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_crc32(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_crc32_of_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_first_outside(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_add_columns(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

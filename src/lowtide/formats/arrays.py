@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.errors import FormatError
-from lowtide.formats.files import memmap, raw
+from lowtide.formats.files import memmap, raw, zarr
 from lowtide.formats.foreign_directories import refuse_foreign_directory
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, agree, join, stated_dtype
@@ -87,6 +87,8 @@ def _layout(
     try:
         file = HeaderFile(item)
     except IsADirectoryError:
+        if zarr.looks_like(item):
+            return agree(zarr.read(item, tensor), dtype, shape, offset)
         refuse_foreign_directory(os.path.abspath(item), os.listdir(item), tokens=False)  # noqa: PTH100, PTH208
         raise
     with file:

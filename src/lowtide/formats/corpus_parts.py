@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.errors import FormatError
+from lowtide.formats.header import is_directory
 
 PARTS = ("train", "val", "test")
 _PART_OF = {
@@ -53,9 +54,9 @@ def by_part(names: Sequence[str]) -> dict[str, list[str]]:
     return {part: each for part, each in found.items() if each}
 
 
-def part_directories(directory: Path) -> list[str]:
-    """The directories inside that are named after a part and nothing else."""
-    return sorted(entry.name for entry in directory.iterdir() if entry.name.lower() in _PART_OF and entry.is_dir())
+def part_directories(directory: Path, names: Sequence[str]) -> list[str]:
+    """Of the names in a directory those of directories that are named after a part and nothing else."""
+    return sorted(name for name in names if name.lower() in _PART_OF and is_directory(str(directory / name)))
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,6 @@ def _mosaic(directory: Path, shards: list[Any]) -> Foreign:
 
 
 def _directory_kind(path: Path, names: Collection[str], *, tokens: bool) -> Foreign | None:
-    if {"zarr.json", ".zarray", ".zgroup"} & set(names):
-        return _zarr(path, names)
     if "data.ninja" in names:
         return _ninja(path)
     for ending, name in ((".arrow", "Arrow files"), (".parquet", "Parquet files"), (".feather", "Feather files")):
@@ -101,21 +99,6 @@ def _directory_kind(path: Path, names: Collection[str], *, tokens: bool) -> Fore
             where = f"{as_typed(str(path))}/*{ending}" if len(inside) > 1 else as_typed(str(path / inside[0]))
             return Foreign(f"a directory of {name}", column_advice(str(path / inside[0]), where, tokens=tokens))
     return None
-
-
-def _zarr(path: Path, names: Collection[str]) -> Foreign:
-    group = ".zgroup" in names or _read_json(path / "zarr.json").get("node_type") == "group"
-    if not group:
-        return Foreign("a Zarr array", "Save it: np.save('{stem}.npy', zarr.open('{file}')[:]).")
-    arrays = sorted(entry.name for entry in path.iterdir() if _is_zarr_array(entry))
-    if not arrays:
-        return Foreign("a Zarr group without arrays of its own", "Name the group or the array that holds the numbers.")
-    save = f"np.save('{arrays[0]}.npy', zarr.open('{{file}}')['{arrays[0]}'][:])"
-    return Foreign(f"a Zarr group of {', '.join(arrays[:5])}", f"Save one array: {save}.")
-
-
-def _is_zarr_array(entry: Path) -> bool:
-    return is_file(str(entry / ".zarray")) or _read_json(entry / "zarr.json").get("node_type") == "array"
 
 
 def _ninja(path: Path) -> Foreign:

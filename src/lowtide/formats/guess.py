@@ -75,7 +75,7 @@ def _sample(layout: Layout) -> list[bytes]:
             if at < extent.length:
                 begin = at // pair * pair
                 length = min(_SAMPLED_BYTES, extent.length - begin) // pair * pair
-                with HeaderFile(extent.path) as file:
+                with HeaderFile(extent.path, extent.made) as file:
                     block = b"".join(file.read(*run) for run in extent.runs(begin, length))
                 blocks.append(block[: len(block) // pair * pair])
                 break

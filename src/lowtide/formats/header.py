@@ -2,7 +2,7 @@
 
 It is looked at before it is opened, opened without waiting, and read no further than asked. A FIFO, socket, device or
 directory is refused from its stat, so that nothing hangs and no device is touched. Costs one stat, one open, one fstat.
-Data is read by ``storage/``.
+An address is an object of a store, read through its local blocks: one request. Data is read by ``storage/``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import stat
 from types import TracebackType
 
+from lowtide.blocks.objects import Made, MadeFile, listed, normal_address, object_size, open_object
 from lowtide.errors import FormatError, ReadError
 from lowtide.storage import Extent
 
@@ -26,9 +27,17 @@ _KINDS = {
 
 
 class HeaderFile:
-    """A regular file of ``size`` bytes, for reading its header; a context manager."""
+    """A regular file of ``size`` bytes, for reading its header; a context manager. ``made``: of what was opened before,
+    where it does not lie here."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, made: Made | None = None) -> None:
+        self._made: MadeFile | None = None
+        self._fd = -1
+        address = normal_address(path) if made is None else path
+        if address is not None:
+            self._made = MadeFile(open_object(address) if made is None else made)
+            self.path, self.size = self._made.made.name, self._made.made.size
+            return
         self.path = os.path.abspath(path)  # noqa: PTH100 - a Path would cost more than the stat
         try:
             _refuse_special(os.stat(self.path), self.path)  # noqa: PTH116
@@ -55,6 +64,8 @@ class HeaderFile:
         if not 0 <= length <= MOST_HEADER_BYTES:
             raise ValueError(f"{self.path}: expected at most {MOST_HEADER_BYTES} header bytes, got {length}.")
         length = max(0, min(length, self.size - offset))  # no buffer larger than what the file has
+        if self._made is not None:
+            return self._made.read(offset, length) if length else b""
         parts = []
         while length:
             try:
@@ -85,7 +96,12 @@ class HeaderFile:
         return data
 
     def extent(self, offset: int, length: int) -> Extent:
-        return Extent(path=self.path, offset=offset, length=length, size=self.size)
+        return Extent(path=self.path, offset=offset, length=length, size=self.size, made=self.made)
+
+    @property
+    def made(self) -> Made | None:
+        """What its bytes are made of, where it does not lie here."""
+        return None if self._made is None else self._made.made
 
     def part(self, name: str, offset: int, size: int) -> FilePart:
         """A run of bytes that is a file of its own, as a member of an archive is."""
@@ -120,11 +136,49 @@ class FilePart:
 
 
 def is_file(path: str) -> bool:
-    """Whether a regular file is there; never opens it."""
+    """Whether a regular file is there, or an object; never opens it."""
+    address = normal_address(path)
+    if address is not None:
+        return object_size(address) is not None
     try:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116
     except OSError:
         return False
+
+
+def is_directory(path: str) -> bool:
+    """Whether a directory is there. Of addresses: those that end in a slash, or whose last part has no suffix and that
+    lead to a manifest or to objects below."""
+    address = normal_address(path)
+    if address is None:
+        return os.path.isdir(path)  # noqa: PTH112
+    if address.endswith("/"):
+        return True
+    last = address.partition("://")[2].rpartition("/")[2]
+    return "." not in last and object_size(address) is None
+
+
+def names_in(path: str) -> list[str]:
+    """What lies in a directory; of addresses: everything below up to the next slash, each name once."""
+    address = normal_address(path)
+    if address is None:
+        return os.listdir(path)  # noqa: PTH208
+    below = address.rstrip("/") + "/"
+    if address.startswith("http"):
+        raise FormatError(
+            f"{address}: expected a manifest.json in a directory of a web server, which lists nothing, got none. "
+            "Name the files."
+        )
+    return list(dict.fromkeys(one[len(below) :].partition("/")[0] for one, _ in listed(below)))
+
+
+def size_of(path: str) -> int:
+    """Bytes of a file or object; -1 where there is none."""
+    address = normal_address(path)
+    if address is not None:
+        found = object_size(address)
+        return -1 if found is None else found
+    return os.path.getsize(path) if is_file(path) else -1  # noqa: PTH202
 
 
 def refuse_empty(file: HeaderFile) -> None:

@@ -36,6 +36,7 @@ class DocumentIndex:
     count: int  # of boundaries
     pointers: int = 0  # Megatron: offset of the int64 byte pointers of its sequences
     sequences: int = 0  # Megatron: how many
+    made: Any = None  # what the index is made of, where it does not lie here
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """What a caller may name as data: a path, a memmap, a list of them, a glob.
 
 Every way of naming files becomes one list in a stated order. Globs sort as people count (shard_2 before shard_10);
-lists keep the caller's order. An address such as s3://... is refused with the command that copies it here. Costs a
-directory listing for a glob. Opens nothing and reaches no other machine.
+lists keep the caller's order. Addresses of object stores are taken as they are, patterns of them by a listing of what
+lies below; those of other schemes are refused. Costs a listing for a glob.
+Opens nothing.
 """
 
 from __future__ import annotations
@@ -16,19 +17,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from lowtide.blocks.addresses import SCHEMES
+from lowtide.blocks.objects import listed, normal_address
+
 Mapped: TypeAlias = "npt.NDArray[Any]"  # of arrays only an np.memmap, or a view of one, has a file
 Source: TypeAlias = "str | os.PathLike[str] | Mapped | Sequence[str | os.PathLike[str] | Mapped]"
 
 _DIGITS = re.compile(r"([0-9]+)")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}[^/]")  # pathlib makes s3://x into s3:/x
-_COPY = {
-    "s3": "aws s3 cp {source} .",
-    "gs": "gcloud storage cp {source} .",
-    "az": "az storage copy -s {source} -d .",
-    "hf": "hf download, then open the local copy",
-    "http": "curl -LO {source}",
-    "https": "curl -LO {source}",
-}
 
 
 def natural_key(path: str) -> list[tuple[int, str]]:
@@ -61,6 +57,9 @@ def _files_of(item: object) -> list[str | Mapped]:
         raise ValueError("source: expected a path, got empty text. Name the file to open.")
     if os.path.lexists(path):
         return [path]
+    address = normal_address(path)
+    if address is not None:
+        return list(_objects_of(address))
     _refuse_address(path)
     if not glob.has_magic(path):
         return [path]
@@ -68,6 +67,26 @@ def _files_of(item: object) -> list[str | Mapped]:
     if not found:
         raise FileNotFoundError(f"{path}: expected files that match this pattern, got none. Check it with ls.")
     return list(found)
+
+
+def _objects_of(address: str) -> list[str]:
+    """The address itself, or the objects that its pattern matches; a query may hold any sign."""
+    if address.startswith("http") or not glob.has_magic(address):
+        return [address]
+    before = re.split(r"[*?[]", address, maxsplit=1)[0]
+    below = before[: before.rindex("/") + 1]
+    matches = re.compile(_pattern(address)).fullmatch
+    found = sorted((one for one, _ in listed(below) if matches(one)), key=natural_key)
+    if not found:
+        raise FileNotFoundError(f"{address}: expected objects that match this pattern, got none. Check the address.")
+    return found
+
+
+def _pattern(address: str) -> str:
+    """A glob as a regular expression: ``*`` and ``?`` stop at a slash, ``**`` does not."""
+    said = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", address)
+    return "".join(said.get(part, part if part.startswith("[") else re.escape(part)) for part in parts)
 
 
 def _refuse_address(path: str) -> None:
@@ -78,8 +97,8 @@ def _refuse_address(path: str) -> None:
     scheme = address[1].lower()
     if scheme == "file":
         raise ValueError(f"{path}: expected a path, got an address, file://. Leave out 'file://'.")
-    copy = _COPY.get(scheme, "the tool of that store").format(source=path)
+    read = ", ".join(f"{one}://" for one in SCHEMES)
     raise ValueError(
-        f"{path}: expected a path on this machine, got an address, {scheme}://. Remote paths are not read yet: copy it "
-        f"first ({copy}), or mount the store as a directory."
+        f"{path}: expected a path, or an address of {read}, got one of {scheme}://. "
+        "Copy it here first, or mount it as a directory."
     )

@@ -44,7 +44,7 @@ _FINISHED = "finished.json"  # in the work directory of a run that has only to r
 class Status:
     """How far it is."""
 
-    stage: str  # "tokenizer", "encoding", "writing"
+    stage: str  # "gathering" (this machine's own text), "tokenizer", "encoding", "writing"
     done: int = 0  # bytes of input
     total: int = 0
     tokens: int = 0

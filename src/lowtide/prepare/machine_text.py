@@ -1,19 +1,23 @@
-"""A corpus of the text every machine with Python already has: the standard library and the installed packages.
+"""A corpus of the text a machine has anyway: manual pages, what pydoc prints, READMEs and other documentation.
 
-No download: sources, type stubs, C and C++ headers and documentation become documents in an order that only
-their names decide; a byte-level BPE is trained on them (a byte is a token where no tokenizer is installed); train and
-val are told apart by document hash, so that the val loss is about files the model never saw. Prepared once into
-Lowtide's cache directory and used again by everything later on the same set of packages. Took 15 s for 44 million
-tokens on two busy cores.
+No download: pages become documents in an order that only their names decide. Where a machine has few of them, what
+pydoc prints of its modules fills the corpus up, then their sources: every machine with Python has those. A byte-level
+BPE is trained on it (a byte is a token where no tokenizer is installed); train and val are told apart by document hash,
+so that the val loss is about pages the model never saw. Prepared once into Lowtide's cache directory and used again
+until Python's packages change.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
+import re
 import sys
 import sysconfig
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
@@ -24,6 +28,7 @@ from lowtide.corpus.journal import WORK
 from lowtide.corpus.request import Request
 from lowtide.errors import FormatError
 from lowtide.formats.tokens.manifest import MANIFEST
+from lowtide.prepare import prose
 from lowtide.prepare.job import Status, prepare
 from lowtide.prepare.resources import Resources
 
@@ -32,12 +37,17 @@ CORPUS_PREFIX = "corpus-machine-"  # of the directory in the cache
 WORDS_NEED = "tokenizers"  # the package without which a byte is a token
 VAL = 0.01
 TOKENS = 40_000_000  # about; more text than this is left out
-ENDINGS = (".py", ".pyi", ".h", ".hpp", ".hh", ".cuh", ".c", ".rst", ".md", ".txt")
+_PAGES = (".rst", ".md", ".txt")
+_SOURCES = (".py",)
 # Installed packages are walked where they are installed for this interpreter, not below the standard library.
-_PASSED_OVER = frozenset({"__pycache__", ".git", "node_modules", "site-packages", "dist-packages"})
-_LONGEST = 512 * 1024  # longer files are tables and generated code
+_PASSED_OVER = frozenset({"__pycache__", ".git", "node_modules", "site-packages", "dist-packages", "test", "tests"})
+_MANUALS = ("/usr/share/man", "/usr/local/share/man")
+_DOCUMENTATION = "/usr/share/doc"
+_LONGEST = 512 * 1024  # bytes; longer files are tables and generated code
+_MOST_OF_A_FAMILY = 200  # manual pages whose names begin alike: one tool here has 16,000 of them
+_ENOUGH = 10_000_000  # tokens of pages; with fewer, what pydoc prints fills the corpus up to this many, then sources
 _LEAST = 1_000_000  # bytes; some systems ship the library as bytecode or in a zip file
-_BYTES_PER_TOKEN = 3.1  # of such text with 4,096 ids, measured
+_BYTES_PER_TOKEN = 3.2  # of such text with 4,096 ids, measured
 
 
 @dataclass(frozen=True)
@@ -58,15 +68,15 @@ def machine_corpus(
 ) -> MachineCorpus:
     """The corpus of this machine's text, prepared now unless the cache has it.
 
-    ``roots``: directories to take text from; unstated, the standard library and this interpreter's packages.
+    ``roots``: directories to take text from; unstated, those of the manual, of the system's documentation, and the
+    standard library and packages of this interpreter.
     """
-    kind = [f"bpe {VOCAB}" if has_words() else "bytes"]
+    kind = ["documentation", f"bpe {VOCAB}" if has_words() else "bytes"]
     key = hashlib.sha256("\n".join([str(tokens), *kind, *(map(str, roots) if roots else _installed())]).encode())
     target = (Path(cache) if cache is not None else _cache_directory()) / f"{CORPUS_PREFIX}{key.hexdigest()[:12]}"
     made = not (target / "val" / MANIFEST).is_file() or (target / WORK).exists()
     if made:
-        places = [Path(root) for root in roots] or _own_places()
-        _prepare(_chosen(places, int(tokens * (_BYTES_PER_TOKEN if has_words() else 1))), target, progress)
+        _prepare(_texts(roots, tokens, _BYTES_PER_TOKEN if has_words() else 1.0), target, progress)
     manifests = [json.loads((target / part / MANIFEST).read_bytes()) for part in ("train", "val")]
     size = sum(path.stat().st_size for path in target.glob("*/*.bin"))
     return MachineCorpus(target, sum(manifest["tokens"] for manifest in manifests), size, made)
@@ -77,54 +87,109 @@ def has_words() -> bool:
     return find_spec(WORDS_NEED) is not None
 
 
-def _prepare(files: list[tuple[str, str, int]], target: Path, progress: Callable[[Status], None]) -> None:
-    """Through one file of JSON lines: thousands of small files of many endings are one input with one order."""
+def _prepare(texts: Iterator[str], target: Path, progress: Callable[[Status], None]) -> None:
+    """Through one file of JSON lines: thousands of small files of many kinds are one input with one order."""
     target.parent.mkdir(parents=True, exist_ok=True)
     gathered = target.parent / f"{target.name}.jsonl"
     if not gathered.exists():
+        progress(Status("gathering"))
         growing = gathered.with_suffix(f".{os.getpid()}.part")
-        with growing.open("w", encoding="utf-8") as output:
-            for _, path, _ in files:
-                text = Path(path).read_bytes().decode("utf-8", "replace")
-                output.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-        growing.replace(gathered)
+        try:
+            with growing.open("w", encoding="utf-8") as output:
+                for text in texts:
+                    output.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+            growing.replace(gathered)
+        finally:
+            growing.unlink(missing_ok=True)
     bpe = VOCAB if has_words() else 0
     request = Request(train_bpe=bpe, val=VAL, dedup=True, invalid_utf8="replace", shard_tokens=20_000_000)
     prepare([str(gathered)], target, request, Resources(), progress)
     gathered.unlink()
 
 
-def _chosen(places: Sequence[Path], most: int) -> list[tuple[str, str, int]]:
-    """(name, path, bytes) of files, in an order that only names decide, until there are ``most`` bytes."""
-    found: dict[str, tuple[str, str, int]] = {}
-    for place in places:
-        for name, path, size in _text_files(place):
-            found.setdefault(name, (name, path, size))
-    ordered = sorted(found.values(), key=lambda one: hashlib.sha256(one[0].encode("utf-8", "surrogateescape")).digest())
-    total, chosen = 0, []
-    for one in ordered:
-        if total >= most:
-            break
-        chosen.append(one)
-        total += one[2]
-    if total < _LEAST:
+def _texts(roots: Sequence[str | Path], tokens: int, bytes_per_token: float) -> Iterator[str]:
+    """Documents until there are about so many tokens: pages; where those are few what pydoc prints, then sources."""
+    places = [Path(root) for root in roots] or _own_places()
+    files = [file for place in places for file in _files(place)]
+    sources = [file for file in files if file.name.endswith(_SOURCES)]
+    pages = [*(() if roots else _manual_pages()), *(file for file in files if not file.name.endswith(_SOURCES))]
+    total, enough = 0, min(tokens, _ENOUGH)
+    for found, readable, most in ((pages, True, tokens), (sources, True, enough), (sources, False, enough)):
+        for file in _ordered(found):
+            if total >= most * bytes_per_token:
+                break
+            text = _text(file, readable=readable)
+            total += len(text)
+            if text:
+                yield text
+    if total < min(_LEAST, tokens * bytes_per_token):
         raise FormatError(
-            f"{', '.join(map(str, places))}: expected {_LEAST} bytes or more of source and documentation, got {total}. "
-            "Name token files of your own with --data."
+            f"{', '.join(map(str, places))}: expected {_LEAST} bytes or more of documentation and sources, got {total}."
+            " Name token files of your own with --data."
         )
-    return chosen
 
 
-def _text_files(root: Path) -> Iterator[tuple[str, str, int]]:
+@dataclass(frozen=True)
+class _TextFile:
+    name: str  # below the directory that was walked: what decides its place
+    path: str
+
+
+def _reader(file: _TextFile) -> Callable[[str], str] | None:
+    """What finds the readable text of a file; None for a file that has none."""
+    name = file.name.rpartition("/")[2].removesuffix(".gz")
+    if name.endswith(_SOURCES):
+        module = file.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        return lambda text: prose.of_module(text, module)
+    if name == "METADATA":
+        return prose.of_metadata
+    if name.endswith(_PAGES) or name.startswith("README"):
+        return prose.of_page
+    return prose.of_manual if file.path.startswith(_MANUALS) else None
+
+
+def _text(file: _TextFile, *, readable: bool) -> str:
+    try:
+        content = Path(file.path).read_bytes()
+        content = gzip.decompress(content) if file.path.endswith(".gz") else content
+    except (OSError, EOFError, zlib.error):  # gone, another user's, or damaged: there are others
+        return ""
+    reader = _reader(file) if readable else None
+    if len(content) > _LONGEST:
+        return ""
+    text = content.decode("utf-8", "replace")
+    return text if reader is None else reader(text)
+
+
+def _ordered(files: Sequence[_TextFile]) -> list[_TextFile]:
+    """Each name once, in an order that only names decide."""
+    found: dict[str, _TextFile] = {}
+    for file in files:
+        found.setdefault(file.name, file)
+    return sorted(found.values(), key=lambda one: hashlib.sha256(one.name.encode("utf-8", "surrogateescape")).digest())
+
+
+def _files(root: Path) -> Iterator[_TextFile]:
+    """Sources and documentation below a directory."""
     for directory, inner, names in os.walk(root):
         inner[:] = sorted(name for name in inner if name not in _PASSED_OVER)
         for name in sorted(names):
             path = os.path.join(directory, name)  # noqa: PTH118
-            if not name.endswith(ENDINGS) or os.path.islink(path):  # noqa: PTH114
-                continue
-            size = os.stat(path).st_size  # noqa: PTH116
-            if 0 < size <= _LONGEST:
-                yield os.path.relpath(path, root), path, size
+            file = _TextFile(os.path.relpath(path, root), path)
+            if _reader(file) is not None and not os.path.islink(path) and 0 < os.stat(path).st_size <= _LONGEST:  # noqa: PTH114, PTH116
+                yield file
+
+
+def _manual_pages() -> Iterator[_TextFile]:
+    """The pages of the English manual, a bounded number of each family."""
+    families: Counter[str] = Counter()
+    for root in _MANUALS:
+        for section in sorted(Path(root).glob("man[1-9]")):
+            for path in sorted(section.iterdir()):
+                family = re.split("[-_.:]", path.name)[0]
+                if families[family] < _MOST_OF_A_FAMILY and not path.is_symlink() and path.is_file():
+                    families[family] += 1
+                    yield _TextFile(f"{section.name}/{path.name}", str(path))
 
 
 def _installed() -> list[str]:
@@ -134,9 +199,9 @@ def _installed() -> list[str]:
 
 
 def _own_places() -> list[Path]:
-    """The standard library, its headers, and where packages are installed for this interpreter."""
+    """The standard library, where packages are installed for this interpreter, and the system's documentation."""
     packages = [path for place in sys.path if (path := Path(place)).name in ("site-packages", "dist-packages")]
-    return [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("include")), *dict.fromkeys(packages)]
+    return [Path(sysconfig.get_path("stdlib")), *dict.fromkeys(packages), Path(_DOCUMENTATION)]
 
 
 def _cache_directory() -> Path:

@@ -94,9 +94,17 @@ class BlockFollower:
                     break
             if self._next is not None and self._next != now:
                 self._each(self._store.drop_long, self._next, 0, self._announced)
+        if self._now is not None:
+            self._each(self._hand_down, self._now, 0, self._now.blocks)
         self._now, self._next, self._announced = now, None, 0
         self._each(self._store.announce_long, now, already, now.blocks)
         return now
+
+    def _hand_down(self, offsets: Offsets, length: int) -> None:
+        """Of a window that was read: when each of its blocks comes again."""
+        assert self._now is not None
+        after = self._now.position + self._now.positions
+        self._store.read_again(offsets, length, self.comes_next(offsets, after) * self._item)
 
     def leave(self) -> None:
         """The stream is at its end: evict what is left."""
@@ -167,6 +175,12 @@ def follow(
     if not isinstance(stream, Shuffled) or stream.locality is None or stream.n == 0 or world > MOST_RANKS:
         return reader, None
     follower = BlockFollower(reader.store, stream, item, base, more, steps)
+    room = reader.store.room
+    if room is not None and follower.largest > room // 2:
+        raise ValueError(
+            f"locality: expected windows of at most half of disk={format_size(room)}, got "
+            f"{format_size(follower.largest)}. Open it with disk={2 * follower.largest}, or state a smaller locality=."
+        )
     if 2 * follower.largest > room_for_cache()[0]:
         return reader, None
     return reader.read_as(RESIDENT) if follower.drop else reader, follower

@@ -137,6 +137,18 @@ class MergedRound:
     inside: Offsets
 
 
+def joined(numbers: Offsets, stride: int, least: int) -> tuple[Offsets, int, Offsets] | None:
+    """Numbers that follow one another joined into runs: the first of each, ``stride``, and the bytes of each.
+
+    What comes in its order needs no scratch. None where nothing is saved, or runs are shorter than ``least`` bytes on
+    average: then reading over the gaps between them costs less than a read for each.
+    """
+    first = np.concatenate(([True], numbers[1:] - numbers[:-1] != 1)).nonzero()[0]
+    if not 0 < len(first) < len(numbers) or len(numbers) * stride < least * len(first):
+        return None
+    return numbers[first], stride, np.diff(first, append=len(numbers)) * stride
+
+
 def merge(offsets: Offsets, length: int, *, gap: int, most: int) -> list[MergedRound] | None:
     """Merge spans within ``gap`` bytes of each other; each round reads at most ``2 * most`` bytes (``most >= length``).
 

@@ -42,6 +42,7 @@ from lowtide.storage.spans import (
     Spans,
     each_of,
     few_files,
+    joined,
     merge,
 )
 from lowtide.storage.watched_files import KEPT, MOST_WATCHED, Extent, Files, ReadCounts
@@ -65,6 +66,9 @@ Strategy = Read | Mapped
 
 class Store:
     """Extents of files as logical bytes ``[0, total)``."""
+
+    new_temperature = Temperature
+    room: int | None = None  # bytes of data that can be here at once; None: all of it
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class Store:
         self._aside: Holding | None = None
         self._strategy: Strategy | None = None
         self._why = ""
-        self.temperature = Temperature()
+        self.temperature = self.new_temperature()
         renew_in_children(self)
         self._ready()  # a budget too small for the strategy is refused here
 
@@ -134,6 +138,9 @@ class Store:
 
     def gather(self, numbers: Offsets, stride: int, length: int, target: Any, how: int = SCATTERED) -> None:
         """Fill ``target`` with bytes that may be neighbours: where that saves reads, they are read together."""
+        if length == stride and (runs := joined(numbers, length, self.gap // 2)) is not None:
+            self.start(*runs, target, how).finish()
+            return
         if self.strategy.name != "map":  # merging saves reads, and a kept mapping makes none
             most = max(length, min(MERGE_ROUND, self.budget.limit // 32))
             rounds = merge(numbers * stride, length, gap=self.gap, most=most)
@@ -169,6 +176,9 @@ class Store:
         """Tell the kernel that the ``length`` bytes from each of these offsets on will be read, in any order."""
         for spans, _ in few_files(self.located.spans(offsets, 1, length), KEPT.together):
             announce_now(self.files, spans)
+
+    def read_again(self, offsets: Offsets, length: int, when: Offsets) -> None:
+        """Told when these bytes are read next, in bytes of reading: of use to who has to choose what stays."""
 
     def drop_long(self, offsets: Offsets, length: int) -> None:
         """Evict these bytes from the page cache, whoever read them."""
@@ -254,7 +264,7 @@ class Store:
         parts = list(few_files(spans, KEPT.together))
         if len(parts) == 1:
             return strategy.start(spans, target, how, early)
-        return _InTurns(self, strategy, parts, target, how)
+        return InTurns(self, strategy, parts, target, how)
 
     def _watched(
         self, strategy: Any, numbers: Offsets, stride: int, length: Lengths, target: Any
@@ -335,7 +345,7 @@ class Store:
             os.close(number)
 
 
-class _InTurns:
+class InTurns:
     """Spans of more files than one call may hold open: some of the files at a time."""
 
     __slots__ = ("_how", "_parts", "_store", "_strategy", "_target")
@@ -357,7 +367,7 @@ class _InTurns:
         return None
 
 
-StartedReads = Reads | MappedReads | _InTurns
+StartedReads = Reads | MappedReads | InTurns
 
 
 def _scatter(scratch: Bytes, turn: MergedRound, length: int, out: Bytes) -> None:

@@ -56,6 +56,7 @@ class Extent:
     """Data bytes that follow one another in a file; ``size`` is the whole file's when its header was read.
 
     ``may_change``: the caller may write to the file meanwhile (a memmap opened for writing), so times prove nothing.
+    ``made``: what the bytes are made of, where they do not lie here; then ``path`` names that for people.
     """
 
     path: str
@@ -64,6 +65,7 @@ class Extent:
     size: int
     may_change: bool = False
     pieces: FilePieces | None = None  # where its bytes do not follow one another; ``offset``: of the first
+    made: Any = None
 
     def place(self, at: int) -> int:
         """The byte of the file at which byte ``at`` of the data lies."""

@@ -79,8 +79,8 @@ def describe(subject: Subject, opening: Opening) -> Description:
         vocab=layout.vocab,
         eot=layout.eot,
         parts=subject.tokens_by_part(),
-        filesystem=file_kind(first.path).name,
-        read_ahead=read_ahead_bytes(first.path),
+        filesystem=file_kind(first.path).name if first.made is None else "behind an address",
+        read_ahead=read_ahead_bytes(first.path) if first.made is None else None,
         cached=_cached(layout),
         notes=layout.notes,
         guess=dtype_smell(layout),
@@ -120,7 +120,7 @@ def _documents(layout: Layout) -> int | None:
 
 def _cached(layout: Layout) -> int | None:
     """Bytes of the data in the page cache now, where the kernel tells."""
-    if len(layout.extents) > _MOST_FILES:
+    if len(layout.extents) > _MOST_FILES or any(extent.made is not None for extent in layout.extents):
         return None
     with contextlib.suppress(OSError):
         runs = [(extent.path, *run) for extent in layout.extents for run in islice(extent.runs(), _MOST_FILES)]

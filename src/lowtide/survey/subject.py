@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lowtide.array import Array
+from lowtide.blocks.block_store import open_store
 from lowtide.formats import ArrayMember, Layout, MissingDtypeError, layout_of, members_of, token_layout
 from lowtide.formats.layout import HEADERLESS
-from lowtide.storage import Store
 from lowtide.tokens import Tokens
 
 
@@ -113,7 +113,7 @@ def holds_tokens(layout: Layout) -> bool:
 
 def opened(layout: Layout, opening: Opening) -> Array | Tokens:
     """An object over the layout: tokens where it holds tokens. The one place that builds one from a layout."""
-    store = Store(layout.extents, **vars(opening))
+    store = open_store(layout.extents, **vars(opening))
     if not holds_tokens(layout):
         return Array(layout, store)
     return Tokens(layout, store, vocab=layout.vocab, eot=layout.eot, bos=layout.bos)

@@ -1,38 +1,50 @@
 """Memory by kind while training, and whether the reader kept to its budget.
 
 The reader cannot be weighed apart from torch, so we weigh the whole process and take growth after `SETTLE_STEPS`
-steps, when the model, the optimiser's state and torch's own caches exist: at most what reading added. Before each
-reading the C library gives back the heap that torch has freed, whose tens of MiB belong to nobody. Cost: a millisecond
-per reading, and a question about the corpus' page cache asked so rarely that it stays under half a percent.
+steps, when the model, the optimiser's state and torch's own caches exist: at most what reading added. Heap that torch
+has freed and the C library keeps for the next step is told apart as ``kept``: giving it back shows what is in use, and
+the next step has to fetch it again, so that is done only when the process has changed by more than `SLACK` since, or
+when more than `KEPT` bytes are kept. In between every byte of change counts as in use. Cost: a millisecond per reading,
+and a question about the corpus' page cache asked so rarely that it stays under half a percent.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from lowtide.machine import page_cache
 from lowtide.memory import process_memory
+from lowtide.memory.measure.process import ProcessMemory
 from lowtide.prepare import Control
 from lowtide.report.png import Curve, Level, Panel
 from lowtide.units import MIB, format_size
 
 SETTLE_STEPS = 20
+SLACK = MIB
 CACHE_SHARE = 0.005
 MOST_POINTS = 1024
+KEPT = 384 * MIB  # a step of the default run frees about 200; a larger model computes longer than its pages take
+LARGEST = 64 * MIB  # larger tensors are mapped and unmapped each on its own
+USUAL = 128 * 1024  # glibc's own threshold for both
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+_THEIR_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 @dataclass(frozen=True)
 class MemoryNow:
-    """Bytes held by this process, and the page cache of its corpus."""
+    """Bytes held by this process, and the page cache of its corpus. All its anonymous memory is anon + kept."""
 
-    anon: int
+    anon: int  # in use
     mapped: int
     cache: int
+    kept: int = 0  # freed, and kept by the C library for the next step
 
     @property
     def held(self) -> int:
@@ -64,6 +76,7 @@ class CurvePoint(NamedTuple):
     anon: float
     mapped: float
     cache: float
+    kept: float = 0.0  # checkpoints of earlier versions have none
 
 
 class Gauge:
@@ -74,28 +87,41 @@ class Gauge:
         self._budget = budget
         self._settled: MemoryNow | None = None
         self._peak: MemoryNow | None = None
+        self._whole = -1  # anon before what was freed was last given back, and after
+        self._in_use = 0
         self._cache = 0
         self._next_cache = 0.0
         self.last = MemoryNow(0, 0, 0)
         self.measurable = True
 
     def read(self) -> MemoryNow:
-        _give_back_freed()
         try:
             memory = process_memory()
+            changed = memory.anon - self._whole
+            if self._whole < 0 or abs(changed) > SLACK or memory.anon - self._in_use > KEPT:
+                memory, changed = self._given_back(memory.anon), 0
         except OSError:  # no /proc: macOS
             self.measurable = False
             return self.last
-        self.last = MemoryNow(memory.anon, memory.mapped, self._cached())
+        anon = self._in_use + changed
+        self.last = MemoryNow(anon, memory.mapped, self._cached(), max(0, self._whole - self._in_use))
         if self._settled is not None and (self._peak is None or self.last.held > self._peak.held):
             self._peak = self.last
         return self.last
 
+    def _given_back(self, whole: int) -> ProcessMemory:
+        _give_back_freed()
+        memory = process_memory()
+        self._whole, self._in_use = whole, memory.anon
+        return memory
+
     def settle(self) -> None:
         """From here on growth counts."""
+        self._whole = -1  # in use to the byte: what follows is held against it
         self._settled = self._peak = self.read()
 
     def verdict(self) -> BudgetVerdict:
+        self._whole = -1
         last = self.read()
         settled, peak = self._settled or last, self._peak or last
         known = self.measurable and self._settled is not None
@@ -114,10 +140,37 @@ class Gauge:
         return self._cache
 
 
+# The heap. Every step frees its tensors and the next one allocates the same ones again; glibc maps each large one anew,
+# and the kernel fills its pages with zeros: a third of a small model's time.
+
+
+@contextmanager
+def kept_heap() -> Iterator[None]:
+    """Keep what is freed while this lasts, at most `KEPT` bytes at the heap's end; give it back then. For the whole
+    process. Without glibc, or where the user has set its variables, nothing is changed."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt") or any(name in os.environ for name in _THEIR_OWN):
+        yield
+        return
+    # Older releases allow no more than half of 64 MiB, and 0 says that one was refused.
+    if not library.mallopt(_MMAP_THRESHOLD, LARGEST):
+        library.mallopt(_MMAP_THRESHOLD, LARGEST // 2)
+    library.mallopt(_TRIM_THRESHOLD, KEPT)
+    try:
+        yield
+    finally:
+        library.mallopt(_MMAP_THRESHOLD, USUAL)
+        library.mallopt(_TRIM_THRESHOLD, USUAL)
+        _give_back_freed()
+
+
 def _give_back_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc; elsewhere what was freed counts as held
         trim(ctypes.c_size_t(0))
+
+
+# The curve
 
 
 def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
@@ -130,7 +183,7 @@ def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
 
 # The picture, as plain series
 
-BLUE, ORANGE, GREEN = "#1f5fa8", "#d9722b", "#3a8f5c"
+BLUE, ORANGE, GREEN, GREY = "#1f5fa8", "#d9722b", "#3a8f5c", "#b8bcc2"
 
 
 def panels(
@@ -150,6 +203,7 @@ def panels(
         for label, color in (
             ("anon: heap of torch, model, reader", BLUE),
             ("mapped: file pages in this process", GREEN),
+            ("kept: freed by torch, for its next step", GREY),
             ("cache: the corpus' page cache", ORANGE),
         )
     ]

@@ -3,6 +3,8 @@
 Pre-norm residual blocks with rotary positions, so that no parameter depends on the window's length. Attention is
 torch's own fused causal kernel, or one with a mask for documents that must not see each other. It has ``12 * n_layer *
 n_embd**2 + vocab_size * n_embd`` parameters and keeps no cache of keys: each sampled token runs the last window again.
+Three pieces have their gradients written out, in fewer passes over the memory than torch's own; they are below the
+model, and the formulas in it say what they compute.
 ``auto`` is float32 on a CPU, on a GPU bfloat16 or else float16 with a loss scaler; GPUs were not run by its authors.
 """
 
@@ -13,15 +15,20 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812  # the name every torch reader knows
 
 ROTARY_BASE = 10_000.0  # the wavelength ratio of the slowest to the fastest pair, as in the paper that introduced it
 INIT_STD = 0.02  # GPT-2's
 _NUMBER_FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 IGNORED = -100  # a target that does not count, as torch spells it
+EPSILON = torch.finfo(torch.float32).eps  # torch's own of an RMS norm
+ROWS = 2048  # scored in one go: 32 MiB of logits with 4,096 ids. Fewer, to stay in the CPU's cache, were no faster
+LEAST_CHANCE = torch.finfo(torch.float32).tiny  # of a target, so that its loss is finite: at most 87 nats
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,20 @@ class Shape:
     n_head: int
     n_embd: int
     dropout: float = 0.0
+
+
+def by_hand(x: Tensor) -> bool:
+    """Whether the pieces whose gradients are written out are for this tensor; torch.compile joins passes itself."""
+    return (
+        x.dtype is torch.float32 and not torch.is_autocast_enabled(x.device.type) and not torch.compiler.is_compiling()
+    )
+
+
+class Norm(nn.RMSNorm):
+    """Each token's features over the root of their mean square, times a learned gain."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return RmsNormed.apply(x, self.weight) if by_hand(x) else super().forward(x)
 
 
 class Attention(nn.Module):
@@ -49,8 +70,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         rows, length, width = x.shape
         qkv = self.qkv(x).view(rows, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (rows, heads, length, width of a head)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if by_hand(qkv):
+            q, k, v = Turned.apply(qkv, cos, sin)
+        else:
+            q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (rows, heads, length, width of a head)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=self.dropout if self.training else 0.0
         )
@@ -73,9 +97,9 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.norm_attention = nn.RMSNorm(shape.n_embd)
+        self.norm_attention = Norm(shape.n_embd)
         self.attention = Attention(shape)
-        self.norm_mlp = nn.RMSNorm(shape.n_embd)
+        self.norm_mlp = Norm(shape.n_embd)
         self.mlp = Mlp(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -94,7 +118,7 @@ class GPT(nn.Module):
         self.shape = shape
         self.embed = nn.Embedding(shape.vocab_size, shape.n_embd)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layer))
-        self.norm = nn.RMSNorm(shape.n_embd)
+        self.norm = Norm(shape.n_embd)
         self.head = nn.Linear(shape.n_embd, shape.vocab_size, bias=False)
         self.head.weight = self.embed.weight  # tied: one table reads tokens and scores them
         cos, sin = rotary_table(shape.block_size, shape.n_embd // shape.n_head)
@@ -125,7 +149,11 @@ class GPT(nn.Module):
         x = F.dropout(self.embed(tokens), self.shape.dropout, self.training)
         for block in self.blocks:
             x = block(x, cos, sin, mask)
-        logits: Tensor = self.head(self.norm(x))
+        x = self.norm(x)
+        if targets is not None and counted is None and by_hand(x):
+            scores, loss = ScoredLoss.apply(x.flatten(0, 1), self.head.weight, targets.flatten())
+            return scores.view(*tokens.shape, -1), loss
+        logits: Tensor = self.head(x)
         if targets is None:
             return logits, None
         if counted is None:
@@ -176,6 +204,110 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (first half, second half) of a head by its position's angle; lengths are kept."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+
+
+# Pieces with their gradients written out: forwards the plain formula, backwards what autograd would find. A CPU spent
+# a fifth of a small model's time in just these.
+
+
+class ScoredLoss(torch.autograd.Function):
+    """(x, table, targets) -> logits ``x @ table.T`` and their mean cross-entropy.
+
+    The gradients of the loss are made beside it, at most `ROWS` rows at a time: torch's own loss makes three more
+    tensors of the logits' size, by far the largest of a small model, and passes through each.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        count, share = len(targets), 1 / len(targets)
+        logits = x.new_empty(count, len(table))
+        for_x, for_table = torch.empty_like(x), torch.zeros_like(table)
+        chances = x.new_empty(min(ROWS, count), len(table))  # then their errors
+        loss = x.new_zeros(())
+        for first in range(0, count, ROWS):
+            rows = slice(first, min(count, first + ROWS))
+            target, wrong = targets[rows, None], chances[: rows.stop - first]
+            torch.mm(x[rows], table.t(), out=logits[rows])
+            torch.softmax(logits[rows], -1, out=wrong)
+            loss -= wrong.gather(1, target).clamp_(min=LEAST_CHANCE).log_().sum()
+            if any(ctx.needs_input_grad):
+                wrong.scatter_add_(1, target, wrong.new_full(target.shape, -1.0))
+                torch.mm(wrong, table, out=for_x[rows])
+                for_table.addmm_(wrong.t(), x[rows], alpha=share)
+        ctx.save_for_backward(x, table, for_x.mul_(share), for_table)
+        ctx.set_materialize_grads(False)
+        return logits, loss.mul_(share)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, for_logits: Tensor | None, for_loss: Tensor | None) -> tuple[Tensor, Tensor, None]:
+        x, table, for_x, for_table = ctx.saved_tensors
+        scale = 0.0 if for_loss is None else for_loss
+        for_x, for_table = for_x * scale, for_table * scale
+        if for_logits is not None:
+            for_x.addmm_(for_logits, table)
+            for_table.addmm_(for_logits.t(), x)
+        return for_x, for_table, None
+
+
+class Turned(torch.autograd.Function):
+    """(qkv, cos, sin) -> queries and keys turned by their positions' angles, and values.
+
+    Each comes as (rows, heads, length, width of a head).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``qkv``: (rows, length, 3, heads, width of a head)."""
+        ctx.save_for_backward(cos, sin)
+        turned = torch.empty_like(qkv[:, :, :2])
+        _turn(qkv[:, :, :2], turned, cos[:, None, None], sin[:, None, None], -1.0)
+        q, k = turned.permute(2, 0, 3, 1, 4)
+        return q, k, qkv[:, :, 2].transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, for_q: Tensor, for_k: Tensor, for_v: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        rows, heads, length, width = for_q.shape
+        found = for_q.new_empty(rows, length, 3, heads, width)
+        for place, given in ((0, for_q), (1, for_k)):
+            _turn(given.transpose(1, 2), found[:, :, place], cos[:, None], sin[:, None], 1.0)
+        found[:, :, 2] = for_v.transpose(1, 2)
+        return found, None, None
+
+
+def _turn(given: Tensor, into: Tensor, cos: Tensor, sin: Tensor, sign: float) -> None:
+    """Each pair (first half, second half) of a head by its angle; ``sign`` 1 turns it back."""
+    first, second = given.chunk(2, dim=-1)
+    left, right = into.chunk(2, dim=-1)
+    torch.mul(first, cos, out=left)
+    left.addcmul_(second, sin, value=sign)
+    torch.mul(second, cos, out=right)
+    right.addcmul_(first, sin, value=-sign)
+
+
+class RmsNormed(torch.autograd.Function):
+    """(x, gain) -> x over the root of its mean square, times gain."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
+        shrink = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(EPSILON).rsqrt_()
+        unit = x * shrink
+        ctx.save_for_backward(unit, shrink, gain)
+        return unit * gain
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor]:
+        unit, shrink, gain = ctx.saved_tensors
+        for_gain = (given * unit).flatten(0, -2).sum(0)
+        found = given * gain
+        along = (found * unit).mean(-1, keepdim=True)
+        return found.addcmul_(unit, along, value=-1.0).mul_(shrink), for_gain
+
+
+# Where it runs
 
 
 @dataclass(frozen=True)

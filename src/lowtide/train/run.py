@@ -20,7 +20,16 @@ from lowtide.report.png import check, write_panels
 from lowtide.train import checkpoints
 from lowtide.train.checkpoints import Branch, Past, SaveError, only_run, reason
 from lowtide.train.data import control_of, open_data, with_corpus
-from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, panels, thinned
+from lowtide.train.gauge import (
+    SETTLE_STEPS,
+    BudgetVerdict,
+    CurvePoint,
+    Gauge,
+    MemoryNow,
+    kept_heap,
+    panels,
+    thinned,
+)
 from lowtide.train.generate import WEIGHTS, write_weights
 from lowtide.train.ledger import Ledger
 from lowtide.train.model import Compute, choose_compute
@@ -37,6 +46,7 @@ def run(settings: Settings, progress: RunProgress, resume: Path | None = None) -
     compute = choose_compute(settings.device, settings.dtype)
     here = described()
     with ExitStack() as held:
+        held.enter_context(kept_heap())
         told = RunProgress()
         if here.is_first:
             told = Told(progress, Path(settings.out_dir), tensorboard=settings.tensorboard)
@@ -203,7 +213,7 @@ class _Run:
         self.progress.tell(Stepped(step, loss, rate, pace, wait, left, reading, shares, epochs, seconds, loader))
 
     def _remember(self, loss: float, val_loss: float, reading: MemoryNow) -> None:
-        held = (reading.anon, reading.mapped, reading.cache)
+        held = (reading.anon, reading.mapped, reading.cache, reading.kept)
         self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, *held)])
 
     def _save(self, *, last: bool = False) -> None:

@@ -38,7 +38,7 @@ NOT_TAKEN = ("out_dir", "ledger")  # from a checkpoint: what is written is said 
 
 @dataclass(frozen=True)
 class Settings:
-    """One run. The defaults are the two-minute run on two CPU cores."""
+    """One run. The defaults are the run of about three minutes on two CPU cores."""
 
     data: str = _setting("", "token file, corpus, or directory with train and val; none: this machine's own text")
     mix: str = _setting("", "several corpora with weights, web=PATH:0.7,code=PATH:0.3; changes: ;ROW:web=0.5,code=0.5")
@@ -81,7 +81,7 @@ class Settings:
     n_embd: int = _setting(128, "width of the residual stream", 2)
     dropout: float = _setting(0.0, "share of activations dropped while training")
     learning_rate: float = _setting(2e-3, "highest learning rate", 0)
-    max_iters: int = _setting(400, "optimiser steps in all", 1)
+    max_iters: int = _setting(600, "optimiser steps in all", 1)
     warmup_iters: int = _setting(50, "steps of rising learning rate", 0)
     lr_decay_iters: int = _setting(0, "step where the learning rate reaches --min-lr; 0: as --max-iters", 0)
     min_lr: float = _setting(-1.0, "lowest learning rate; -1: a tenth of --learning-rate")

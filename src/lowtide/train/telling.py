@@ -89,7 +89,8 @@ class Stepped:
 
     def memory(self) -> str:
         held = self.reading
-        return f"anon {held.anon / MIB:.0f}  mapped {held.mapped / MIB:.0f}  cache {held.cache / MIB:.0f} MiB"
+        kinds = ("anon", "mapped", "kept", "cache")
+        return "  ".join(f"{kind} {getattr(held, kind) / MIB:.0f}" for kind in kinds) + " MiB"
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class RunOutcome:
         grown = max(0, verdict.peak.held - verdict.settled.held)
         told = [
             f"  anon + mapped grew {format_size(grown)} of the {format_size(verdict.budget)} budget: {verdict.word}",
+            f"  kept   {verdict.settled.kept / MIB:.1f} MiB of heap that torch had freed, kept for its next step",
             f"  cache  {verdict.last.cache / MIB:.1f} MiB of the corpus in the page cache; the kernel's to take back",
         ]
         if self.control is not None:
@@ -164,7 +166,7 @@ def wrapped(text: str, indent: int) -> list[str]:
     """Lines of at most `WIDTH`; what cannot be broken, a path for one, stays whole."""
     how = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
     begins = text[: len(text) - len(text.lstrip())]
-    return textwrap.wrap(text, WIDTH, initial_indent=begins, subsequent_indent=" " * indent, **how)  # type: ignore[arg-type]
+    return textwrap.wrap(text.lstrip(), WIDTH, initial_indent=begins, subsequent_indent=" " * indent, **how)  # type: ignore[arg-type]
 
 
 RunEvent = Facts | Stepped | Evaluated | RunOutcome

@@ -195,8 +195,11 @@ class Trainer:
         return None if stopped else loss / seen
 
     def sample(self, count: int) -> list[int]:
-        """Tokens the model writes, after a first one taken from the val tokens; fewer when asked to stop on the way."""
-        first = 10 if self.data.is_bytes else int(self.data.val[0])
+        """Tokens the model writes: a document from its beginning, where the data says what stands between two; fewer
+        when asked to stop on the way."""
+        val = self.data.val
+        between = val.bos if val.bos is not None else val.eot
+        first = between if between is not None else 10 if self.data.is_bytes else int(val[0])
         made: list[int] = []
         self.model.eval()
         with suppress(AskedToStop):
@@ -288,10 +291,10 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object
 
 
 def build_optimizer(model: nn.Module, settings: Settings, device: torch.device) -> torch.optim.AdamW:
-    """AdamW with the two groups; its fused kernel where parameters live on a GPU."""
+    """AdamW with the two groups, in torch's fused kernel: one pass over weights, gradients and both moments."""
     return torch.optim.AdamW(
         decay_groups(model, settings.weight_decay),
         lr=settings.learning_rate,
         betas=(settings.beta1, settings.beta2),
-        fused=device.type == "cuda",
+        fused=device.type in ("cpu", "cuda"),
     )

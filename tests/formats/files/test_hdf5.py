@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 import lowtide
+from lowtide.blocks.asking import MAKER
 from lowtide.errors import FormatError
 from lowtide.formats import Layout, layout_of, members_of, token_layout
 
@@ -70,7 +71,6 @@ def test_a_user_block_before_the_data_is_counted(tmp_path: Path, read_back: Read
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("packed", r"chunks that went through gzip\. Save it, chunk by chunk: s = h5py\.File\("),
         ("scalar", "a single value"),
         ("text", "items of variable length"),
         ("unwritten", "without space of its own"),
@@ -218,3 +218,42 @@ def test_reading_rows_needs_no_h5py_after_opening(file: Path) -> None:
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert float(told) == pytest.approx(float(X[5].sum()))
+
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "gzip": {"chunks": (1_000, 64), "compression": "gzip"},
+    "lzf": {"chunks": (1_000, 64), "compression": "lzf"},
+    "shuffle and fletcher32": {"chunks": (1_000, 64), "compression": "gzip", "shuffle": True, "fletcher32": True},
+    "tiles that cut rows": {"chunks": (900, 24), "compression": "gzip"},
+    "chunks longer than the data": {"chunks": (20_000, 64), "maxshape": (None, 64), "compression": "gzip"},
+}
+
+
+@pytest.mark.parametrize("kind", FILTERS)
+def test_filtered_chunks_are_decoded_to_the_rows_h5py_reads(tmp_path: Path, kind: str) -> None:
+    rows = np.random.default_rng(5).integers(0, 99, (20_000, 64)).astype("i4")
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        out.create_dataset("group/X", data=rows, **FILTERS[kind])
+    for name in ("group/X", "/group/X"):
+        found = lowtide.open(tmp_path / "x.h5", tensor=name, cache_dir=tmp_path / "cache")
+        np.testing.assert_array_equal(found[[19_999, 0, 1_000, 999]], rows[[19_999, 0, 1_000, 999]])
+    np.testing.assert_array_equal(np.concatenate(list(found.chunks(3_333))), rows)
+    shuffled = np.concatenate(list(found.shuffled(500, locality="1MiB")))
+    assert sorted(shuffled[:, 0].tolist()) == sorted(rows[:, 0].tolist())
+    assert "decoded by chunks of" in str(found.plan())
+    MAKER.close()
+
+
+def test_a_damaged_chunk_is_named_and_rows_elsewhere_still_read(tmp_path: Path) -> None:
+    rows = np.random.default_rng(5).integers(0, 99, (20_000, 64)).astype("i4")
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        dataset = out.create_dataset("X", data=rows, chunks=(2_000, 64), compression="gzip")
+        place = dataset.id.get_chunk_info(7)
+    with (tmp_path / "x.h5").open("r+b") as file:
+        file.seek(place.byte_offset + 100)
+        file.write(bytes(500))
+    found = lowtide.open(tmp_path / "x.h5", tensor="X", cache_dir=tmp_path / "cache")
+    with pytest.raises(lowtide.ReadError, match=r"expected chunk \(7, 0\) \(rows 14000 to 16000\) whole"):
+        found[15_000]
+    np.testing.assert_array_equal(found[:10_000], rows[:10_000])
+    MAKER.close()

@@ -156,24 +156,6 @@ def test_where_very_many_chunks_lie_is_counted_against_the_budget(tmp_path: Path
 # What cannot be read in place --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"compression": "gzip"}, "chunks that went through gzip"),
-        ({"compression": "lzf", "shuffle": True}, "chunks that went through shuffle and lzf"),
-        ({"fletcher32": True}, "chunks that went through fletcher32"),
-        ({"chunks": (10, 3)}, "rows of 7 cut into chunks of 3"),
-    ],
-)
-def test_filters_and_tiles_are_refused_with_the_way_out(
-    tmp_path: Path, table: NDArray[Any], options: dict[str, Any], message: str
-) -> None:
-    with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("X", data=table, **{"chunks": (10, 7), **options})
-    with pytest.raises(lowtide.FormatError, match=message):
-        lowtide.open(tmp_path / "x.h5", tensor="X")
-
-
 def test_chunks_that_were_never_written_are_refused_by_their_first_row(tmp_path: Path, table: NDArray[Any]) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         made = file.create_dataset("X", table.shape, "f4", chunks=(100, 7))

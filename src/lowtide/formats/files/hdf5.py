@@ -1,9 +1,9 @@
-"""One dataset of an HDF5 file, read where it lies.
+"""One dataset of an HDF5 file, read where it lies, or decoded by chunk.
 
 h5py is asked once for a dataset's dtype, shape and the offset of its bytes, or of each of its chunks; every row after
-that is read like any other file's, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``,
-imported only here) and 2 microseconds per chunk. Chunks must be uncompressed and hold whole rows; others are refused
-with the line that saves them anew.
+that is read like any other file's, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``) and 2
+microseconds per chunk. Chunks that went through filters or cut rows into columns become blocks of a local file, decoded
+when they are first needed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
+
 from lowtide.errors import FormatError, LowtideError
+from lowtide.formats.files.decoded_rows import decoded
 from lowtide.formats.files.hdf5_chunks import chunked, filters_of, refuse_beyond
 from lowtide.formats.files.members import ArrayMember
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, one_extent
 from lowtide.formats.refusals import as_typed
+from lowtide.storage import Extent
 
 WHAT = "dataset"
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -51,6 +55,8 @@ def read(file: HeaderFile, name: str) -> Layout | None:
         if holder is not file:
             notes = (f"a link leads to {holder.path}, which is the file that is read",)
         if dataset.chunks is not None and length:
+            if filters_of(dataset) or tuple(dataset.chunks[1:]) != tuple(dataset.shape[1:]):
+                return _decoded(holder, dataset, dtype, length, notes)
             extent = chunked(holder, dataset, length, where)
             pieces = 1 if extent.pieces is None else len(extent.pieces.offsets)
             notes += (f"chunks of {dataset.chunks[0]:,} rows, read where they lie: {pieces:,} runs of bytes",)
@@ -58,6 +64,14 @@ def read(file: HeaderFile, name: str) -> Layout | None:
             extent = holder.extent(int(dataset.id.get_offset() or 0), length)
             refuse_beyond(holder, extent.offset + length, where)
         return one_extent("hdf5", dtype, tuple(dataset.shape), extent, notes=notes)
+
+
+def _decoded(holder: HeaderFile, dataset: Any, dtype: np.dtype[Any], length: int, notes: tuple[str, ...]) -> Layout:
+    """The layout of a chunked dataset: its rows are decoded into blocks of a local file."""
+    shape, rows = tuple(dataset.shape), int(dataset.chunks[0])
+    made = decoded("hdf5", holder.path, dataset.name, shape, dtype.itemsize, rows)
+    notes += (f"decoded by chunks of {rows} rows, each once; a full shuffle begins by decoding all of them",)
+    return one_extent("hdf5", dtype, shape, Extent(holder.path, 0, length, length, made=made), notes=notes)
 
 
 def _followed(file: HeaderFile, name: str, opened: ExitStack) -> tuple[HeaderFile, Any] | None:
@@ -160,10 +174,6 @@ def _why_not(file: HeaderFile, dataset: Any) -> str:
     source = f"h5py.File({as_typed(file.path)!r})[{dataset.name!r}]"
     output = f"{dataset.name.rpartition('/')[2]}.npy"
     save = f"Save it: np.save({output!r}, {source}[:])"
-    by_chunks = (
-        f"Save it, chunk by chunk: s = {source}; d = np.lib.format.open_memmap({output!r}, 'w+', s.dtype, s.shape); "
-        "[d.__setitem__(c, s[c]) for c in s.iter_chunks()]"
-    )
     if dataset.shape is None or dataset.shape == ():
         return "a single value. Read it with h5py"
     if dataset.dtype.hasobject:
@@ -175,12 +185,6 @@ def _why_not(file: HeaderFile, dataset: Any) -> str:
     if dataset.external:
         return "data kept in another file. Open that file with dtype= and shape="
     if dataset.chunks is not None:
-        filters = filters_of(dataset)
-        if filters:
-            return f"chunks that went through {filters}. {by_chunks}"
-        if tuple(dataset.chunks[1:]) != tuple(dataset.shape[1:]):
-            row, chunk = (" x ".join(map(str, axes)) for axes in (dataset.shape[1:], dataset.chunks[1:]))
-            return f"rows of {row} cut into chunks of {chunk}. {by_chunks}"
         return ""
     if dataset.id.get_offset() is None and dataset.size:
         return f"one without space of its own (never written, or kept in its header). {save}"

@@ -54,7 +54,7 @@ def _arrays(file: HeaderFile) -> list[ZipInfo]:
     import zipfile  # here: most files are no archives, and it takes 10 ms
 
     try:
-        with _Bounded(file.path) as data, zipfile.ZipFile(data) as archive:
+        with _Bounded(file) as data, zipfile.ZipFile(data) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, EOFError, OverflowError) as error:
         if isinstance(error, FormatError):
@@ -111,13 +111,30 @@ def _short(name: str) -> str:
     return name.removesuffix(".npy")
 
 
-class _Bounded(io.FileIO):
+class _Bounded(io.RawIOBase):
     """The archive as zipfile wants it, but no read larger than a directory may be."""
 
+    def __init__(self, file: HeaderFile) -> None:
+        self._file, self._at = file, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence])
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > _MOST_DIRECTORY:
+        left = max(0, self._file.size - self._at)
+        size = left if size is None or size < 0 else min(size, left)
+        if size > _MOST_DIRECTORY:
             raise FormatError(
-                f"{self.name}: expected a zip directory of at most {_MOST_DIRECTORY} bytes, got {size}. "
+                f"{self._file.path}: expected a zip directory of at most {_MOST_DIRECTORY} bytes, got {size}. "
                 "Save fewer arrays in one archive."
             )
-        return super().read(size)
+        found = self._file.read(self._at, size)
+        self._at += len(found)
+        return found

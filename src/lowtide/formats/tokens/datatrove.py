@@ -55,7 +55,8 @@ def _index(path: str) -> tuple[DocumentIndex | None, int | None]:
                 f"{path}: expected whole 8-byte document ends, got {index.size} bytes. Copy it again, or remove it."
             )
         last = int.from_bytes(index.read(index.size - 8, 8), "little")
-        documents = DocumentIndex(kind="datatrove", path=index.path, size=index.size, offset=0, count=index.size // 8)
+        count = index.size // 8
+        documents = DocumentIndex("datatrove", index.path, index.size, offset=0, count=count, made=index.made)
         return documents, last
 
 

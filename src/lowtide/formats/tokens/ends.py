@@ -26,7 +26,7 @@ def document_ends(layout: Layout) -> Iterator[Ends] | None:
 def _over_shards(layout: Layout) -> Iterator[Ends]:
     first = 0
     for shard, tokens in zip(layout.documents or (), layout.rows, strict=True):
-        with HeaderFile(shard.path) as index:
+        with HeaderFile(shard.path, shard.made) as index:
             if index.size != shard.size:
                 raise ReadError(
                     f"{shard.path}: expected {shard.size} bytes as it had, got {index.size}. Open it again.",

@@ -13,7 +13,6 @@ Costs one read of at most 16 MiB. A manifest of another program is not ours and 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -69,9 +68,11 @@ def read_manifest(directory: Path) -> Manifest | None:
 def manifest_content(directory: Path) -> dict[str, Any] | None:
     """What ``manifest.json`` says, whoever's it is; ``None`` where there is none or it is no JSON object."""
     path = str(directory / MANIFEST)
-    if not os.path.exists(path) or os.path.isdir(path):  # noqa: PTH110, PTH112
+    try:
+        opened = HeaderFile(path)  # a FIFO in its place is refused, not waited for
+    except (FileNotFoundError, IsADirectoryError):
         return None
-    with HeaderFile(path) as file:  # a FIFO in its place is refused, not waited for
+    with opened as file:
         if file.size > _MOST_MANIFEST:
             raise FormatError(
                 f"{path}: expected a manifest of at most {_MOST_MANIFEST} bytes, got {file.size}. "
@@ -109,7 +110,7 @@ def shard_documents(manifest: Manifest, directory: Path, entry: ShardEntry) -> t
                 f"{ends.path}: expected {8 * entry.documents} bytes for {entry.documents} documents as {manifest.path} "
                 f"says, got {ends.size}. Write or copy it again."
             )
-        return (DocumentIndex("lowtide", ends.path, ends.size, offset=0, count=entry.documents),)
+        return (DocumentIndex("lowtide", ends.path, ends.size, offset=0, count=entry.documents, made=ends.made),)
 
 
 def _checked(content: dict[str, object], path: str) -> Manifest:

@@ -66,6 +66,7 @@ def read(index: HeaderFile, data: HeaderFile, *, tokens: bool = False) -> Layout
         count=boundaries,
         pointers=HEADER + 4 * sequences,
         sequences=sequences,
+        made=index.made,
     )
     dtype, count = _dtype_and_count(index, data, documents, code, tokens=tokens)
     extent = data.extent(0, checked_nbytes((count,), dtype.itemsize, data.path))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowtide.blocks.objects import normal_address
 from lowtide.errors import FormatError
 from lowtide.formats.corpus_parts import (
     ChosenPart,
@@ -27,9 +28,9 @@ from lowtide.formats.corpus_parts import (
     refuse_mixed_parts,
     refuse_part_of_file,
 )
-from lowtide.formats.files import memmap, raw
+from lowtide.formats.files import memmap, raw, zarr
 from lowtide.formats.foreign_directories import LoaderIndex, read_loader_index, refuse_foreign_directory
-from lowtide.formats.header import HeaderFile, is_file
+from lowtide.formats.header import HeaderFile, is_directory, is_file, names_in, size_of
 from lowtide.formats.layout import HEADERLESS, Layout, agree, join, stated_ids
 from lowtide.formats.recognise import recognised
 from lowtide.formats.refusals import refuse_foreign
@@ -84,10 +85,13 @@ def token_layout(
 def _item(item: str | Mapped, asked: _Asked) -> Layout:
     if isinstance(item, np.ndarray):
         return _tokens(agree(memmap.read(item), asked.dtype, None, 0))
-    if Path(item).is_dir():
-        return _directory(Path(item).absolute(), asked)
+    here = normal_address(item) is None
+    if here and zarr.looks_like(item):
+        return _tokens(agree(zarr.read(item, asked.tensor), asked.dtype, None, 0))
+    if is_directory(item):
+        return _directory(Path(item).absolute() if here else Path(item), asked)
     refuse_part_of_file(item, asked.part)
-    if not os.path.lexists(item) and is_file(f"{item}.bin") and is_file(f"{item}.idx"):
+    if here and not os.path.lexists(item) and is_file(f"{item}.bin") and is_file(f"{item}.idx"):
         return _file(f"{item}.idx", asked)  # Megatron's users name the pair by its prefix
     return _file(item, asked)
 
@@ -107,14 +111,15 @@ def _headerless(file: HeaderFile, asked: _Asked) -> Layout:
     entry = manifest.by_name.get(path.name) if manifest is not None else None
     if entry is None:  # what a manifest lists is what the manifest says
         refuse_foreign(file, asked.dtype, tokens=True)
-        index = asked.loader_index(path.parent)
+        # Beside an object nobody looks for what is not needed: every look is a request.
+        index = asked.loader_index(path.parent) if file.made is None else None
         if index is not None and path.name in index.files:  # its first bytes are offsets, not ids
             raise index.kind.refusal(file.path, tokens=True)
     stated = asked.dtype if manifest is None or entry is None else manifest.dtype
     format = "lowtide" if entry is not None else {".bin": "nanogpt", ".npy": "olmo"}.get(path.suffix, "raw")
     layout = raw.read(file, stated, None, 0, format)
     if manifest is None or entry is None:
-        return replace(layout, notes=_notes(path))
+        return replace(layout, notes=_notes(path) if file.made is None else ())
     _check_count(layout, entry.tokens, manifest)
     documents = shard_documents(manifest, path.parent, entry)
     return replace(layout, eot=manifest.eot, bos=manifest.bos, vocab=manifest.vocab, documents=documents)
@@ -135,12 +140,12 @@ def _directory(path: Path, asked: _Asked) -> Layout:
     manifest = asked.manifest(path)
     if manifest is not None:
         return _by_manifest(path, manifest, asked)
-    names = sorted(os.listdir(path), key=natural_key)  # noqa: PTH208
-    index = asked.loader_index(path)
+    names = sorted(names_in(str(path)), key=natural_key)
+    index = asked.loader_index(path) if "index.json" in names else None
     if index is not None:
         raise index.kind.refusal(str(path), tokens=True)
     shards = [name for name in names if name.endswith(SUFFIXES) and not name.startswith(".")]
-    inside = [] if shards else part_directories(path)
+    inside = [] if shards else part_directories(path, names)
     if inside:
         chosen = chosen_part(str(path), inside, asked.part)
         if len(chosen.names) > 1:
@@ -207,7 +212,7 @@ def _without_empty(files: Sequence[str | Mapped]) -> tuple[list[str | Mapped], t
 
 
 def _is_empty(path: str) -> bool:
-    return is_file(path) and os.path.getsize(path) == 0  # noqa: PTH202
+    return size_of(path) == 0
 
 
 def _noted(layout: Layout, notes: tuple[str, ...]) -> Layout:

@@ -63,6 +63,10 @@ class Listed:
     def rows(self, numbers: Numbers) -> Numbers:
         return self.index[numbers].astype(np.int64)
 
+    def between(self, first: int, last: int) -> Numbers:
+        """The same of consecutive positions."""
+        return self.index[first:last].astype(np.int64)
+
     def settings(self) -> dict[str, Any]:
         if self._digest is None:
             blocks = (self.index[first : first + STEP].astype("<i8") for first in range(0, self.count, STEP))

@@ -26,7 +26,7 @@ from lowtide.reading.ahead import Batch, Later, prepared_ahead
 from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import Selection, row_inside
-from lowtide.reading.rows.parts import Consecutive, Part, chained, index_bytes, lists_of
+from lowtide.reading.rows.parts import Consecutive, Listed, Part, chained, index_bytes, lists_of
 from lowtide.storage import RESIDENT, SCATTERED, Bytes, Store
 from lowtide.storage.budget import whole_pages
 from lowtide.storage.store import StartedReads
@@ -214,6 +214,8 @@ class RowReader:
         """Rows of the file, for numbers ``[first, last)`` of these."""
         some = numbers[first:last]
         if isinstance(some, range):
+            if isinstance(self.part, Listed):
+                return self.part.between(some.start, some.stop)
             some = np.arange(some.start, some.stop)
         return some if self.part is None else self.part.rows(some)
 

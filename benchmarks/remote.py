@@ -1,0 +1,193 @@
+"""Data behind a server beside the same bytes fetched by obstore itself: ``python -m benchmarks.remote``.
+
+nginx serves one file from the page cache of this machine, at latency 0 and, through a proxy of our own that holds every
+answer back, 20 ms. Sides take turns within the run. *fetched* counts bytes by the server's own log. Writes ``--size``
+MiB (512) twice below ``--place``, and needs nginx and obstore.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+import lowtide
+from lowtide.blocks.asking import MAKER
+from lowtide.units import MIB
+
+CONF = """
+daemon off; worker_processes 1; pid {place}/nginx.pid; error_log {place}/error.log;
+events {{ worker_connections 512; }}
+http {{
+  log_format bytes '$body_bytes_sent'; access_log {place}/access.log bytes;
+  client_body_temp_path {place}/b; proxy_temp_path {place}/p; fastcgi_temp_path {place}/f; uwsgi_temp_path {place}/u;
+  scgi_temp_path {place}/s; sendfile on; keepalive_requests 1000000;
+  server {{ listen 127.0.0.1:{port}; root {place}/www; }}
+}}
+"""
+ROW = 2048
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextlib.contextmanager
+def nginx(place: Path) -> Iterator[int]:
+    port = free_port()
+    (place / "nginx.conf").write_text(CONF.format(place=place, port=port))
+    server = subprocess.Popen(["nginx", "-c", str(place / "nginx.conf"), "-e", str(place / "error.log")])
+    try:
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.05)
+        yield port
+    finally:
+        server.terminate()
+        server.wait()
+
+
+async def held_back(port: int, behind: int, seconds: float) -> None:
+    """A proxy that gives every piece of an answer so much later, and all of them at full speed."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", behind, limit=4 * MIB)
+
+        async def there() -> None:
+            while data := await reader.read(65_536):
+                await asyncio.sleep(seconds)
+                far_writer.write(data)
+            far_writer.close()
+
+        async def back() -> None:
+            while data := await far_reader.read(MIB):
+                writer.write(data)
+                await writer.drain()
+            writer.close()
+
+        with contextlib.suppress(OSError):
+            await asyncio.gather(there(), back())
+
+    server = await asyncio.start_server(serve, "127.0.0.1", port, limit=4 * MIB)
+    await server.serve_forever()
+
+
+@contextlib.contextmanager
+def late(behind: int, seconds: float) -> Iterator[int]:
+    if not seconds:
+        yield behind
+        return
+    port = free_port()
+    code = (
+        f"import asyncio; from benchmarks.remote import held_back; asyncio.run(held_back({port}, {behind}, {seconds}))"
+    )
+    proxy = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.05)
+        yield port
+    finally:
+        proxy.kill()
+        proxy.wait()
+
+
+def epoch(address: str, cache: Path, **order: object) -> float:
+    """MiB per second of a shuffled epoch."""
+    with lowtide.open(address, dtype="uint8", shape=(-1, ROW), cache_dir=cache, disk="8GiB") as array:
+        began, seen = time.perf_counter(), 0
+        for rows in array.shuffled(512, seed=1, **order):  # type: ignore[arg-type]
+            seen += rows.nbytes
+        return seen / MIB / (time.perf_counter() - began)
+
+
+def local_epoch(path: Path, **order: object) -> float:
+    with lowtide.open(path, dtype="uint8", shape=(-1, ROW)) as array:
+        began, seen = time.perf_counter(), 0
+        for rows in array.shuffled(512, seed=1, **order):  # type: ignore[arg-type]
+            seen += rows.nbytes
+        return seen / MIB / (time.perf_counter() - began)
+
+
+def by_obstore(address: str, size: int, depth: int) -> float:
+    """The same bytes by obstore's get_range, 8 MiB each, ``depth`` at once, in a process of its own."""
+    code = f"""
+import asyncio, time, obstore
+from obstore.store import HTTPStore
+store = HTTPStore.from_url({address!r}, client_options={{"allow_http": True}})
+async def main():
+    gate = asyncio.Semaphore({depth})
+    async def one(start):
+        async with gate:
+            return len(await obstore.get_range_async(store, "", start=start, end=min({size}, start + {8 * MIB})))
+    return sum(await asyncio.gather(*(one(start) for start in range(0, {size}, {8 * MIB}))))
+began = time.perf_counter()
+assert asyncio.run(main()) == {size}
+print(time.perf_counter() - began)
+"""
+    took = float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    return size / MIB / took
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--place", default=None)
+    parser.add_argument("--size", type=int, default=512, help="MiB")
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    if shutil.which("nginx") is None:
+        print("NOT MEASURED: object stores - nginx is not installed here")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="lowtide-remote-", dir=asked.place) as made:
+        place, size = Path(made), asked.size * MIB
+        place.chmod(0o755)
+        (place / "www").mkdir(mode=0o755)
+        data = place / "www" / "x.bin"
+        with data.open("wb") as file:
+            for _ in range(asked.size):
+                file.write(os.urandom(MIB))
+        with nginx(place) as port:
+            for latency in (0.0, 0.02):
+                with late(port, latency) as reached:
+                    measure(f"http://127.0.0.1:{reached}/x.bin", data, place, size, latency, asked.rounds)
+    return 0
+
+
+def measure(address: str, data: Path, place: Path, size: int, latency: float, rounds: int) -> None:
+    first, second, theirs, here, fetched = [], [], {4: [], 10: [], 16: []}, [], []  # type: ignore[var-annotated]
+    for number in range(rounds):
+        cache, log = place / f"cache-{latency}-{number}", place / "access.log"
+        for depth in theirs:
+            theirs[depth].append(by_obstore(address, size, depth))
+        before = sum(map(int, log.read_text().split()))
+        first.append(epoch(address, cache, locality="64MiB"))
+        fetched.append((sum(map(int, log.read_text().split())) - before) / size)
+        second.append(epoch(address, cache))
+        local_epoch(data)
+        here.append(local_epoch(data))
+        MAKER.close()
+        shutil.rmtree(cache)
+    best = max(statistics.median(one) for one in theirs.values())
+    ours, again, local = map(statistics.median, (first, second, here))
+    print(f"latency {latency * 1000:.0f} ms, {size // MIB} MiB, rows of {ROW} bytes, medians of {rounds}")
+    print(f"  obstore's own ranges at their best depth   {best:8,.0f} MiB/s")
+    print(f"  first epoch, locality='64MiB'              {ours:8,.0f} MiB/s  {ours / best:.2f} (asked 0.8)")
+    print(f"  bytes fetched per byte                     {np.median(fetched):8.3f}        (asked at most 1.05)")
+    print(f"  a local file, full shuffle                 {local:8,.0f} MiB/s")
+    print(f"  second epoch, full shuffle                 {again:8,.0f} MiB/s  {again / local:.2f} (asked 0.9)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""A block file: a sparse local file, and a mark for each of its blocks that says whether it is there.
+
+    PLACE/data: the bytes | marks: uint32 for each block | hints: crc32, needed, next use (uint32) for each | boot
+
+A mark counts how often its block was made or taken away: odd, the block is there; even, it is not. So whoever read a
+block, and finds the same odd mark before and after, has read that block and nothing else, without a lock. A block is
+written first and marked then; killed at any moment, nothing half-made is ever read. Who makes a block holds a lock on
+its mark (an open file description's own, gone with its holder).
+
+What was written and never synced may be lost with the machine while marks were not: marks of another boot are taken
+back when the file is next opened, and a block whose bytes still have its checksum is marked again without being made.
+
+Costs 16 bytes per block of 256 KiB. Knows no addresses, formats or decoders; imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from array import array
+from pathlib import Path
+
+from lowtide.errors import ReadError
+from lowtide.machine import Descriptor, owned
+
+BLOCK = 256 * 1024
+MARK = struct.Struct("<I")
+HINT = struct.Struct("<III")  # checksum of the bytes (0: none kept), when last needed, when next used (0: unknown)
+FILES = ("data", "marks", "hints")
+_NEEDED = struct.Struct("<II")  # the last two of a hint
+_BOOT = "/proc/sys/kernel/random/boot_id"
+_HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
+
+
+def blocks_of(size: int) -> int:
+    return -(-size // BLOCK)
+
+
+def boot_id() -> str:
+    """Which boot of this machine it is; empty where the system does not say: then nothing outlives the process."""
+    try:
+        return Path(_BOOT).read_text().strip()
+    except OSError:
+        return ""
+
+
+def try_lock(number: int, start: int, length: int, *, shared: bool = False) -> bool:
+    """Take a lock on bytes of an open file, if nobody else has one."""
+    return _locked(number, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length)
+
+
+def unlock(number: int, start: int, length: int) -> None:
+    _locked(number, fcntl.F_UNLCK, start, length)
+
+
+def _locked(number: int, kind: int, start: int, length: int) -> bool:
+    if not _HAS_OFD:
+        return True  # not Linux: two processes may make a block twice, never half
+    wanted = struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
+    try:
+        fcntl.fcntl(number, fcntl.F_OFD_SETLK, wanted)
+    except OSError as problem:
+        if problem.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        if problem.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    return True
+
+
+def open_ledger(root: str) -> Descriptor:
+    """The file that all block files of a directory share: ``disk.py`` keeps it, readers look at its first number."""
+    return owned(f"{root}/ledger", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+
+def taken_away(ledger: Descriptor) -> int:
+    """How many times blocks were taken away: unchanged, everything that was there still is."""
+    return int.from_bytes(os.pread(ledger.number, 8, 0), "little")
+
+
+def note_taken(ledger: Descriptor) -> None:
+    os.pwrite(ledger.number, (taken_away(ledger) + 1).to_bytes(8, "little"), 0)
+
+
+class BlockFile:
+    """An open block file of ``size`` bytes; its descriptors close with it."""
+
+    def __init__(self, place: str, size: int) -> None:
+        self.place, self.size, self.count = place, size, blocks_of(size)
+        self.data, self.marks, self.hints = (self._opened(name) for name in FILES)
+
+    def _opened(self, name: str) -> Descriptor:
+        return owned(f"{self.place}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still has its name and length: somebody may have removed or damaged the directory."""
+        status, marks = os.fstat(self.data.number), os.fstat(self.marks.number)
+        whole = status.st_size == self.size and marks.st_size == self.count * MARK.size
+        return whole and status.st_nlink > 0 and marks.st_nlink > 0
+
+    def read_marks(self) -> array[int]:
+        """The marks of all blocks, as they are now."""
+        found = array("I")
+        raw = os.pread(self.marks.number, self.count * MARK.size, 0)
+        found.frombytes(raw[: len(raw) // MARK.size * MARK.size])
+        found.extend([0] * (self.count - len(found)))  # a file cut by hand has none there
+        return found
+
+    def mark_of(self, block: int) -> int:
+        raw = os.pread(self.marks.number, MARK.size, block * MARK.size)
+        return MARK.unpack(raw)[0] if len(raw) == MARK.size else 0
+
+    def is_there(self, block: int) -> bool:
+        return self.mark_of(block) % 2 == 1
+
+    def lock(self, block: int, count: int = 1) -> bool:
+        return try_lock(self.marks.number, block * MARK.size, count * MARK.size)
+
+    def unlock(self, block: int, count: int = 1) -> None:
+        unlock(self.marks.number, block * MARK.size, count * MARK.size)
+
+    def length_of(self, block: int) -> int:
+        return min(BLOCK, self.size - block * BLOCK)
+
+    def mark(self, block: int, checksum: int) -> None:
+        """The block's bytes are written: say so. Only by who holds its lock."""
+        os.pwrite(self.hints.number, MARK.pack(checksum), block * HINT.size)
+        mark = self.mark_of(block)
+        if mark % 2 == 0:
+            os.pwrite(self.marks.number, MARK.pack((mark + 1) & 0xFFFFFFFF), block * MARK.size)
+
+    def unmark(self, block: int) -> None:
+        """The block is about to be taken away. Only by who holds its lock."""
+        mark = self.mark_of(block)
+        if mark % 2 == 1:
+            os.pwrite(self.marks.number, MARK.pack((mark + 1) & 0xFFFFFFFF), block * MARK.size)
+        os.pwrite(self.hints.number, MARK.pack(0), block * HINT.size)
+
+    def hint_of(self, block: int) -> tuple[int, int, int]:
+        raw = os.pread(self.hints.number, HINT.size, block * HINT.size)
+        return HINT.unpack(raw) if len(raw) == HINT.size else (0, 0, 0)
+
+    def needed(self, blocks: list[int], now: int) -> None:
+        """Somebody needs these: they are not taken away for a while."""
+        for block in blocks:
+            # What was said of its next use was said of this one.
+            os.pwrite(self.hints.number, _NEEDED.pack(now & 0xFFFFFFFF, 0), block * HINT.size + 4)
+
+    def next_use(self, block: int, when: int) -> None:
+        """``when``: the larger, the later; 0 where nobody knows."""
+        os.pwrite(self.hints.number, MARK.pack(min(when, 0xFFFFFFFF)), block * HINT.size + 8)
+
+    def still_whole(self, block: int) -> bool:
+        """Whether bytes that were written before a crash are those that were written: marks it if so."""
+        import zlib  # here: the reading process needs none of it
+
+        checksum = self.hint_of(block)[0]
+        if checksum == 0:
+            return False
+        data = os.pread(self.data.number, self.length_of(block), block * BLOCK)
+        if len(data) != self.length_of(block) or (zlib.crc32(data) or 1) != checksum:
+            return False
+        self.mark(block, checksum)
+        return True
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self.data.number, view, offset)
+            view, offset = view[done:], offset + done
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Bytes of blocks that are there."""
+        parts = []
+        while length > 0:
+            part = os.pread(self.data.number, length, offset)
+            if not part:
+                raise ReadError(
+                    f"{self.place}/data: expected {length} bytes at byte {offset}, got none. It was cut by hand: open "
+                    "it again, and it is made anew.",
+                    path=f"{self.place}/data",
+                    offset=offset,
+                )
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return b"".join(parts)
+
+    def settle(self) -> None:
+        """Made by another boot of this machine: no mark is believed before its block was looked at."""
+        with owned(f"{self.place}/boot", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600) as file:
+            fcntl.flock(file.number, fcntl.LOCK_EX)
+            now = boot_id().encode()
+            if now and os.pread(file.number, 64, 0) == now:
+                return
+            marks = self.read_marks()
+            for block, mark in enumerate(marks):
+                if mark % 2 == 1:
+                    marks[block] = (mark + 1) & 0xFFFFFFFF
+            os.pwrite(self.marks.number, marks.tobytes(), 0)
+            os.ftruncate(file.number, 0)
+            os.pwrite(file.number, now, 0)
+
+
+def make_files(place: str, size: int) -> None:
+    """The files of a block file with no blocks yet; those that are there already, and whole, stay."""
+    lengths = {"data": size, "marks": blocks_of(size) * MARK.size, "hints": blocks_of(size) * HINT.size}
+    with owned(f"{place}/making", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600) as turn:
+        fcntl.flock(turn.number, fcntl.LOCK_EX)
+        opened = {name: owned(f"{place}/{name}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600) for name in FILES}
+        if all(os.fstat(file.number).st_size == lengths[name] for name, file in opened.items()):
+            return
+        harmed = any(os.fstat(file.number).st_size for file in opened.values())
+        ledger = open_ledger(str(Path(place).parent))
+        if harmed:  # by hand: whoever looked at marks before must look again, and so must who looks meanwhile
+            note_taken(ledger)
+        for name in ("marks", "hints", "data"):  # marks first: none may speak of bytes that are gone
+            os.ftruncate(opened[name].number, 0)
+        for name in ("data", "hints", "marks"):
+            os.ftruncate(opened[name].number, lengths[name])
+        if harmed:  # marks that a reader remembers must not come back for other bytes
+            fresh = int.from_bytes(os.urandom(3), "little") * 2
+            os.pwrite(opened["marks"].number, (array("I", [fresh]) * blocks_of(size)).tobytes(), 0)
+            note_taken(ledger)

@@ -1,0 +1,425 @@
+"""A store over files whose blocks are made on demand: the same two verbs, and the one local path once blocks are there.
+
+``start`` asks the maker for the blocks that are missing, ``finish`` waits for them and reads. While all blocks are
+there this costs two reads of one counter per batch. A block may be taken away under a reader when the disk is full: the
+counter tells, then marks are compared with those from before the read, and what changed is read again. So nobody holds
+a lock while reading, and nothing that is not the data is ever given out.
+
+Sequential reads ask for what follows; batches started early ask for theirs; a request that touches more blocks than
+half of the disk is read in rounds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.blocks.asking import MAKER, Ticket
+from lowtide.blocks.block_file import BLOCK, MARK, open_ledger, taken_away
+from lowtide.blocks.objects import Made, MadeFile
+from lowtide.errors import ReadError
+from lowtide.storage import SCATTERED, SEQUENTIAL, Budget, Extent, Store
+from lowtide.storage.read import Refused, Temperature
+from lowtide.storage.spans import Lengths, Offsets, Spans, few_files
+from lowtide.storage.store import InTurns, StartedReads
+from lowtide.storage.watched_files import KEPT, Files
+from lowtide.units import MIB, format_duration, format_size
+
+AHEAD = 32 * MIB // BLOCK  # blocks asked for ahead of sequential reads
+NEAR = 65_536  # marks this close are read with one call
+STATED_LATENCY, AT_ONCE = 0.05, 16  # seconds and requests: of a plan's arithmetic
+Blocks = NDArray[np.int64]
+# Blocks (None: all of the store's), their marks, and how often blocks had been taken away before those were looked at.
+Known = tuple[Blocks | None, NDArray[np.uint32] | None, int]
+Found = TypeVar("Found")
+
+
+def open_store(
+    extents: tuple[Extent, ...],
+    *,
+    strategy: str = "auto",
+    cache: str = "auto",
+    budget: int | str | Budget = "auto",
+    engine: str = "auto",
+) -> Store:
+    """The store of these extents: of files as they lie, or of blocks that are made."""
+    kind = Store if all(extent.made is None for extent in extents) else BlockStore
+    return kind(extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
+
+
+class MissingTemperature(Temperature):
+    """Cold, too, while blocks are missing: then starting early pays, whatever the page cache says."""
+
+    __slots__ = ("_cold", "missing")
+
+    def __init__(self) -> None:
+        self.missing = False
+        super().__init__()
+
+    @property
+    def cold(self) -> bool:
+        return self.missing or self._cold
+
+    @cold.setter
+    def cold(self, value: bool) -> None:
+        self._cold = value
+
+
+class BlockStore(Store):
+    """Extents of made files, alone or among files that lie here, as logical bytes."""
+
+    new_temperature = MissingTemperature
+    temperature: MissingTemperature
+
+    def __init__(
+        self,
+        extents: tuple[Extent, ...],
+        *,
+        strategy: str = "auto",
+        cache: str = "auto",
+        budget: int | str | Budget = "auto",
+        engine: str = "auto",
+    ) -> None:
+        self._stated = extents
+        self._opened: dict[Made, MadeFile] = {}
+        for extent in extents:
+            if extent.made is not None and extent.made not in self._opened:
+                self._opened[extent.made] = MadeFile(extent.made)
+        super().__init__(self._local(), strategy=strategy, cache=cache, budget=budget, engine=engine)
+        self.where = extents[0].path + (f" and {len(extents) - 1} more" if len(extents) > 1 else "")
+        self.pool.where = self.where
+        self._count_blocks()
+
+    def _local(self) -> tuple[Extent, ...]:
+        """The extents as they lie in block files, which change while they are open: marks tell what may be read."""
+        return tuple(
+            extent
+            if extent.made is None
+            else replace(extent, path=f"{self._opened[extent.made].place}/data", may_change=True, made=None)
+            for extent in self._stated
+        )
+
+    def _count_blocks(self) -> None:
+        by_path = {f"{file.place}/data": file for file in self._opened.values()}
+        self._made = [by_path.get(path) for path in self.files.paths]  # of each file; None: it lies here
+        counts = [0 if file is None else file.file.count for file in self._made]
+        ends = np.cumsum(counts, dtype=np.int64)
+        self._bases = ends - counts  # the first block of each file
+        self._here = np.array([file is None for file in self._made])
+        self._ledgers = [open_ledger(root) for root in sorted({file.root for file in self._opened.values()})]
+        self._round = self._most_at_once()
+        stated = [file.made.reach.disk for file in self._opened.values() if file.made.reach.disk is not None]
+        self.room = min(stated) if stated else None
+        self._marks = np.zeros(int(ends[-1]), np.uint32)  # as last seen; 0 where nobody looked since blocks went
+        self._seen, self._looks = self._taken(), 0
+        self._whole_at = -1  # the count of blocks taken away at which all were there
+        for file, base in zip(self._made, self._bases.tolist(), strict=True):
+            if file is not None:
+                self._marks[base : base + file.file.count] = np.frombuffer(file.file.read_marks(), np.uint32)
+        self._note_whole()
+
+    def _most_at_once(self) -> int:
+        """Blocks one request may touch: half of the disk, so that they stay until they are read."""
+        limits = []
+        for file in self._opened.values():
+            limit = file.made.reach.disk
+            if limit is None:
+                status = os.statvfs(file.root)
+                limit = status.f_bavail * status.f_frsize // 2
+            limits.append(limit)
+        return max(8, min(limits) // 2 // BLOCK)
+
+    # The two verbs, and what else a store does
+
+    def start(
+        self, numbers: Offsets, stride: int, length: Lengths, target: Any, how: int = SCATTERED, early: bool = False
+    ) -> Any:
+        asked = numbers, stride, length, target, how
+        taken = self._taken()
+        if taken == self._whole_at:
+            return _Checked(self, asked, (None, None, taken), self._begun(asked, early))
+        needed = self._blocks(self.located.spans(numbers, stride, length))
+        missing = self._missing(needed)
+        if len(missing):
+            self._ask(missing[: self._round], urgent=not early)
+            if how == SEQUENTIAL:
+                self._ask_ahead(int(needed[-1]))
+        known = self._known(needed)
+        if known is not None and len(needed) <= self._round:
+            return _Checked(self, asked, known, self._begun(asked, early))
+        return _Checked(self, asked, (needed, None, -1), None)
+
+    def _begun(self, asked: Any, early: bool) -> StartedReads | None:
+        try:
+            numbers, stride, length, target, how = asked
+            return super().start(numbers, stride, length, target, how, early)
+        except ReadError:  # of a file that somebody removed: finish opens it anew, or says what happened
+            return None
+
+    def gather(self, numbers: Offsets, stride: int, length: int, target: Any, how: int = SCATTERED) -> None:
+        self._want(numbers, stride, length, urgent=True)  # all at once, before the first is waited for
+        super().gather(numbers, stride, length, target, how)
+
+    def read_at(self, offset: int, view: Any) -> None:
+        read = super().read_at
+        self._surely(self._between(offset, view.nbytes), lambda: read(offset, view))
+
+    def sample(self, offsets: list[int], length: int) -> bytes:
+        read = super().sample
+        needed = np.unique(np.concatenate([self._between(offset, length) for offset in offsets]))
+        return self._surely(needed, lambda: read(offsets, length))
+
+    def announce(self, numbers: Offsets, stride: int, length: Lengths) -> bool:
+        return self._want(numbers, stride, length, urgent=False) or super().announce(numbers, stride, length)
+
+    def announce_long(self, offsets: Offsets, length: int) -> None:
+        if not self._want(offsets, 1, length, urgent=False):
+            super().announce_long(offsets, length)
+
+    def read_again(self, offsets: Offsets, length: int, when: Offsets) -> None:
+        for offset, following in zip(offsets.tolist(), when.tolist(), strict=True):
+            for file, _, blocks in self._by_file(self._between(offset, length)):
+                for block in blocks.tolist():
+                    file.file.next_use(block, following // BLOCK + 1)
+
+    @property
+    def strategy_why(self) -> str:
+        there = int(np.count_nonzero(self._marks & 1))
+        missing = len(self._marks) - there
+        # Blocks that are read in file order are fetched 32 at a time, scattered ones each for itself.
+        requests, size = -(-missing // 32), missing * BLOCK
+        took = [-(-count // AT_ONCE) * STATED_LATENCY for count in (requests, missing)]
+        text = f"{super().strategy_why}; {there} of {len(self._marks)} blocks of {format_size(BLOCK)} are here"
+        if missing:
+            waits = f"{format_duration(took[0])} or {format_duration(took[1])} of waiting"
+            text += (
+                f", the others are {format_size(size)} in {requests} requests in file order or {missing} scattered: "
+                f"{waits} at {STATED_LATENCY * 1000:.0f} ms each and {AT_ONCE} at once"
+            )
+        return f"{text}; kept in {next(iter(self._opened.values())).root}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._stated, *self.asked, self.budget, self._ranks)
+
+    # Which blocks
+
+    def _between(self, offset: int, length: int) -> Blocks:
+        return self._blocks(self.located.spans(np.array([offset], np.int64), 1, length))
+
+    def _blocks(self, spans: Spans) -> Blocks:
+        """The blocks these spans touch, each once, ascending."""
+        files, numbers, stride, shift, length = spans
+        if len(numbers) == 0:
+            return np.empty(0, np.int64)
+        offsets = numbers * stride + shift
+        base: Any = self._bases[files]
+        first = offsets // BLOCK + base
+        last = np.maximum(first, (offsets + length - 1) // BLOCK + base)
+        here = self._here[files]
+        if np.any(here) or (not isinstance(length, int) and not np.all(length)):
+            kept = ~np.broadcast_to(here, len(offsets)) & (np.broadcast_to(length, len(offsets)) > 0)
+            first, last = first[kept], last[kept]
+        if len(first) and int((last - first).max()) > 1:
+            runs = [np.arange(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+            many: Blocks = np.unique(np.concatenate(runs))
+            return many
+        found: Blocks = np.unique(np.concatenate((first, last)))
+        return found
+
+    def _taken(self) -> int:
+        return sum(map(taken_away, self._ledgers))
+
+    def _missing(self, needed: Blocks) -> Blocks:
+        """Which of them are not there now."""
+        taken = self._taken()
+        if taken != self._seen:
+            self._marks[:] = 0  # first these, then the count: other threads look the other way round
+            self._seen = taken
+        unknown = needed[self._marks[needed] % 2 == 0]
+        if len(unknown):
+            self._look(unknown)
+            unknown = needed[self._marks[needed] % 2 == 0]
+        self._looks += 1
+        if len(unknown):
+            self.temperature.missing = True
+        elif self._looks % 32 == 0:
+            self._note_whole()
+        return unknown
+
+    def _known(self, needed: Blocks) -> Known | None:
+        """What says later whether blocks that are there now stayed; None where one is missing."""
+        seen = self._seen
+        marks = self._marks[needed]
+        return (needed, marks, seen) if (marks % 2 == 1).all() else None
+
+    def _note_whole(self) -> None:
+        seen = self._seen
+        whole = bool((self._marks % 2 == 1).all())
+        self._whole_at = seen if whole else -1
+        self.temperature.missing = not whole
+
+    def _look(self, blocks: Blocks) -> None:
+        """Read their marks."""
+        for file, base, some in self._by_file(blocks):
+            number = file.file.marks.number
+            first, last = int(some[0]), int(some[-1])
+            if last - first < NEAR:
+                raw = os.pread(number, (last - first + 1) * MARK.size, first * MARK.size)
+                if len(raw) == (last - first + 1) * MARK.size:
+                    self._marks[base + some] = np.frombuffer(raw, np.uint32)[some - first]
+            else:
+                for block in some.tolist():
+                    self._marks[base + block] = file.file.mark_of(block)
+
+    def _by_file(self, blocks: Blocks) -> list[tuple[MadeFile, int, Blocks]]:
+        """Blocks, ascending, as those of each file, counted from its first."""
+        found = []
+        which = np.searchsorted(self._bases, blocks, side="right") - 1
+        for number in np.unique(which).tolist():
+            file, base = self._made[number], int(self._bases[number])
+            assert file is not None
+            found.append((file, base, blocks[which == number] - base))
+        return found
+
+    # Asking for them
+
+    def _ask(self, blocks: Blocks, *, urgent: bool) -> None:
+        for file, _, some in self._by_file(blocks):
+            file.ask(some.tolist(), urgent=urgent)
+
+    def _ask_ahead(self, last: int) -> None:
+        following = np.arange(last + 1, min(last + 1 + min(AHEAD, self._round // 4), len(self._marks)))
+        following = following[self._marks[following] % 2 == 0]
+        if len(following):
+            self._ask(following, urgent=False)
+
+    def _want(self, numbers: Offsets, stride: int, length: Lengths, *, urgent: bool) -> bool:
+        """Have what is missing made, without waiting; whether anything was missing."""
+        if not len(numbers) or self._taken() == self._whole_at:
+            return False
+        missing = self._missing(self._blocks(self.located.spans(numbers, stride, length)))
+        if len(missing):
+            self._ask(missing[: self._round // 2], urgent=urgent)
+        return bool(len(missing))
+
+    def _ensure(self, needed: Blocks, claims: list[Ticket]) -> None:
+        """Wait until all of them are there; while some are missing, all are claimed, so that they come together."""
+        while len(self._missing(needed)):
+            self._renewed()
+            asked = [
+                (file, file.ask(some.tolist(), urgent=True, claim=True)) for file, _, some in self._by_file(needed)
+            ]
+            for _, tickets in asked:
+                claims += tickets
+            for file, tickets in asked:
+                file.wait(tickets, len(needed))
+
+    def _surely(self, needed: Blocks, read: Callable[[], Found]) -> Found:
+        """What ``read`` gives while all these blocks are there, from before it begins until after its end."""
+        claims: list[Ticket] = []
+        try:
+            while True:
+                self._ensure(needed, claims)
+                known = self._known(needed)
+                if known is None:
+                    continue
+                try:
+                    found = read()
+                except ReadError:
+                    if self._renewed():
+                        continue
+                    raise
+                if self._unchanged(known):
+                    return found
+        finally:
+            MAKER.done(claims)
+
+    def _unchanged(self, known: Known) -> bool:
+        """Whether blocks are still those that were there before a read."""
+        needed, marks, seen = known
+        if self._taken() == seen:
+            return True
+        if needed is None or marks is None or len(self._missing(needed)):
+            return False
+        return bool((self._marks[needed] == marks).all())
+
+    def _renewed(self) -> bool:
+        """Whether somebody had removed or damaged a block file, which is open anew now."""
+        if all(file.file.alive for file in self._opened.values()):
+            return False
+        for file in self._opened.values():
+            if not file.file.alive:
+                file.renew()
+        self.files.close()
+        self.extents = self._local()
+        counters = self.files.counters
+        self.files = Files(self.extents, self.engine)
+        self.files.counters = counters
+        self._strategy = self._aside = None
+        self._count_blocks()
+        return True
+
+    def read_checked(self, asked: Any, known: Known, reads: StartedReads | None) -> Refused | None:
+        """The end of a batch: blocks waited for, bytes read, and read again where blocks were taken away meanwhile."""
+        numbers, stride, length, target, how = asked
+        if reads is not None:
+            try:
+                found = reads.finish()
+            except ReadError:
+                if not self._renewed():
+                    raise
+            else:
+                if self._unchanged(known):
+                    return found
+        needed = self._blocks(self.located.spans(numbers, stride, length)) if known[0] is None else known[0]
+        if len(needed) <= self._round:
+            return self._surely(needed, lambda: Store.start(self, numbers, stride, length, target, how).finish())
+        return self._in_rounds(numbers * stride, length, target, how)
+
+    def _in_rounds(self, offsets: Offsets, length: Lengths, target: Any, how: int) -> Refused | None:
+        """More blocks than the disk holds at once: some of the spans at a time, long ones in parts."""
+        lengths = np.broadcast_to(length, len(offsets)).astype(np.int64)
+        longest = (self._round - 2) * BLOCK
+        if int(lengths.max()) > longest and not isinstance(target, tuple):
+            counts = np.maximum(1, -(-lengths // longest))
+            part = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+            offsets = np.repeat(offsets, counts) + part * longest
+            lengths = np.minimum(longest, np.repeat(lengths, counts) - part * longest)
+        starts = np.cumsum(lengths) - lengths
+        first = 0
+        while first < len(offsets):
+            touched = np.cumsum((lengths[first:] - 1) // BLOCK + 2)
+            last = first + max(1, int(np.searchsorted(touched, self._round, side="right")))
+            spans = self.located.spans(offsets[first:last], 1, lengths[first:last])
+            parts = [(some, int(starts[first]) + at) for some, at in few_files(spans, KEPT.together)]
+            turn = InTurns(self, self.strategy, parts, target, how)
+            refused = self._surely(self._blocks(spans), turn.finish)
+            if refused is not None:
+                return refused
+            first = last
+        return None
+
+
+class _Checked:
+    """Reads of a batch, and the blocks they need."""
+
+    __slots__ = ("_asked", "_known", "_reads", "_store")
+
+    def __init__(self, store: BlockStore, asked: Any, known: Known, reads: StartedReads | None) -> None:
+        self._store, self._asked, self._known, self._reads = store, asked, known, reads
+
+    def finish(self) -> Refused | None:
+        return self._store.read_checked(self._asked, self._known, self._reads)
+
+
+def _reopen(
+    extents: tuple[Extent, ...], strategy: str, cache: str, engine: str, budget: Budget, ranks: int
+) -> BlockStore:
+    store = BlockStore(extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
+    store.keep_for_ranks(ranks)
+    return store

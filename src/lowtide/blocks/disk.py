@@ -1,0 +1,200 @@
+"""The bound on what all block files of a cache directory take on the disk, over all processes of the machine.
+
+    ROOT/ledger: how often blocks were taken away | blocks there | blocks being made, one number for each maker
+
+A maker reserves room before it writes, under the ledger's lock; where there is none, blocks are taken away first: those
+that nobody needs now, the one that is used again last before the others, and where nobody knows, the one that was
+needed longest ago. What a reader waits for is stamped by its maker as long as it waits; a stamp of a killed one ages.
+A maker that was killed leaves a number that no lock protects: then everything is counted again, and
+what it had written without marking it is punched out. So ``disk`` holds at every moment.
+
+Costs one lock per 8 MiB made, and a look at all marks whenever room is made, which is for a 32nd of the disk at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Container, Iterator
+
+from lowtide.blocks.block_file import BLOCK, HINT, BlockFile, note_taken, open_ledger, try_lock
+from lowtide.errors import WriteError
+from lowtide.units import format_size
+
+HELD = 3 * 64  # 64ths of a second for which a stamp says that somebody needs a block; makers renew theirs every second
+LEAST = 4 * BLOCK  # a disk that cannot hold this makes no progress
+_NUMBER = struct.Struct("<q")
+_THERE, _SLOTS = 8, 4096  # where in the ledger: blocks there, and the makers'
+_MOST_MAKERS = 4096
+_PUNCH_KEEP_SIZE = 0x03
+
+Claimed = Container[tuple[str, int]]  # places and blocks that stay
+
+
+def now() -> int:
+    """64ths of a second since the boot: no clock that somebody sets. They last for two years."""
+    return int(64 * time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))) & 0xFFFFFFFF
+
+
+class Disk:
+    """One maker's view of a cache directory; ``limit`` bytes, or None: half of what is free."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._file = open_ledger(root)
+        self._slot = next(
+            slot for slot in range(_MOST_MAKERS) if try_lock(self._file.number, _SLOTS + slot * 8, 8)
+        )  # the lock goes with this process
+        self._mine = 0
+        with self._alone():
+            self._put(_SLOTS + self._slot * 8, 0)
+            self._recount()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the ledger still has its name: somebody may have removed the directory."""
+        return os.fstat(self._file.number).st_nlink > 0
+
+    def limit(self, stated: int | None) -> int:
+        if stated is not None:
+            return stated
+        status = os.statvfs(self.root)
+        return (status.f_bavail * status.f_frsize + self._get(_THERE) * BLOCK) // 2
+
+    def reserve(self, blocks: int, stated: int | None, claimed: Claimed) -> None:
+        """Room for so many blocks, inside the limit; WriteError where nothing more can be taken away: blocks that are
+        ``claimed`` stay."""
+        with self._alone():
+            making, dead = self._making()
+            if dead:
+                self._recount()
+                making, _ = self._making()
+            most = self.limit(stated) * 63 // 64 // BLOCK  # the filesystem's own maps of sparse files take some too
+            over = self._get(_THERE) + making + blocks - most
+            if over > 0:
+                over -= self._take_away(max(over, min(most // 32, over + 4096)), claimed)
+            if over > 0:
+                raise WriteError(
+                    f"{self.root}: expected room for {format_size(blocks * BLOCK)} more inside disk="
+                    f"{format_size(most * BLOCK)}, got {format_size(self._get(_THERE) * BLOCK)} of blocks that cannot "
+                    f"be taken away now and {format_size(making * BLOCK)} being made. Raise disk=.",
+                    path=self.root,
+                    wanted=blocks * BLOCK,
+                    free=None,
+                    errno=errno.ENOSPC,
+                )
+            self._mine += blocks
+            self._put(_SLOTS + self._slot * 8, self._mine)
+
+    def settle(self, reserved: int, made: int) -> None:
+        """Of the room reserved so many blocks are there now; the rest is free again."""
+        with self._alone():
+            self._put(_THERE, self._get(_THERE) + made)
+            self._mine -= reserved
+            self._put(_SLOTS + self._slot * 8, self._mine)
+
+    # Under the ledger's lock
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        fcntl.flock(self._file.number, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file.number, fcntl.LOCK_UN)
+
+    def _get(self, at: int) -> int:
+        raw = os.pread(self._file.number, 8, at)
+        return _NUMBER.unpack(raw)[0] if len(raw) == 8 else 0
+
+    def _put(self, at: int, value: int) -> None:
+        os.pwrite(self._file.number, _NUMBER.pack(value), at)
+
+    def _making(self) -> tuple[int, bool]:
+        """Blocks being made by all makers, and whether one of them died over it."""
+        slots = os.pread(self._file.number, _MOST_MAKERS * 8, _SLOTS)
+        total, dead = 0, False
+        for slot in range(len(slots) // 8):
+            (count,) = _NUMBER.unpack_from(slots, slot * 8)
+            if count == 0:
+                continue
+            if slot != self._slot:
+                with open_ledger(self.root) as other:  # of its own, so that our own slot's lock is none of ours
+                    if try_lock(other.number, _SLOTS + slot * 8, 8):
+                        self._put(_SLOTS + slot * 8, 0)
+                        dead = True
+                        continue
+            total += count
+        return total, dead
+
+    def _files(self) -> Iterator[BlockFile]:
+        for entry in os.scandir(self.root):
+            if entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    yield BlockFile(entry.path, os.stat(f"{entry.path}/data").st_size)  # noqa: PTH116
+
+    def _recount(self) -> None:
+        there = 0
+        for file in self._files():
+            marks = file.read_marks()
+            present = sum(mark & 1 for mark in marks)
+            there += present
+            if os.fstat(file.data.number).st_blocks * 512 > (present + 1) * BLOCK:
+                self._punch_unmarked(file, list(marks))
+        self._put(_THERE, there)
+
+    def _punch_unmarked(self, file: BlockFile, marks: list[int]) -> None:
+        for block, mark in enumerate(marks):
+            if mark % 2 == 0 and file.hint_of(block)[0] == 0 and file.lock(block):
+                if not file.is_there(block):
+                    punch(file, block)
+                file.unlock(block)
+
+    def _take_away(self, wanted: int, claimed: Claimed) -> int:
+        """Take so many blocks away, or as many as may go; how many those were."""
+        since = now()
+        found: list[tuple[int, int, int, int]] = []
+        files = list(self._files())
+        there = 0
+        for number, file in enumerate(files):
+            marks = file.read_marks()
+            hints = os.pread(file.hints.number, file.count * HINT.size, 0)
+            for block, mark in enumerate(marks):
+                if mark % 2 == 0:
+                    continue
+                there += 1
+                if (file.place, block) not in claimed:
+                    _, needed, later = HINT.unpack_from(hints, block * HINT.size)
+                    recent = since - HELD < needed <= since  # a later one is of an earlier boot
+                    # First what nobody has spoken of for a while, then what was read and comes again, then the rest.
+                    group = 1 if later else 2 if recent else 0
+                    found.append((group, -later or needed, number, block))
+        found.sort()
+        self._put(_THERE, there)  # exact, whatever others lost count of
+        note_taken(self._file)  # before the first byte goes: readers look at it after they read
+        gone = 0
+        for *_, number, block in found[:wanted]:
+            file = files[number]
+            if file.lock(block):
+                file.unmark(block)
+                punch(file, block)
+                file.unlock(block)
+                gone += 1
+        self._put(_THERE, there - gone)
+        return gone
+
+
+def punch(file: BlockFile, block: int) -> None:
+    """Give a block's bytes back to the filesystem."""
+    import ctypes  # here: the reading process needs none of it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    start, length = block * BLOCK, file.length_of(block)
+    if block == file.count - 1:
+        length = BLOCK  # whole filesystem blocks only are given back
+    arguments = (ctypes.c_int(_PUNCH_KEEP_SIZE), ctypes.c_int64(start), ctypes.c_int64(length))
+    libc.fallocate(file.data.number, *arguments)  # refused: the bytes stay, unmarked, and are written over

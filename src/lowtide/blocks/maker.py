@@ -1,0 +1,384 @@
+"""The process that makes blocks: one beside each reading process, started by its first missing block, gone with it.
+
+Foreign code - obstore's threads, decoders of formats - runs here, so a fork of the reading process at any moment stays
+safe, and hostile bytes cannot end the program. Messages are JSON, one per packet of a socket: ``call`` runs a function
+named by module and makes its result the answer; ``make`` has blocks of a file made by a source named the same way, so
+this room knows no formats. Blocks somebody waits for come before those that are only wanted soon; missing neighbours
+are one request of up to 8 MiB; a lock on a block's mark decides which process makes it, and the others look now and
+then whether it is there.
+
+Holds at most ``WORKERS`` requests under way, each a few pieces of 256 KiB. Ends when its socket closes, or its parent
+is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import inspect
+import itertools
+import json
+import os
+import pkgutil
+import signal
+import socket
+import sys
+import zlib
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from lowtide.blocks.block_file import BLOCK, BlockFile, make_files
+from lowtide.blocks.disk import Disk, now, punch
+from lowtide.blocks.messages import KINDS, PACKET, VARIABLES, in_runs
+from lowtide.errors import WriteError
+
+WORKERS = 16
+REQUEST = 8 * 1024 * 1024 // BLOCK  # blocks of one request, at most
+_LOOK_AGAIN = 0.005  # seconds between looks whether another process has made a block
+_ROOM_COMES = 20.0  # seconds to wait for others to be done with their blocks
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the reader, which ends us
+    with socket.socket(fileno=int(sys.argv[1])) as end:
+        asyncio.run(Maker(end).serve())
+
+
+@dataclass
+class _Pending:
+    """A block that is to be made."""
+
+    made: asyncio.Future[None]
+    urgent: bool
+    running: bool = False
+
+
+@dataclass(order=True)
+class _QueuedRun:
+    """Neighbouring blocks in the queue."""
+
+    rank: tuple[bool, int]
+    job: BlockJob = field(compare=False)
+    blocks: list[int] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class BlockJob:
+    """What blocks are made of and where they go; ``stated``: of ``disk=``."""
+
+    file: BlockFile
+    source: Any
+    disk: Disk
+    stated: int | None
+
+
+class Maker:
+    """Answers one reading process."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end, self._parent = end, os.getppid()
+        self._files: dict[str, BlockFile] = {}
+        self._disks: dict[str, Disk] = {}
+        self._sources: dict[str, Any] = {}
+        self._pending: dict[tuple[str, int], _Pending] = {}
+        self._claimed: Counter[tuple[str, int]] = Counter()
+        self._claims: dict[int, list[tuple[str, int]]] = {}  # by the question that made them
+        self._queue: list[_QueuedRun] = []
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._working = 0
+        self._answers: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def serve(self) -> None:
+        self._end.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._end, self._receive)
+        self._start(self._send())
+        while os.getppid() == self._parent:
+            await asyncio.sleep(1)
+            for (place, block), count in list(self._claimed.items()):
+                if count > 0 and place in self._files:
+                    self._files[place].needed([block], now())
+        os._exit(0)
+
+    # Messages
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                packet = self._end.recv(2 * PACKET)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                os._exit(0)  # the reader is gone: whatever is under way is nobody's
+            self._start(self._answer(json.loads(packet)))
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            packet = await self._answers.get()
+            with suppress(OSError):
+                await loop.sock_sendall(self._end, packet)
+
+    async def _answer(self, message: dict[str, Any]) -> None:
+        try:
+            result = None
+            if message["do"] == "done":
+                self._let_go(message["ids"])
+                return
+            if message["do"] == "call":
+                result = await _called(message["function"], message["arguments"], message["environment"])
+            else:
+                await self._make(message)
+            answer = {"id": message["id"], "result": result}
+        except Exception as problem:
+            answer = {"id": message["id"], "error": described(problem)}
+        text = json.dumps(answer).encode()
+        parts = [text[at : at + PACKET] for at in range(0, len(text), PACKET)]
+        for number, part in enumerate(parts):
+            head = f"{message['id']} {int(number == len(parts) - 1)} ".encode()
+            self._answers.put_nowait(head + part)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Blocks
+
+    async def _make(self, message: dict[str, Any]) -> None:
+        job = self._job(message)
+        place, urgent = job.file.place, bool(message["urgent"])
+        blocks = [block for first, count in message["runs"] for block in range(first, first + count)]
+        if message["claim"]:  # until the reader says that it has read them
+            self._claims[message["id"]] = [(place, block) for block in blocks]
+            self._claimed.update(self._claims[message["id"]])
+        job.file.needed(blocks, now())
+        wanted, waited = [], []
+        for block in blocks:
+            if job.file.is_there(block):
+                continue
+            pending = self._pending.get((place, block))
+            if pending is None:
+                pending = _Pending(asyncio.get_running_loop().create_future(), urgent)
+                pending.made.add_done_callback(_looked_at)
+                self._pending[place, block] = pending
+                wanted.append(block)
+            elif urgent and not pending.urgent and not pending.running:
+                pending.urgent = True
+                wanted.append(block)
+            waited.append(pending.made)
+        most = REQUEST if job.stated is None else max(1, min(REQUEST, job.stated // BLOCK // 8))
+        for run in in_runs(wanted + self._beside(job, wanted, most), most):
+            heapq.heappush(self._queue, _QueuedRun((not urgent, next(self._numbers)), job, run))
+        self._work()
+        for made in waited:
+            await asyncio.shield(made)
+
+    def _let_go(self, ids: list[int]) -> None:
+        for number in ids:
+            self._claimed.subtract(self._claims.pop(number, ()))
+        self._claimed += Counter()  # without those that nobody claims
+
+    def _beside(self, job: BlockJob, wanted: list[int], most: int) -> list[int]:
+        """Blocks that come with these without more work: what is decoded as one. None of objects."""
+        covering = getattr(job.source, "covering", None)
+        found: set[int] = set()
+        if covering is None:
+            return []
+        for run in in_runs(wanted, most):
+            first, last = covering(run[0] * BLOCK, min(job.file.size, (run[-1] + 1) * BLOCK))
+            inside = range(-(-first // BLOCK), last // BLOCK if last < job.file.size else job.file.count)
+            found.update(block for block in inside[: 4 * most] if not job.file.is_there(block))
+        beside = [block for block in found - set(wanted) if (job.file.place, block) not in self._pending]
+        for block in beside:
+            pending = _Pending(asyncio.get_running_loop().create_future(), False)
+            pending.made.add_done_callback(_looked_at)
+            self._pending[job.file.place, block] = pending
+        return beside
+
+    def _job(self, message: dict[str, Any]) -> BlockJob:
+        place, root = message["place"], message["root"]
+        file = self._files.get(place)
+        if file is None or not file.alive:
+            make_files(place, message["size"])  # of one that was cut by hand nothing is believed any more
+            self._files[place] = file = BlockFile(place, message["size"])
+        disk = self._disks.get(root)
+        if disk is None or not disk.alive:
+            self._disks[root] = disk = Disk(root)
+        said = json.dumps(message["source"])
+        source = self._sources.get(said)
+        if source is None:
+            while len(self._sources) >= 256:
+                self._sources.pop(next(iter(self._sources)))
+            source = _built(message["source"]["function"], message["source"]["arguments"], message["environment"])
+            self._sources[said] = source
+        return BlockJob(file, source, disk, message["disk"])
+
+    def _work(self) -> None:
+        while self._queue and self._working < WORKERS:
+            run = heapq.heappop(self._queue)
+            blocks = []
+            for block in run.blocks:
+                pending = self._pending.get((run.job.file.place, block))
+                if pending is not None and not pending.running:
+                    pending.running = True
+                    blocks.append(block)
+            if blocks:
+                self._working += 1
+                self._start(self._worked(run.job, blocks))
+
+    async def _worked(self, job: BlockJob, blocks: list[int]) -> None:
+        problem: BaseException | None = None
+        try:
+            await self._made(job, blocks)
+        except Exception as found:
+            problem = found
+        finally:
+            self._working -= 1
+            for block in blocks:
+                self._done(job.file, block, problem)
+            self._work()
+
+    def _done(self, file: BlockFile, block: int, problem: BaseException | None = None) -> None:
+        pending = self._pending.pop((file.place, block), None)
+        if pending is not None and not pending.made.done():
+            if problem is None:
+                pending.made.set_result(None)
+            else:
+                pending.made.set_exception(problem)
+
+    async def _made(self, job: BlockJob, blocks: list[int]) -> None:
+        """These blocks, by this process or another."""
+        file, left = job.file, blocks
+        while left:
+            locked = [block for block in left if file.lock(block)]
+            try:
+                missing = [one for one in locked if not file.is_there(one) and not self._kept(job, one)]
+                for run in in_runs(missing, REQUEST):
+                    await self._made_here(job, run)
+            finally:
+                for block in locked:
+                    file.unlock(block)
+            for block in locked:
+                self._done(file, block)
+            left = [block for block in left if block not in locked and not file.is_there(block)]
+            if left:
+                await asyncio.sleep(_LOOK_AGAIN)
+
+    def _kept(self, job: BlockJob, block: int) -> bool:
+        """A block of an earlier boot whose bytes are still whole."""
+        if not job.file.hint_of(block)[0]:
+            return False
+        job.disk.reserve(1, job.stated, self._claimed)
+        whole = job.file.still_whole(block)
+        job.disk.settle(1, int(whole))
+        return whole
+
+    async def _made_here(self, job: BlockJob, run: list[int]) -> None:
+        await self._room(job, len(run))
+        writing = _Writing(job.file, run[0])
+        try:
+            offset = run[0] * BLOCK
+            length = min(job.file.size, (run[-1] + 1) * BLOCK) - offset
+            if inspect.iscoroutinefunction(job.source.make):
+                await job.source.make(offset, length, writing.write)
+            else:
+                await asyncio.to_thread(job.source.make, offset, length, writing.write)
+        finally:
+            job.disk.settle(len(run), len(writing.marked))
+            for block in run:
+                if block not in writing.marked:
+                    punch(job.file, block)
+
+    async def _room(self, job: BlockJob, blocks: int) -> None:
+        began = monotonic()
+        while True:
+            # Readers whose blocks do not fit the disk together would wait for each other for ever: then some of what
+            # they wait for is taken away all the same, and they ask for it again.
+            claimed = self._claimed if monotonic() < began + _ROOM_COMES / 10 else ()
+            try:
+                job.disk.reserve(blocks, job.stated, claimed)
+            except WriteError:
+                if monotonic() > began + _ROOM_COMES:
+                    raise
+                await asyncio.sleep(0.01)
+            else:
+                return
+
+
+class _Writing:
+    """Bytes that come in order into blocks, each marked when its last byte is written."""
+
+    def __init__(self, file: BlockFile, first: int) -> None:
+        self._file, self._first, self._checksum = file, first, 0
+        self.marked: set[int] = set()
+
+    def write(self, offset: int, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        if offset == self._first * BLOCK:
+            self._checksum = 0  # from the beginning, perhaps once more
+        while view:
+            block = offset // BLOCK
+            inside = offset - block * BLOCK
+            part = view[: self._file.length_of(block) - inside]
+            if not len(part):
+                raise ValueError(f"bytes at {offset}, behind the end of the file")
+            try:
+                self._file.write(offset, part)
+            except OSError as problem:
+                raise WriteError(
+                    f"{self._file.place}: expected to write {len(part)} bytes of a block, got {problem.strerror}. "
+                    "State cache_dir= on another disk, or make room there.",
+                    path=self._file.place,
+                    wanted=len(part),
+                    free=None,
+                    errno=problem.errno,
+                ) from None
+            self._checksum = zlib.crc32(part, self._checksum)
+            if inside + len(part) == self._file.length_of(block):
+                self._file.mark(block, self._checksum or 1)
+                self.marked.add(block)
+                self._checksum = 0
+            offset, view = offset + len(part), view[len(part) :]
+
+
+def described(problem: Exception) -> dict[str, Any]:
+    """An error as the reader raises it again."""
+    kind = next((one.__name__ for one in type(problem).__mro__ if one.__name__ in KINDS), "ReadError")
+    told = {name: getattr(problem, name, None) for name in ("path", "offset", "errno", "wanted", "free")}
+    return {"kind": kind, "message": str(problem), **{key: value for key, value in told.items() if value is not None}}
+
+
+def _looked_at(made: asyncio.Future[None]) -> None:
+    if not made.cancelled():
+        made.exception()  # nobody may have waited for a block that was only wanted soon
+
+
+async def _called(function: str, arguments: dict[str, Any], environment: dict[str, str]) -> Any:
+    found = pkgutil.resolve_name(function)
+    if inspect.iscoroutinefunction(found):
+        _take_on(environment)
+        return await found(**arguments)
+    return await asyncio.to_thread(found, **arguments)
+
+
+def _built(function: str, arguments: dict[str, Any], environment: dict[str, str]) -> Any:
+    _take_on(environment)
+    return pkgutil.resolve_name(function)(**arguments)
+
+
+def _take_on(environment: dict[str, str]) -> None:
+    """The variables of the process that opened, as they were then: clients of stores look for credentials there."""
+    for name in [one for one in os.environ if one.startswith(VARIABLES) and one not in environment]:
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+if __name__ == "__main__":
+    main()

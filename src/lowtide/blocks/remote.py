@@ -1,0 +1,270 @@
+"""Objects of S3, GCS, Azure and web servers, fetched by range: what a maker does for an address.
+
+obstore does the requests, and is imported in the maker only: it must not meet a fork. Every answer is held against what
+was pinned when the object was opened - ETag (or the time of its last change where a server has none) and size - so two
+versions of an object are never mixed. What may pass - busy servers, cut bodies, time-outs, wrong ranges - is tried
+again with longer and longer pauses; what will not is told at once, in words of ours: a server's own may repeat an
+address with its secret.
+
+Bodies are written as they come, in pieces of about 256 KiB: a fetch of any size costs little memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from time import monotonic
+from typing import Any
+
+from lowtide.blocks.addresses import shown, split_address
+from lowtide.errors import FormatError, ReadError, WriteError
+
+PIECE = 256 * 1024
+PATIENCE = 180.0  # seconds for which a request is tried again
+_PAUSES = (0.1, 20.0)  # the first and the longest
+_STATUS = re.compile(r"status code: (\d{3})")
+_LOOKED_FOR = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE's role or the machine's own",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT or the machine's own",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or the machine's own",
+    "http": "those in the address itself, its query or remote={'client_options': {'default_headers': ...}}",
+}
+Write = Callable[[int, Any], None]
+_FIRST: dict[tuple[str, str], bytes] = {}  # first bytes of objects that were looked at, until their first block is made
+
+
+class RemoteObject:
+    """One object: what it is, and bytes of it. ``options``: of ``remote=``, passed to obstore's store."""
+
+    def __init__(self, address: str, options: dict[str, Any], pinned: dict[str, Any] | None = None) -> None:
+        self.address, self.pinned = address, pinned
+        self.patience = float(options.get("patience", PATIENCE))
+        self.store, self.key = _store(address, options)
+
+    async def look(self, length: int) -> dict[str, Any]:
+        """What the object is, and its first bytes, kept for whoever makes the first block: one request."""
+
+        async def once() -> tuple[dict[str, Any], bytes]:
+            try:
+                result = await self._get(0, length, None)
+            except Exception as problem:
+                said = _STATUS.search(str(problem))
+                if said is not None and said[1] == "416":  # an empty object has no first byte
+                    return _about(await self._head()), b""
+                raise
+            about = _about(result.meta)
+            first = bytes(await result.bytes_async())
+            expected = min(length, about["size"])
+            if len(first) != expected:
+                raise _PassingError(f"{len(first)} bytes of {expected}")
+            return about, first
+
+        about, first = await self._patiently(once, 0)
+        while len(_FIRST) >= 16:
+            _FIRST.pop(next(iter(_FIRST)))
+        _FIRST[self.address, json.dumps(about)] = first
+        found: dict[str, Any] = about
+        return found
+
+    async def size(self) -> int | None:
+        """The object's size; None where there is no such object."""
+
+        async def once() -> int:
+            return int((await self._head())["size"])
+
+        try:
+            return int(await self._patiently(once, 0))
+        except FileNotFoundError:
+            return None
+
+    async def make(self, offset: int, length: int, write: Write) -> None:
+        """The bytes at ``offset``, given to ``write`` piece by piece; begun anew where an answer is cut short."""
+
+        known = _FIRST.pop((self.address, json.dumps(self.pinned)), None) if offset == 0 else None
+        if known is not None and len(known) == length:
+            write(0, known)
+            return
+
+        async def once() -> None:
+            result = await self._get(offset, length, (self.pinned or {}).get("etag"))
+            self._refuse_another(_about(result.meta), offset)
+            at, end = result.range
+            if (at, end) != (offset, offset + length):
+                raise _PassingError(f"bytes {at} to {end} instead of {offset} to {offset + length}")
+            async for piece in result.stream(min_chunk_size=PIECE):
+                if at + len(piece) > offset + length:
+                    raise _PassingError(f"more than the {length} bytes asked for")
+                write(at, piece)
+                at += len(piece)
+            if at != offset + length:
+                raise _PassingError(f"{at - offset} bytes of {length}")
+
+        await self._patiently(once, offset)
+
+    async def _head(self) -> Any:
+        import obstore
+
+        return await obstore.head_async(self.store, self.key)
+
+    async def _get(self, offset: int, length: int, etag: str | None) -> Any:
+        import obstore
+
+        options: Any = {"range": (offset, offset + length)}
+        if etag is not None:
+            options["if_match"] = etag
+        return await obstore.get_async(self.store, self.key, options=options)
+
+    def _refuse_another(self, about: dict[str, Any], offset: int) -> None:
+        for what in ("etag", "modified", "size"):
+            wanted = (self.pinned or {}).get(what)
+            if wanted is not None and about[what] != wanted and not (what == "modified" and self.pinned["etag"]):  # type: ignore[index]
+                raise self._changed(f"{what} {wanted}", f"{what} {about[what]}", offset)
+
+    def _changed(self, wanted: str, got: str, offset: int) -> ReadError:
+        where = shown(self.address)
+        return ReadError(
+            f"{where}: expected the object that was opened ({wanted}), got another one ({got}). It was written anew "
+            "meanwhile: open it again.",
+            path=where,
+            offset=offset,
+        )
+
+    async def _patiently(self, once: Callable[[], Awaitable[Any]], offset: int) -> Any:
+        began, pause, tries = monotonic(), _PAUSES[0], 0
+        while True:
+            tries += 1
+            try:
+                return await once()
+            except (ReadError, WriteError, FormatError):
+                raise
+            except Exception as problem:
+                got = self._final(problem, offset)
+                if monotonic() - began + pause > self.patience:
+                    where = shown(self.address)
+                    raise ReadError(
+                        f"{where}: expected an answer within {self.patience:.0f} s, got {got} at the last of {tries} "
+                        "tries. Check the network and the store, and go on.",
+                        path=where,
+                        offset=offset,
+                    ) from None
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _PAUSES[1])
+
+    def _final(self, problem: Exception, offset: int) -> str:
+        """What went wrong, where trying again may help; raised, where it will not."""
+        where, name = shown(self.address), type(problem).__name__
+        said = _STATUS.search(str(problem))
+        status = int(said[1]) if said else 0
+        scheme = split_address(self.address)[0].replace("https", "http")
+        if isinstance(problem, FileNotFoundError) or status == 404:
+            raise FileNotFoundError(f"{where}: expected an object, got none of that name. Check the address.") from None
+        if status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError"):
+            raise ReadError(
+                f"{where}: expected to be let in, got refused ({status or 'no permission'}). Credentials are looked "
+                f"for in {_LOOKED_FOR[scheme]}, or remote={{...}}: check them, and that they may read this.",
+                path=where,
+                offset=offset,
+                errno=13,
+            ) from None
+        if name == "PreconditionError" or status == 412:
+            raise self._changed(f"etag {(self.pinned or {}).get('etag')}", "another etag", offset) from None
+        if status == 416:
+            size = (self.pinned or {}).get("size")
+            raise self._changed(f"size {size}", f"one that ends before byte {offset}", offset) from None
+        if name == "NotSupportedError":
+            raise ReadError(
+                f"{where}: expected a server that gives ranges of bytes, got one that gives whole objects only. Copy "
+                "the object here first.",
+                path=where,
+                offset=offset,
+            ) from None
+        if 400 <= status < 500 and status not in (408, 425, 429):
+            raise ReadError(
+                f"{where}: expected the bytes at {offset}, got status {status}. Check the address and remote={{...}}.",
+                path=where,
+                offset=offset,
+            ) from None
+        if isinstance(problem, _PassingError):
+            return str(problem)
+        if status:
+            return f"status {status}"
+        return "a wrong range" if "Requested" in str(problem) else "a failed or cut connection"
+
+
+class _PassingError(Exception):
+    """An answer that is not what was asked for: another try may bring it."""
+
+
+async def look(address: str, options: dict[str, Any], length: int) -> dict[str, Any]:
+    """Size, ETag and time of the last change of an object."""
+    return await RemoteObject(address, options).look(length)
+
+
+async def size_of(address: str, options: dict[str, Any]) -> int | None:
+    """The object's size; None where there is none."""
+    return await RemoteObject(address, options).size()
+
+
+async def listed(address: str, options: dict[str, Any]) -> list[tuple[str, int]]:
+    """Keys below an address that ends in a slash, and their sizes."""
+    import obstore
+
+    found = RemoteObject(address, options)
+
+    async def once() -> list[tuple[str, int]]:
+        entries: list[tuple[str, int]] = []
+        async for some in obstore.list(found.store, prefix=found.key or None):
+            entries.extend((one["path"], int(one["size"])) for one in some)
+        return entries
+
+    result: list[tuple[str, int]] = await found._patiently(once, 0)
+    return result
+
+
+def _about(meta: Any) -> dict[str, Any]:
+    modified = meta.get("last_modified")
+    when = modified.isoformat() if isinstance(modified, datetime) else None
+    return {"size": int(meta["size"]), "etag": meta.get("e_tag"), "modified": when}
+
+
+def _store(address: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """obstore's store for an address, and the object's path in it."""
+    try:
+        from obstore import store as stores
+    except ImportError:
+        where = shown(address)
+        raise FormatError(
+            f"{where}: expected obstore to reach object stores, got none installed. Install it: "
+            "pip install 'lowtide[remote]'."
+        ) from None
+    scheme, bucket, key = split_address(address)
+    given = {name: value for name, value in options.items() if name != "patience"}
+    # Tried again by us: here the pauses are bounded, and what is final is told at once.
+    given.setdefault("retry_config", {"max_retries": 0})
+    if scheme in ("http", "https"):
+        client: Any = {
+            "allow_http": True,
+            "timeout": "120s",
+            "connect_timeout": "10s",
+            **given.pop("client_options", {}),
+        }
+        return stores.HTTPStore.from_url(address, client_options=client, **given), ""
+    client = {"timeout": "120s", "connect_timeout": "10s", **given.pop("client_options", {})}
+    if _endpoint(scheme, given).startswith("http:"):  # whoever names such an endpoint means it
+        client.setdefault("allow_http", True)
+    if scheme == "s3":
+        return stores.S3Store(bucket, client_options=client, **given), key
+    if scheme == "gs":
+        return stores.GCSStore(bucket, client_options=client, **given), key
+    return stores.AzureStore(container_name=bucket, client_options=client, **given), key
+
+
+def _endpoint(scheme: str, options: dict[str, Any]) -> str:
+    names = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")}.get(scheme, ("AZURE_ENDPOINT",))
+    stated = options.get("endpoint") or options.get("aws_endpoint") or options.get("azure_endpoint")
+    return str(stated or next((os.environ[name] for name in names if os.environ.get(name)), ""))

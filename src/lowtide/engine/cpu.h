@@ -1,0 +1,37 @@
+/* What this processor has beyond what every one of its kind must: one wheel serves all, so fast paths are asked for. */
+#ifndef LOWTIDE_CPU_H
+#define LOWTIDE_CPU_H
+
+#if defined(__x86_64__)
+#define LT_X86 1
+#include <cpuid.h>
+#include <stdatomic.h>
+
+enum { LT_ASKED = 1, LT_HAS_AVX2 = 2, LT_HAS_PCLMUL = 4 };
+
+/* Not __builtin_cpu_supports: its table is missing where the linker has no libgcc. */
+static inline int lt_asked_cpu(void) {
+    unsigned a, b, c, d, has = LT_ASKED;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return (int)has;
+    if ((c & bit_PCLMUL) && (c & bit_SSE4_1)) has |= LT_HAS_PCLMUL;
+    if ((c & bit_OSXSAVE) && (c & bit_AVX) && (c & bit_F16C)) {
+        unsigned low, high;
+        __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+        /* Registers of 256 bits are of use only where the system saves them. */
+        if ((low & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2)) has |= LT_HAS_AVX2;
+    }
+    return (int)has;
+}
+
+static inline int lt_cpu_has(int what) {
+    static atomic_int known;
+    int has = atomic_load_explicit(&known, memory_order_relaxed);
+    if (has == 0) {
+        has = lt_asked_cpu();
+        atomic_store_explicit(&known, has, memory_order_relaxed);
+    }
+    return has & what;
+}
+#endif
+
+#endif

@@ -1,0 +1,198 @@
+"""``disk=`` holds at every moment, over everything open, and the cache directory may be harmed in any way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.blocks.conftest import Behind
+
+import lowtide
+from lowtide.blocks.asking import MAKER
+from lowtide.blocks.block_file import BLOCK, BlockFile, make_files
+from lowtide.blocks.disk import Disk
+
+MIB = 2**20
+
+
+def used(root: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in root.glob("blocks/*/data"))
+
+
+class Watching(threading.Thread):
+    """Looks all the time how much the blocks take."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(daemon=True)
+        self.root, self.most, self.over = root, 0, False
+
+    def run(self) -> None:
+        while not self.over:
+            self.most = max(self.most, used(self.root))
+            time.sleep(0.001)
+
+    def __enter__(self) -> Watching:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over = True
+        self.join()
+
+
+def big(behind: Behind, mib: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    rows = np.random.default_rng(1).integers(0, 2**31, (mib * MIB // 4096, 1024), dtype=np.int32)
+    behind.server.objects["big.i32"] = rows.tobytes()
+    return rows
+
+
+def open_big(behind: Behind, **options: object) -> lowtide.Array:
+    stated = {"dtype": "int32", "shape": (-1, 1024), "cache_dir": behind.cache, "disk": "16MiB", **options}
+    return lowtide.open(behind.server.url("big.i32"), **stated)  # type: ignore[arg-type]
+
+
+def test_the_bound_holds_while_twice_as_much_is_read(behind: Behind) -> None:
+    rows = big(behind, 32)
+    rows.tofile(behind.local)
+    local = lowtide.open(behind.local, dtype="int32", shape=(-1, 1024))
+    with Watching(behind.cache) as watching:
+        remote = open_big(behind)
+        np.testing.assert_array_equal(np.concatenate(list(remote.chunks(777))), rows)
+        for far, here in itertools.islice(lowtide.together(remote, local).shuffled(32, seed=1), 12):
+            np.testing.assert_array_equal(far, here)
+    assert 8 * MIB < watching.most <= 16 * MIB
+
+
+def test_one_request_for_more_than_the_disk_holds_is_read_in_rounds(behind: Behind) -> None:
+    rows = big(behind, 32)
+    remote = open_big(behind, budget="128MiB")
+    with Watching(behind.cache) as watching:
+        np.testing.assert_array_equal(remote[:], rows)
+        order = np.random.default_rng(2).permutation(len(rows))[:400]
+        np.testing.assert_array_equal(remote[order], rows[order])
+    assert watching.most <= 16 * MIB
+
+
+def test_two_arrays_share_one_bound(behind: Behind) -> None:
+    rows = big(behind, 24)
+    with Watching(behind.cache) as watching:
+        one, two = open_big(behind), behind.open(disk="16MiB")
+        for first, second in zip(one.chunks(512), two.chunks(2_000), strict=False):
+            assert first.shape and second.shape
+        np.testing.assert_array_equal(one[6_000:], rows[6_000:])
+        np.testing.assert_array_equal(two[39_000:], behind.rows[39_000:])
+    assert watching.most <= 16 * MIB
+
+
+def test_what_comes_again_last_goes_first(tmp_path: Path) -> None:
+    file = a_file(tmp_path, 12)
+    disk = Disk(str(tmp_path))
+    disk.reserve(12, 64 * BLOCK, ())
+    for block in range(12):
+        file.write(block * BLOCK, bytes(BLOCK))
+        file.mark(block, 1)
+        file.next_use(block, when=(5, 3, 9, 1, 12, 7, 2, 11, 4, 8, 6, 10)[block])
+    disk.settle(12, 12)
+    disk.reserve(3, 12 * BLOCK, {(file.place, 4)})  # somebody waits for block 4; a 64th is the filesystem's own
+    assert [block for block in range(12) if not file.is_there(block)] == [2, 7, 9, 11]
+    assert used_by(file) <= 8 * BLOCK + 16_384
+
+
+def test_with_half_of_the_data_on_disk_the_next_epoch_finds_half_of_it_again(behind: Behind) -> None:
+    """Least-recently-used would find about an eighth: what is left of an epoch's end comes anywhere in the next."""
+    size = big(behind, 32).nbytes
+    remote = open_big(behind)
+    fetched = []
+    for epoch in range(2):
+        before = sum(length for _, _, length in behind.server.seen.gets)
+        for rows in remote.shuffled(128, seed=1, locality="2MiB", epoch=epoch, epochs=1):
+            assert rows.shape == (128, 1024)
+        fetched.append((sum(length for _, _, length in behind.server.seen.gets) - before) / size)
+    assert fetched[0] <= 1.05
+    assert fetched[1] <= 0.6
+    with pytest.raises(ValueError, match=r"locality: expected windows of at most half of disk=16.0 MiB"):
+        remote.shuffled(128, locality="12MiB")
+
+
+def test_a_killed_maker_s_room_is_counted_again(tmp_path: Path) -> None:
+    file = a_file(tmp_path, 40)
+    pid = os.fork()
+    if pid == 0:
+        disk = Disk(str(tmp_path))
+        disk.reserve(8, None, ())
+        file.write(0, bytes(8 * BLOCK))  # written, never marked
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert used_by(file) >= 8 * BLOCK
+    disk = Disk(str(tmp_path))
+    disk.reserve(16, 32 * BLOCK, ())
+    assert used_by(file) < BLOCK
+
+
+def used_by(file: BlockFile) -> int:
+    return os.fstat(file.data.number).st_blocks * 512
+
+
+def a_file(root: Path, blocks: int) -> BlockFile:
+    place = root / "file"
+    place.mkdir()
+    make_files(str(place), blocks * BLOCK)
+    return BlockFile(str(place), blocks * BLOCK)
+
+
+def test_marks_of_another_boot_are_believed_only_with_the_bytes_they_were_made_for(behind: Behind) -> None:
+    np.testing.assert_array_equal(behind.open()[:], behind.rows)
+    MAKER.close()
+    (place,) = (one for one in (behind.cache / "blocks").iterdir() if one.is_dir())
+    (place / "boot").write_text("another boot")
+    with (place / "data").open("r+b") as file:  # one block was lost with the machine
+        file.seek(7 * BLOCK)
+        file.write(bytes(BLOCK))
+    before = len(behind.server.seen.gets)
+    np.testing.assert_array_equal(behind.open()[:], behind.rows)
+    assert behind.server.seen.gets[before + 1 :] == [("data/x.npy", 7 * BLOCK, BLOCK)]
+
+
+@pytest.mark.parametrize("harm", ["removed", "marks cut", "data cut", "all emptied"])
+def test_a_cache_directory_may_be_harmed_while_it_is_in_use(behind: Behind, harm: str) -> None:
+    remote = behind.open()
+    np.testing.assert_array_equal(remote[:], behind.rows)
+    (place,) = (one for one in (behind.cache / "blocks").iterdir() if one.is_dir())
+    if harm == "removed":
+        shutil.rmtree(behind.cache)
+    for name in {"marks cut": ["marks"], "data cut": ["data"], "all emptied": ["data", "marks", "hints"]}.get(harm, []):
+        os.truncate(place / name, 0)
+    np.testing.assert_array_equal(remote[:], behind.rows)
+
+
+def test_a_directory_that_cannot_be_written_is_refused_with_the_way_out(behind: Behind, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="expected a directory to keep blocks in"):
+        behind.open(cache_dir=tmp_path / "file")
+
+
+def test_what_somebody_else_planted_is_not_believed(behind: Behind, tmp_path: Path) -> None:
+    behind.cache.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (behind.cache / "blocks").symlink_to(tmp_path / "elsewhere")
+    np.testing.assert_array_equal(behind.open()[:100], behind.rows[:100])
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert (behind.cache / f"blocks-{os.geteuid()}").is_dir()
+
+
+def test_what_the_disk_refuses_is_told_with_the_way_out(behind: Behind) -> None:
+    big(behind, 24)
+    remote = open_big(behind, disk="64MiB")
+    assert MAKER.pid is not None
+    resource.prlimit(MAKER.pid, resource.RLIMIT_FSIZE, (8 * MIB, 8 * MIB))  # as a disk that is full from there on
+    with pytest.raises(lowtide.WriteError, match=r"expected to write .* State cache_dir="):
+        remote[:]
+    MAKER.close()
+    assert len(remote[:]) == 24 * MIB // 4096  # and it goes on where there is room

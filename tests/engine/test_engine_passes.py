@@ -1,0 +1,143 @@
+"""Passes over numbers and ids, native and in NumPy: sums of columns, checksums, ids held against a vocabulary."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tests.engine.asked import PYTHON, native
+
+from lowtide.engine import SOURCES, ColumnSums, Engine, blank_sums
+
+NUMBERS = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", ">f4", ">i2"]
+
+
+def rows_of(seed: int, count: int, columns: int, dtype: str, odd: float) -> NDArray[Any]:
+    random = np.random.default_rng(seed)
+    kind = np.dtype(dtype)
+    if kind.kind == "b":
+        return random.random((count, columns)) < 0.5
+    if kind.kind in "iu":
+        limits = np.iinfo(kind)
+        return random.integers(
+            limits.min, limits.max, (count, columns), dtype=kind.newbyteorder("="), endpoint=True
+        ).astype(kind)
+    rows = (
+        random.standard_normal((count, columns)) * random.choice([1e-3, 1.0, 1e3]) + random.choice([0, 1e3])
+    ).astype(kind)
+    rows[random.random(rows.shape) < odd] = np.nan
+    rows[random.random(rows.shape) < odd / 50] = random.choice([np.inf, -np.inf, 0.0, -0.0])
+    if kind.itemsize == 2:
+        rows[random.random(rows.shape) < odd] = np.float16(6e-8)  # the least half there is
+    return rows
+
+
+def summed(engine: Engine, rows: NDArray[Any], guess: NDArray[np.float64], cut: int) -> ColumnSums:
+    sums = blank_sums(guess)
+    for part in (rows[:cut], rows[cut:]):
+        engine.add_columns(sums, part)
+    return sums
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.one_of(st.integers(0, 40), st.integers(41, 700)),
+    columns=st.one_of(st.integers(1, 40), st.integers(41, 3000)),
+    dtype=st.sampled_from(NUMBERS),
+    odd=st.sampled_from([0.0, 0.0, 0.01, 0.5, 1.0]),
+)
+def test_both_engines_sum_columns_as_float64_arithmetic_does(
+    seed: int, count: int, columns: int, dtype: str, odd: float
+) -> None:
+    rows = rows_of(seed, min(count, 200_000 // columns), columns, dtype, odd)
+    guess = np.random.default_rng(seed).choice([0.0, 1000.0], columns)
+    with np.errstate(invalid="ignore", over="ignore"):
+        wide = rows.astype(np.float64)
+        known = ~np.isnan(wide)
+        apart = np.where(known, wide - guess, 0.0)
+        total, squares, size = apart.sum(axis=0), (apart**2).sum(axis=0), np.abs(apart).sum(axis=0)
+    low, high = (
+        np.where(known, wide, np.inf).min(axis=0, initial=np.inf),
+        np.where(known, wide, -np.inf).max(axis=0, initial=-np.inf),
+    )
+    for engine in (native(), PYTHON):
+        found = summed(engine, rows, guess, len(rows) // 3)
+        assert np.array_equal(found.nan, (~known).sum(axis=0))
+        assert np.array_equal(found.low, low)
+        assert np.array_equal(found.high, high)
+        finite = np.isfinite(total)
+        assert np.array_equal(np.isnan(found.total), np.isnan(total))
+        assert np.array_equal(found.total[np.isinf(total)], total[np.isinf(total)])
+        assert (np.abs(found.total[finite] - total[finite]) <= 1e-12 * size[finite]).all()
+        assert np.allclose(found.squares, squares, rtol=1e-12, atol=0)
+
+
+def test_equal_rows_give_equal_bits_however_wide_they_are_laid() -> None:
+    rows = np.random.default_rng(0).standard_normal((999, 24)).astype(np.float32)
+    guess = np.zeros(24)
+    whole = summed(native(), rows, guess, 0)
+    narrow = [summed(native(), np.ascontiguousarray(rows[:, k : k + 3]), guess[:3], 0) for k in range(0, 24, 3)]
+    for field in ("total", "squares", "low", "high"):  # eight at a time, and the plain loop
+        assert np.concatenate([getattr(one, field) for one in narrow]).tobytes() == getattr(whole, field).tobytes()
+
+
+def test_sums_of_other_sizes_and_types_are_refused_and_change_nothing() -> None:
+    engine, rows = native(), np.ones((4, 6), np.float32)
+    good = blank_sums(np.zeros(6))
+    wrong: list[tuple[ColumnSums, Any]] = [
+        (good._replace(total=np.zeros(5)), rows),
+        (good._replace(nan=np.zeros(6)), rows),
+        (blank_sums(np.zeros(5)), rows),
+        (blank_sums(np.zeros(0)), rows),
+        (good, np.asfortranarray(rows)),
+    ]
+    for sums, given_rows in wrong:
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            engine.add_columns(sums, given_rows)
+    frozen = np.zeros(6)
+    frozen.flags.writeable = False
+    with pytest.raises((TypeError, ValueError, BufferError)):
+        engine.add_columns(good._replace(high=frozen), rows)
+    assert good.total.tolist() == [0.0] * 6
+    odd = good._replace(nan=np.full(6, 3))
+    engine.add_columns(odd, rows.astype(np.int32))  # counted before: no matter to whole numbers
+    assert odd.total.tolist() == [4.0] * 6
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=700), cut=st.integers(0, 700), crc=st.integers(0, 2**32 - 1))
+def test_both_engines_have_the_checksum_of_zlib(data: bytes, cut: int, crc: int) -> None:
+    for engine in (native(), PYTHON):
+        assert engine.crc32(data, crc) == zlib.crc32(data, crc)
+        assert engine.crc32(memoryview(data)[cut:], engine.crc32(data[:cut], crc)) == zlib.crc32(data, crc)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.one_of(st.integers(0, 40), st.integers(41, 9000)),
+    dtype=st.sampled_from([*SOURCES, ">u2", "uint64"]),
+    vocab=st.sampled_from([0, 1, 200, 255, 256, 50_257, 65_536, 2**31, 2**31 + 5, 2**32, 2**40]),
+    wrong=st.integers(0, 2),
+)
+def test_both_engines_find_the_first_id_outside_and_sum_ids_of_every_type_alike(
+    seed: int, count: int, dtype: str, vocab: int, wrong: int
+) -> None:
+    random = np.random.default_rng(seed)
+    limits = np.iinfo(dtype)
+    ids = random.integers(0, min(max(vocab, 1), int(limits.max)), count).astype(dtype)
+    for _ in range(min(wrong, count)):
+        ids[random.integers(0, count)] = (limits.min, limits.max)[random.integers(2)]
+    outside = np.flatnonzero([not 0 <= one < vocab for one in ids.tolist()])
+    wanted = int(outside[0]) if len(outside) else -1
+    found = {engine.first_outside(ids, vocab) for engine in (native(), PYTHON)}
+    assert found == {wanted}
+    if dtype != "uint64":
+        sums = {engine.crc32_of_ids(ids, seed & 0xFFFFFFFF) for engine in (native(), PYTHON)}
+        assert sums == {zlib.crc32(ids.astype("<i8").tobytes(), seed & 0xFFFFFFFF)}

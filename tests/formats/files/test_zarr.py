@@ -1,0 +1,99 @@
+"""Zarr arrays of both versions, sharded or not: decoded by chunk, read like any file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lowtide
+from lowtide.blocks.asking import MAKER
+
+pytest.importorskip("zarr", reason="NOT TESTED: Zarr, because it is not installed (pip install lowtide[zarr])")
+MADE = "np.random.default_rng(3).integers(0, 50, (20_000, 40)).astype('f4')"
+ROWS = np.random.default_rng(3).integers(0, 50, (20_000, 40)).astype("f4")
+KINDS: dict[str, dict[str, Any]] = {
+    "version 3": {"zarr_format": 3, "chunks": (700, 40)},
+    "version 2": {"zarr_format": 2, "chunks": (700, 40)},
+    "tiles that cut rows": {"zarr_format": 3, "chunks": (512, 16)},
+    "sharded": {"zarr_format": 3, "chunks": (100, 40), "shards": (1000, 40)},
+    "big-endian": {"zarr_format": 3, "chunks": (700, 40), "dtype": ">f4"},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_maker_left() -> Iterator[None]:
+    yield
+    MAKER.close()
+
+
+def zarr_writes(program: str, *arguments: str) -> None:
+    """In a process of its own: zarr leaves threads behind."""
+    code = f"import json, sys, numpy as np, zarr\nrows = {MADE}\n{program}"
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+
+
+def write(path: Path, **settings: Any) -> None:
+    said = json.dumps({"dtype": "f4", **settings})
+    program = "said = json.loads(sys.argv[2])\n"
+    program += "zarr.create_array(store=sys.argv[1], shape=rows.shape, overwrite=True, **said)[:] = rows"
+    zarr_writes(program, str(path), said)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_those_that_zarr_reads(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "x.zarr", **KINDS[kind])
+    a = lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")
+    assert (a.shape, a.dtype.newbyteorder("=")) == (ROWS.shape, np.dtype("f4"))
+    np.testing.assert_array_equal(a[[19_999, 0, 700, 699]], ROWS[[19_999, 0, 700, 699]])
+    np.testing.assert_array_equal(np.concatenate(list(a.chunks(3_000))), ROWS)
+    assert sorted(np.concatenate(list(a.shuffled(500)))[:, 0].tolist()) == sorted(ROWS[:, 0].tolist())
+
+
+def test_an_array_of_a_group_is_named_with_or_without_a_slash(tmp_path: Path) -> None:
+    program = """
+group = zarr.open_group(sys.argv[1], mode="w")
+group.create_group("deep").create_array("X", data=rows[:100], chunks=(10, 40))
+group.create_array("y", data=np.arange(100), chunks=(30,))
+"""
+    zarr_writes(program, str(tmp_path / "g.zarr"))
+    for name in ("deep/X", "/deep/X"):
+        found = lowtide.open(tmp_path / "g.zarr", tensor=name, cache_dir=tmp_path / "cache")
+        np.testing.assert_array_equal(found[:], ROWS[:100])
+    tokens = lowtide.open_tokens(tmp_path / "g.zarr", tensor="y", cache_dir=tmp_path / "cache")
+    assert tokens[97:].tolist() == [97, 98, 99]
+    with pytest.raises(lowtide.FormatError, match=r"expected the name of one array, got 2 arrays: 'deep/X', 'y'"):
+        lowtide.open(tmp_path / "g.zarr")
+
+
+def test_a_damaged_chunk_is_named_and_other_rows_still_read(tmp_path: Path) -> None:
+    write(tmp_path / "x.zarr", zarr_format=3, chunks=(2_000, 40))
+    (tmp_path / "x.zarr" / "c" / "7" / "0").write_bytes(b"not what it was")
+    a = lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")
+    with pytest.raises(lowtide.ReadError, match=r"expected chunk \(7, 0\) \(rows 14000 to 16000\) whole"):
+        a[15_000]
+    np.testing.assert_array_equal(a[:10_000], ROWS[:10_000])
+
+
+def test_what_was_written_anew_is_decoded_anew(tmp_path: Path) -> None:
+    write(tmp_path / "x.zarr", zarr_format=3, chunks=(2_000, 40))
+    old = lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(old[0], ROWS[0])
+    settings = 'shape=rows.shape, dtype="f4", chunks=(2_000, 40), overwrite=True'
+    zarr_writes(f"zarr.create_array(store=sys.argv[1], {settings})[:] = rows + 1", str(tmp_path / "x.zarr"))
+    np.testing.assert_array_equal(lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")[0], ROWS[0] + 1)
+    with pytest.raises(lowtide.ReadError, match="got it changed meanwhile"):
+        old[19_000]
+
+
+def test_what_is_no_array_of_numbers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.zarr").mkdir()
+    (tmp_path / "x.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array", "shape": ["?"]}')
+    with pytest.raises(lowtide.FormatError, match="got one that zarr cannot open"):
+        lowtide.open(tmp_path / "x.zarr")
