@@ -77,7 +77,8 @@ def account_of(pid: int, heap: HeapLayout) -> HeapAccount | None:
                 return None
             system += _word(steps, _SYSTEM)
             free += _free_bytes(memory, arena, steps)
-        return HeapAccount(system, min(free, system), not memory.tired)
+        # More than there is: the program freed while we walked, and a list led in a circle. The next look tells.
+        return HeapAccount(system, free, not memory.tired) if free <= system else None
     finally:
         os.close(fd)
 

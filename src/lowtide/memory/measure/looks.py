@@ -238,8 +238,11 @@ class CloseLooks:
         if account is None:
             return (lazy, "lazyfree") if lazy else None
         # Pages that a fork shares are in both; the part of this process is as large as its part of the heap.
-        resident = _scale(heap.resident, reading.detail.anon, reading.rss_anon)
-        kept = _scale(account.kept(heap.resident), resident, heap.resident)
+        whole = max(
+            0, heap.resident + member.counts["RssAnon"] - reading.rss_anon
+        )  # what came since the close look too
+        resident = _scale(whole, reading.detail.anon, reading.rss_anon)
+        kept = _scale(account.kept(whole), resident, whole)
         return kept + lazy, "allocator" if account.whole else "allocator, in part"
 
     def _read_each(
