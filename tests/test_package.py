@@ -97,7 +97,6 @@ LAZY = {
     "__init__.py",
     "pytest_plugin/__init__.py",
     "report/__init__.py",  # a doctor that watches loads neither rich nor an HTTP server
-    "storage/__init__.py",  # nor NumPy
 }
 
 

@@ -27,7 +27,8 @@ from lowtide.reading.rows.indexing import refuse_name, select, whole
 from lowtide.reading.rows.iteration import RowIteration, counted_batch
 from lowtide.reading.rows.parts import Part, chained, subset_of
 from lowtide.reading.rows.reader import RowReader
-from lowtide.storage import Budget, Store
+from lowtide.storage.budget import Budget
+from lowtide.storage.store import Store
 from lowtide.units import format_size
 
 Source = str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str] | NDArray[Any]]

@@ -29,7 +29,9 @@ from lowtide.reading.mixtures.mixture_state import check_past
 from lowtide.reading.opened import Opened
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import WindowReader
-from lowtide.storage import SCATTERED, Budget, Store
+from lowtide.storage.budget import Budget
+from lowtide.storage.read import SCATTERED
+from lowtide.storage.store import Store
 from lowtide.tokens import Tokens
 from lowtide.windows import Windows, checked_ranks, window_stream
 

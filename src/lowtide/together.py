@@ -26,7 +26,7 @@ from lowtide.reading.rows.member_rows import Column, Member, MemberRows
 from lowtide.reading.rows.parts import Part, subset_of
 from lowtide.reading.rows.reader import RowReader
 from lowtide.reading.rows.resident import GivenArray, ResidentRows, RowMemory
-from lowtide.storage import Budget
+from lowtide.storage.budget import Budget
 from lowtide.units import format_size
 
 Readable = Array | str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[str]]  # as a member

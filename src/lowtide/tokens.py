@@ -28,7 +28,7 @@ from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import refuse_name, select, whole
 from lowtide.reading.rows.stratified import val_count
 from lowtide.reading.token_range import TokenRange
-from lowtide.storage import Store
+from lowtide.storage.store import Store
 from lowtide.units import format_size
 from lowtide.windows import Windows
 

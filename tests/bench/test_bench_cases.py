@@ -35,7 +35,7 @@ from lowtide.bench.ways import batches, layout_of_job
 from lowtide.formats import layout_of
 from lowtide.machine import file_kind
 from lowtide.memory.measure.process import children
-from lowtide.storage import Store
+from lowtide.storage.store import Store
 
 MIB = 1 << 20
 ASK = Ask(batch=16, length=64, seconds=0.05)

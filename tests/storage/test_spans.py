@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.storage import Extent
 from lowtide.storage.spans import Located, Spans, each_of, few_files, joined, merge, total_of
+from lowtide.storage.watched_files import Extent
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 

@@ -13,8 +13,11 @@ from tests.faults import Disk, reading_from
 
 from lowtide.errors import BudgetError
 from lowtide.machine import drop_page_cache, file_kind, page_cache
-from lowtide.storage import Budget, Extent, Pool, Store
+from lowtide.storage.budget import Budget
+from lowtide.storage.buffers import Pool
 from lowtide.storage.own_files import atomic_write
+from lowtide.storage.store import Store
+from lowtide.storage.watched_files import Extent
 
 
 def flat(array: Any) -> Any:

@@ -14,8 +14,8 @@ import numpy as np
 from lowtide.blocks.objects import fetched
 from lowtide.formats import Layout
 from lowtide.machine import PAGE
-from lowtide.storage import Extent
 from lowtide.storage.budget import AUTO_BUDGET
+from lowtide.storage.watched_files import Extent
 from lowtide.survey.subject import in_rows
 from lowtide.units import KIB, MIB, format_size, parse_size
 

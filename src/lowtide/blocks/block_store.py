@@ -23,11 +23,11 @@ from lowtide.blocks.asking import MAKER, Ticket
 from lowtide.blocks.block_file import BLOCK, MARK, open_ledger, taken_away
 from lowtide.blocks.objects import Made, MadeFile
 from lowtide.errors import ReadError
-from lowtide.storage import SCATTERED, SEQUENTIAL, Budget, Extent, Store
-from lowtide.storage.read import Refused, Temperature
+from lowtide.storage.budget import Budget
+from lowtide.storage.read import SCATTERED, SEQUENTIAL, Refused, Temperature
 from lowtide.storage.spans import Lengths, Offsets, Spans, few_files
-from lowtide.storage.store import InTurns, StartedReads
-from lowtide.storage.watched_files import KEPT, Files
+from lowtide.storage.store import InTurns, StartedReads, Store
+from lowtide.storage.watched_files import KEPT, Extent, Files
 from lowtide.units import MIB, format_duration, format_size
 
 AHEAD = 32 * MIB // BLOCK  # blocks asked for ahead of sequential reads

@@ -9,7 +9,7 @@ from lowtide.cli.options import option
 from lowtide.engine import ENGINES
 from lowtide.formats.corpus_parts import PARTS
 from lowtide.order.locality import locality_text
-from lowtide.storage import CACHES, STRATEGIES
+from lowtide.storage.store import CACHES, STRATEGIES
 from lowtide.survey.subject import Opening, StatedData
 
 

@@ -15,7 +15,7 @@ from lowtide.formats.recognise import members_of
 from lowtide.formats.sources import Source
 from lowtide.formats.tokens.ends import document_ends
 from lowtide.formats.tokens.token_files import token_layout
-from lowtide.storage import Extent
+from lowtide.storage.watched_files import Extent
 
 __all__ = [
     "ArrayMember",

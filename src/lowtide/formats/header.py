@@ -13,7 +13,7 @@ from types import TracebackType
 
 from lowtide.blocks.objects import Made, MadeFile, listed, normal_address, object_size, open_object
 from lowtide.errors import FormatError, ReadError
-from lowtide.storage import Extent
+from lowtide.storage.watched_files import Extent
 
 # safetensors' own bound, the largest of any header here; a parser that asks for more is wrong.
 MOST_HEADER_BYTES = 100_000_000

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.errors import FormatError
-from lowtide.storage import Extent
+from lowtide.storage.watched_files import Extent
 
 MOST_BYTES = 2**63 - 1  # off_t and Py_ssize_t are signed 64-bit
 MOST_AXES = 64  # numpy 2's own bound

@@ -19,9 +19,11 @@ import numpy as np
 from lowtide.engine import Numbers
 from lowtide.order.steps import Steps
 from lowtide.order.streams import InOrder, Stream
-from lowtide.storage import Budget, Pool, Store
+from lowtide.storage.budget import Budget
+from lowtide.storage.buffers import Pool
 from lowtide.storage.forks import renew_in_children
 from lowtide.storage.read import Temperature
+from lowtide.storage.store import Store
 
 BLOCK = 8192  # numbers computed at a time: 64 KiB, and the order's fixed cost spread over many batches
 AHEAD = 2  # batches under way beside the one in the caller's hands

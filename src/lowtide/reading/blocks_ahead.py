@@ -22,8 +22,9 @@ from lowtide.order.steps import EpochSteps
 from lowtide.order.streams import LocalWindow, Positions, Shuffled, Stream
 from lowtide.reading.ahead import Follower as Follower
 from lowtide.reading.plan import Plan
-from lowtide.storage import RESIDENT, Store
+from lowtide.storage.read import RESIDENT
 from lowtide.storage.spans import Offsets
+from lowtide.storage.store import Store
 from lowtide.units import MIB, format_size
 
 STEP = 4 * MIB  # announced at a time: long for any disk, short beside a window

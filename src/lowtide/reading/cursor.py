@@ -17,8 +17,9 @@ from lowtide.order.steps import Steps
 from lowtide.order.streams import Stream
 from lowtide.reading.ahead import Ahead, Batch, Batches, Follower, Reader
 from lowtide.reading.state import VERSION, check_state
-from lowtide.storage import Pool, Store
+from lowtide.storage.buffers import Pool
 from lowtide.storage.forks import Turn
+from lowtide.storage.store import Store
 
 WAITS = 8 * 64  # kinds of wait: up to 2**63 nanoseconds
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.storage import Store
+from lowtide.storage.store import Store
 
 BLOCKS = 16
 BLOCK_BYTES = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from lowtide.storage import Store
+from lowtide.storage.store import Store
 
 
 class Opened:

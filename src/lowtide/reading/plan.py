@@ -12,7 +12,7 @@ from typing import Any
 from lowtide.engine import FAULT_MOST
 from lowtide.machine import PAGE
 from lowtide.reading.opened import html_table
-from lowtide.storage import Store
+from lowtide.storage.store import Store
 from lowtide.units import MIB, format_size
 
 

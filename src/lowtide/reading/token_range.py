@@ -18,7 +18,7 @@ from lowtide.errors import FormatError
 from lowtide.formats import Layout
 from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
 from lowtide.reading.rows.reader import RowReader
-from lowtide.storage import Store
+from lowtide.storage.store import Store
 
 
 class TokenRange:

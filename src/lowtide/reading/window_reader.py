@@ -26,8 +26,9 @@ from lowtide.reading.documents.kept_arrays import HeldArrays
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.token_range import TokenRange
-from lowtide.storage import RESIDENT, SCATTERED, SEQUENTIAL, Bytes
 from lowtide.storage.budget import whole_pages
+from lowtide.storage.buffers import Bytes
+from lowtide.storage.read import RESIDENT, SCATTERED, SEQUENTIAL
 from lowtide.storage.store import StartedReads
 from lowtide.units import format_size
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lowtide.feed import Feed, FeedStats
 from lowtide.reading.rows.iteration import BatchIterator
-from lowtide.storage import Pool
+from lowtide.storage.buffers import Pool
 from lowtide.torch.devices import CopyEvent, DeviceApi, api_of
 
 DtypeFor = torch.dtype | Sequence[torch.dtype | None] | dict[str, torch.dtype | None] | None

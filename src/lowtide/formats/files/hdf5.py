@@ -22,7 +22,7 @@ from lowtide.formats.files.members import ArrayMember
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, one_extent
 from lowtide.formats.refusals import as_typed
-from lowtide.storage import Extent
+from lowtide.storage.watched_files import Extent
 
 WHAT = "dataset"
 MAGIC = b"\x89HDF\r\n\x1a\n"

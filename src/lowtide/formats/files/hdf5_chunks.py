@@ -21,7 +21,7 @@ from lowtide.errors import FormatError
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import clip
 from lowtide.formats.refusals import as_typed
-from lowtide.storage import Extent, FilePieces
+from lowtide.storage.watched_files import Extent, FilePieces
 
 DAMAGED = "Its index of chunks is damaged: copy or write it again"
 NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}

@@ -16,7 +16,7 @@ from lowtide.blocks.asking import MAKER
 from lowtide.errors import FormatError
 from lowtide.formats.files.decoded_rows import decoded
 from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, one_extent
-from lowtide.storage import Extent
+from lowtide.storage.watched_files import Extent
 
 _MOST_LISTED = 20
 

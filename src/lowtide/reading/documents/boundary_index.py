@@ -22,7 +22,7 @@ from lowtide.reading.documents.boundaries import Marks, scan
 from lowtide.reading.documents.kept_arrays import GrowingArrays, HeldArrays, KeptArrays, KeptFile, damaged, kept
 from lowtide.reading.fingerprint import digest
 from lowtide.reading.token_range import TokenRange
-from lowtide.storage import Store
+from lowtide.storage.store import Store
 
 BITS = 16
 BLOCK_TOKENS = 1 << BITS

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.engine import Planes
-from lowtide.storage import Bytes
 from lowtide.storage.budget import whole_pages
+from lowtide.storage.buffers import Bytes
 
 INT32, BOOL = np.dtype(np.int32), np.dtype(np.bool_)
 MOST_TOKENS = 2**31 - 1

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from lowtide.engine import KEEP, Engine, Numbers, Problem
 from lowtide.errors import FormatError, ReadError
 from lowtide.machine import Descriptor
-from lowtide.storage import Budget
-from lowtide.storage.budget import Holding
+from lowtide.storage.budget import Budget, Holding
 from lowtide.storage.forks import renew_in_children
 from lowtide.storage.own_files import OwnDirectory, beside_or_cache, seal, telling, user_cache, wait_for_lock
 from lowtide.storage.read import read_all, read_failed

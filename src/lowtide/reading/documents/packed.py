@@ -28,7 +28,7 @@ from lowtide.reading.documents.packing import PackedRows
 from lowtide.reading.places import DocumentPlace, Place
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Starts, WindowReader
-from lowtide.storage import Bytes
+from lowtide.storage.buffers import Bytes
 from lowtide.storage.store import StartedReads
 
 

@@ -24,7 +24,7 @@ from lowtide.reading.documents.boundaries import Marks
 from lowtide.reading.documents.boundary_index import BoundaryIndex, Progress, boundary_index, identity_of, key_of
 from lowtide.reading.documents.kept_arrays import GrowingArrays, HeldArrays, KeptArrays, KeptFile, damaged, kept
 from lowtide.reading.token_range import TokenRange
-from lowtide.storage import Store
+from lowtide.storage.store import Store
 
 GROUP_TOKENS = 4 << 20
 GROUP_PIECES = 65_536

@@ -21,7 +21,8 @@ from lowtide.reading.documents.boundary_index import BoundaryIndex
 from lowtide.reading.documents.docs import Docs, DocsFiller
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Noted, Starts, WindowReader
-from lowtide.storage import SCATTERED, Bytes
+from lowtide.storage.buffers import Bytes
+from lowtide.storage.read import SCATTERED
 
 
 class DocumentedWindows(WindowReader):

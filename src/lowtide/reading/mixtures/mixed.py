@@ -32,8 +32,10 @@ from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Starts, WindowReader
-from lowtide.storage import SCATTERED, Bytes, Store
 from lowtide.storage.budget import whole_pages
+from lowtide.storage.buffers import Bytes
+from lowtide.storage.read import SCATTERED
+from lowtide.storage.store import Store
 
 UNROUNDED = 8 * PAGE  # a reader's arrays and scratch begin on pages: what that may cost each of several readers
 

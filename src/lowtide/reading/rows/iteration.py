@@ -28,7 +28,8 @@ from lowtide.reading.rows.indexing import inside, refuse_axes, select
 from lowtide.reading.rows.parts import Part
 from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader
 from lowtide.reading.rows.stratified import split_parts
-from lowtide.storage import Budget, Store
+from lowtide.storage.budget import Budget
+from lowtide.storage.store import Store
 from lowtide.units import MIB
 
 LARGEST_CHUNK = 8 * MIB  # enough to keep a disk busy; more only costs memory

@@ -17,8 +17,7 @@ from lowtide.reading.rows.indexing import select
 from lowtide.reading.rows.parts import Listed, lists_of
 from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader, Wanted
 from lowtide.reading.rows.resident import GivenArray, ResidentRows
-from lowtide.storage import Budget
-from lowtide.storage.budget import whole_pages
+from lowtide.storage.budget import Budget, whole_pages
 
 Member = RowReader | ResidentRows | GivenArray
 REMEMBERED = 8 * ROWS_AT_ONCE  # numbers of one batch that are computed once for all members: half a MiB

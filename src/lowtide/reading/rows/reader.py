@@ -27,9 +27,10 @@ from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import Selection, row_inside
 from lowtide.reading.rows.parts import Consecutive, Listed, Part, chained, index_bytes, lists_of
-from lowtide.storage import RESIDENT, SCATTERED, Bytes, Store
 from lowtide.storage.budget import whole_pages
-from lowtide.storage.store import StartedReads
+from lowtide.storage.buffers import Bytes
+from lowtide.storage.read import RESIDENT, SCATTERED
+from lowtide.storage.store import StartedReads, Store
 from lowtide.units import MIB, format_size
 
 ALIGN_FROM = 256 * 1024  # smaller results are not worth the page that aligning them costs

@@ -19,10 +19,11 @@ from lowtide.reading.fingerprint import BLOCK_BYTES, BLOCKS, digest
 from lowtide.reading.rows.indexing import Selection
 from lowtide.reading.rows.parts import Consecutive, Part, chained
 from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader, Wanted
-from lowtide.storage import Budget, Bytes, Pool, Store
-from lowtide.storage.budget import Holding, whole_pages
+from lowtide.storage.budget import Budget, Holding, whole_pages
+from lowtide.storage.buffers import Bytes, Pool
 from lowtide.storage.forks import Turn
 from lowtide.storage.read import Temperature
+from lowtide.storage.store import Store
 
 
 class RowMemory:
