@@ -27,7 +27,7 @@ def rows_of(seed: int, count: int, columns: int, dtype: str, odd: float) -> NDAr
         return random.integers(
             limits.min, limits.max, (count, columns), dtype=kind.newbyteorder("="), endpoint=True
         ).astype(kind)
-    rows = (
+    rows: NDArray[Any] = (
         random.standard_normal((count, columns)) * random.choice([1e-3, 1.0, 1e3]) + random.choice([0, 1e3])
     ).astype(kind)
     rows[random.random(rows.shape) < odd] = np.nan
