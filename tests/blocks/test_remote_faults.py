@@ -15,7 +15,7 @@ from tests.blocks.conftest import Behind
 
 import lowtide
 
-PASSING = {
+PASSING: dict[str, dict[str, float]] = {
     "every third answer is 503": {"busy_every": 3},
     "every second body is cut": {"cut_every": 2},
     "every second range is the wrong one": {"shift_range_every": 2},

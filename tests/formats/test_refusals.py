@@ -154,7 +154,6 @@ def test_a_sidecar_named_alone_leads_to_its_file(tmp_path: Path, name: str) -> N
     [
         (["data-00000-of-00001.arrow", "state.json"], "directory of Arrow", "Leave column= out"),
         (["0.parquet"], "directory of Parquet", "Leave column= out"),
-        ([".zgroup"], "Zarr group without arrays", "Name the group"),
         (["data.ninja"], "mmap_ninja", "Read it with mmap_ninja itself"),
     ],
 )

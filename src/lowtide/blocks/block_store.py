@@ -240,7 +240,7 @@ class BlockStore(Store):
         if taken != self._seen:
             self._marks[:] = 0  # first these, then the count: other threads look the other way round
             self._seen = taken
-        unknown = needed[self._marks[needed] % 2 == 0]
+        unknown: Blocks = needed[self._marks[needed] % 2 == 0]
         if len(unknown):
             self._look(unknown)
             unknown = needed[self._marks[needed] % 2 == 0]

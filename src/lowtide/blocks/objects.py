@@ -137,8 +137,10 @@ def listed(address: str) -> list[tuple[str, int]]:
 
 
 def normal_address(text: object) -> str | None:
-    """``text`` as an address; None where it is none."""
-    return address_of(text) if isinstance(text, str) and is_address(text) else None
+    """``text`` as an address; None where it is none. What pathlib made of one may be the name of a file here."""
+    if not isinstance(text, str) or not is_address(text) or ("://" not in text and os.path.lexists(text)):
+        return None
+    return address_of(text)
 
 
 def fetched(made: Made) -> str:
