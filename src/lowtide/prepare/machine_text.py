@@ -33,8 +33,8 @@ from lowtide.prepare.job import Status, prepare
 from lowtide.prepare.resources import Resources
 
 VOCAB = 4096  # the output layer of a small model costs as much as all its blocks at 8,192 ids
-CORPUS_PREFIX = "corpus-machine-"  # of the directory in the cache
-WORDS_NEED = "tokenizers"  # the package without which a byte is a token
+CORPUS_PREFIX = "corpus-machine-"  # how its directory in the cache begins
+WORDS_NEED = "tokenizers"  # the package; without it, a byte is a token
 VAL = 0.01
 TOKENS = 40_000_000  # about; more text than this is left out
 _PAGES = (".rst", ".md", ".txt")
@@ -52,7 +52,7 @@ _BYTES_PER_TOKEN = 3.2  # of such text with 4,096 ids, measured
 
 @dataclass(frozen=True)
 class MachineCorpus:
-    """Where it lies and how large it is."""
+    """Where the corpus is and how large it is."""
 
     path: Path  # holds train/ and val/
     tokens: int
@@ -193,7 +193,7 @@ def _manual_pages() -> Iterator[_TextFile]:
 
 
 def _installed() -> list[str]:
-    """Python and every installed package with its version: the same list, the same text, without looking at files."""
+    """Python and every installed package with its version: an equal list means equal text, and no file is read."""
     found = {f"{one.metadata['Name']}=={one.version}" for one in distributions()}
     return [f"python {sys.version_info[:3]}", *sorted(found)]
 
