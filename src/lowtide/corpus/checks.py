@@ -66,10 +66,10 @@ class Verified:
     bytes: int
     tokens: int
     documents: int | None
-    parts: dict[str, int]  # tokens of each, where what was named holds several
+    parts: dict[str, int]  # tokens of each part, if there are several
     faults: tuple[Fault, ...]
     checks: tuple[str, ...]  # what could be checked
-    unverifiable: tuple[str, ...]  # what could not, and why: no fault, but no proof either
+    unverifiable: tuple[str, ...]  # what could not be checked, and why: not a fault, but no proof either
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def verify(
     part: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Verified:
-    """Check what ``paths`` name: corpora of ours or any format we open; of a directory with parts all, or ``part``."""
+    """Check ``paths``: corpora of ours or any format we open; of a directory with parts, all of them or ``part``."""
     findings = _Findings(progress)
     corpora = [_corpora(Path(path), checked_part(part)) for path in paths]
     if all(corpora):
@@ -134,7 +134,7 @@ def verify(
 
 
 def _corpora(path: Path, part: str | None) -> list[tuple[Path, str]]:
-    """The corpora of ours that a directory is or holds, finished or not, and the parts they are."""
+    """The corpora of ours that a directory is or holds, finished or not, and which part each is."""
     found = [(place, "" if place == path else place.name) for place in corpora_in(path)]
     if part is not None and any(name for _, name in found):
         return [(place, name) for place, name in found if name == part]
@@ -167,8 +167,8 @@ def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) 
     summed = all(entry.crc32 is not None and (entry.ends is None or entry.ends_crc32) for entry in manifest.entries)
     if not summed:
         findings.unverifiable.append(
-            f"{directory / MANIFEST} has no checksums for its shards: damage to ids cannot be seen. Convert it again "
-            "to have them: lowtide convert --to lowtide."
+            f"{directory / MANIFEST} has no checksums for its shards: damage to ids cannot be detected. "
+            "Convert it again to have them: lowtide convert --to lowtide."
         )
     checks = ["sizes", *(["checksums"] if summed else []), *(["manifest"] if "digest" in content else [])]
     checks += [*(["ids"] if bound is not None else []), *(["document ends"] if documents is not None else [])]
@@ -180,21 +180,21 @@ def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) 
 def _check_manifest(
     directory: Path, content: dict[str, Any], counted: dict[str, int | None], findings: _Findings
 ) -> None:
-    """The manifest held against its own digest, and its totals against its shards."""
+    """Check the manifest against its own digest, and its totals against its shards."""
     path = directory / MANIFEST
     if "digest" not in content:
         findings.unverifiable.append(
-            f"{path} has no digest of itself, as older versions wrote it: the order of its shards cannot be checked."
+            f"{path} has no digest, as older versions wrote none: the order of its shards cannot be checked."
         )
     elif content["digest"] != manifest_digest(content):
         findings.fault(path, None, "changed since it was written (its digest differs): copy it again from the original")
     for name, count in counted.items():
         if content.get(name) is not None and count is not None and content[name] != count:
-            findings.fault(path, None, f"expected {name} {count} as its shards add up to, got {content[name]!r}")
+            findings.fault(path, None, f"expected {name} {count}, the sum of its shards, got {content[name]!r}")
 
 
 def _check_strangers(directory: Path, manifest: Manifest, findings: _Findings) -> None:
-    """Files that look like a shard of this corpus and are none: whoever opens them by a glob reads them too."""
+    """Files that look like a shard of this corpus but are not: a glob would read them too."""
     known = {name for entry in manifest.entries for name in (entry.file, entry.ends)}
     if str(directory).startswith("http"):
         return  # a web server does not say what it has
@@ -204,7 +204,7 @@ def _check_strangers(directory: Path, manifest: Manifest, findings: _Findings) -
 
 
 class _Shard:
-    """One shard held against its manifest entry."""
+    """Check one shard against its manifest entry."""
 
     def __init__(
         self, directory: Path, manifest: Manifest, entry: ShardEntry, vocab: int | None, findings: _Findings
@@ -327,7 +327,7 @@ def _check_tokenizer(directory: Path, findings: _Findings) -> None:
 def _others(
     paths: Sequence[str | Path], dtype: str | None, vocab: int | None, part: str | None, findings: _Findings
 ) -> list[_Read]:
-    """Any other format: what its own headers and indexes say, held against the data; every part of a directory."""
+    """Any other format, checked against its own headers and indexes; every part of a directory."""
     source = [str(path) for path in paths]
     try:
         layout = _layout(source, dtype, part)
@@ -367,7 +367,7 @@ def _other(layout: Layout, stated: int | None, findings: _Findings) -> _Read:
     checks += ["ids"] if tokens and vocab is not None else []
     checks += ["document ends"] if documents is not None else []
     findings.unverifiable.append(
-        f"{layout.extents[0].path} has no checksums: {layout.format} keeps none, so damage to its data cannot be seen."
+        f"{layout.extents[0].path} has no checksums: {layout.format} keeps none, so damage to its data goes unnoticed."
     )
     return _Read(layout.part or "", len(layout.extents), layout.shape[0] if tokens else 0, documents, tuple(checks))
 
@@ -382,7 +382,7 @@ def _layout(source: list[str], dtype: str | None, part: str | None) -> Layout:
         except (LowtideError, OSError, ValueError, TypeError):
             layout = None
         if layout is not None and (len(layout.shape) != 1 or layout.dtype.kind not in "iu"):
-            return layout  # an array: verified as far as its header goes
+            return layout  # an array: only its header can be verified
         raise
 
 
