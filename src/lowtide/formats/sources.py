@@ -90,7 +90,7 @@ def _pattern(address: str) -> str:
 
 
 def _refuse_address(path: str) -> None:
-    """ValueError for what names another machine: looking it up here would only say that there is no such file."""
+    """ValueError for an address on another machine: looking it up here would only say that there is no such file."""
     address = _ADDRESS.match(path)
     if address is None:
         return
