@@ -103,7 +103,7 @@ def _header(file: HeaderFile) -> tuple[int, dict[str, _Tensor]]:
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise FormatError(
-            f"{file.path}: expected a JSON header with text as metadata, got other values. Save it again."
+            f"{file.path}: expected a JSON header with text as metadata, got others. Save it again."
         )
     tensors = {name: _tensor(f"{file.path}, tensor {clip(name)}", entry) for name, entry in entries.items()}
     _refuse_holes(file, 8 + length, tensors)
