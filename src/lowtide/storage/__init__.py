@@ -3,7 +3,7 @@
 The reading path, top to bottom: ``store.py`` (``start`` and ``finish``) -> ``read.py`` (the default strategy) ->
 ``watched_files.py`` (open files) and ``buffers.py`` (where bytes land). ``mapped.py`` has the other strategies,
 ``spans.py`` the arithmetic, ``budget.py`` the count of what is held, ``forks.py`` what children inherit, and
-``writing/`` makes new files. Names come on first use: a report written by ``own_files.py`` needs no NumPy.
+``writing/`` makes new files. Names are imported on first use: a report written by ``own_files.py`` needs no NumPy.
 """
 
 import importlib

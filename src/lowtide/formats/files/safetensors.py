@@ -102,9 +102,7 @@ def _header(file: HeaderFile) -> tuple[int, dict[str, _Tensor]]:
     entries = _parsed(file.read_exactly(8, length), file.path)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise FormatError(
-            f"{file.path}: expected a JSON header with text as metadata, got others. Save it again."
-        )
+        raise FormatError(f"{file.path}: expected a JSON header with text as metadata, got others. Save it again.")
     tensors = {name: _tensor(f"{file.path}, tensor {clip(name)}", entry) for name, entry in entries.items()}
     _refuse_holes(file, 8 + length, tensors)
     return 8 + length, tensors
