@@ -89,7 +89,7 @@ class FileMapping(Protocol):
 
 class Engine:
     """``name`` is native or python; ``why`` says in words why it was chosen. Its attributes are functions of
-    the C core or of its twin; the methods below explain themselves."""
+    the C core or of its twin."""
 
     def __init__(self, name: str, why: str) -> None:
         self.name, self.why = name, why
