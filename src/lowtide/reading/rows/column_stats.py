@@ -43,7 +43,7 @@ class Chunked(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class ColumnStats:
-    """Each field has the shape of one row. ``count``: numbers, NaN not among them; ``std``: of the population.
+    """Each field has the shape of one row. ``count``: numbers that are not NaN; ``std``: of the population.
 
     A column without a number has NaN for mean, std, min and max.
     """
@@ -117,7 +117,7 @@ class _Work:
             over.release()
 
         # Not threading.Thread: an interrupt while it starts comes out of it as a KeyError.
-        with contextlib.suppress(RuntimeError):  # no thread to be had: this one does it all
+        with contextlib.suppress(RuntimeError):  # no thread can be started: this one does it all
             for _ in range(threads - 1):
                 over = _thread.allocate_lock()
                 over.acquire()
