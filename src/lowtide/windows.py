@@ -1,8 +1,8 @@
-"""``Windows``: how rows are cut from tokens, before anyone says how many at a time or in which order.
+"""``Windows``: how rows are cut from tokens, independent of batch size and order.
 
-A cut is fixed by the data and a few settings - length, stride or packed, with or without documents - and is looked at
-(``len``, ``account``) before feeds are made from it. The plain cut costs nothing; documents and packing need an index,
-built once and kept beside the data.
+A cut is fixed by the data and a few settings - length, stride or packed, with or without documents - and can be
+examined (``len``, ``account``) before feeds are made from it. The plain cut costs nothing; documents and packing need
+an index, built once and kept beside the data.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Windows:
         return PackedReader(tokens, self._packed, self.dtype, documents=self.documents), stream, None, None
 
     def account(self) -> Account:
-        """Tokens of an epoch that are used, cut and padded, measured on the data; and what one document per row would
-        pad."""
+        """Tokens of an epoch that are used, cut and padded, counted on the data; and the padding that one document per
+        row would need."""
         total = len(self.tokens)
         marks = marks_of(self.tokens)
         used = total if self._packed is not None else len(self) * self.length
@@ -137,7 +137,7 @@ class Windows:
         return f"<lowtide.Windows {len(self):,} x {self.length} {self.cut}{documents} of {where}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None}  # a callback of this process
+        return {**self.__dict__, "_progress": None}  # a callback belongs to this process
 
     def _pack(self) -> PackedRows:
         marks = required_marks(self.tokens)
@@ -174,7 +174,7 @@ def window_stream(tokens: TokenRange, length: int, order: str, seed: int, locali
 
 
 def checked_ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
-    """Which reader of how many; refused where the global batch does not divide among them."""
+    """Which reader of how many; refused if the global batch does not divide among them."""
     if (rank is None) != (world is None):
         raise ValueError(
             f"rank: expected rank= and world= together, got rank={rank} and world={world}. "

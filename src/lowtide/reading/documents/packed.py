@@ -124,7 +124,7 @@ class PackedReader(WindowReader):
                 room *= 8
                 found = self._planned(packed_plan, tables, room)
         except (IndexError, ValueError) as problem:
-            raise damaged(self.rows.kept.path, "numbers of pieces that fill its rows", "others") from problem
+            raise damaged(self.rows.kept.path, "tables of rows made of whole documents", "damaged ones") from problem
         return found
 
     def _planned(
