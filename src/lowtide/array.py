@@ -60,8 +60,8 @@ def open(  # noqa: PLR0913 - keyword-only options of the public surface
     when they are first needed and kept in ``cache_dir`` (``~/.cache/lowtide`` unless stated), at most ``disk`` bytes of
     them over all processes; ``remote`` passes options to the store's client.
 
-    Reads headers only: about a millisecond for a file of any size. Raises ``FileNotFoundError``, or ``FormatError`` for
-    what is not an array.
+    Reads headers only: about a millisecond for a file of any size. Raises ``FileNotFoundError``, or ``FormatError`` if
+    it is not an array.
 
     >>> a = lowtide.open("features.npy", budget="64MiB")
     >>> for rows in a.shuffled(4096, seed=0): ...

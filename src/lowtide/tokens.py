@@ -56,12 +56,12 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
 ) -> Tokens:
     """Open a corpus: a token file of any known format, a glob, a list or a directory of them.
 
-    Headerless files need ``dtype``. Of a directory that holds train and val it is the train part; ``part="val"`` or
-    ``"test"`` is the other. ``vocab`` is the number of ids; a larger id is a ``FormatError`` at the batch that
-    has it. ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
-    ``.safetensors``, ``.npz`` or HDF5 file that holds several. ``column`` names the ids of Parquet or Arrow files,
-    which are decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated). ``budget``, ``strategy``, ``cache``,
-    ``engine``, ``disk`` and ``remote``: as in ``open``, which also says how addresses are read.
+    Headerless files need ``dtype``. In a directory that holds train and val it opens the train part; ``part="val"`` or
+    ``"test"`` opens another. ``vocab`` is the number of ids; a larger id raises ``FormatError`` at the batch that
+    contains it. ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
+    ``.safetensors``, ``.npz`` or HDF5 file that holds several. ``column`` names the column of ids in Parquet or Arrow
+    files, which is decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated). ``budget``, ``strategy``,
+    ``cache``, ``engine``, ``disk`` and ``remote``: as in ``open``, which also says how addresses are read.
 
     Reads headers only. Raises ``FileNotFoundError``, or ``FormatError`` for files that do not hold tokens, and for a
     list or glob that mixes train and val.
@@ -163,8 +163,8 @@ class Tokens(TokenRange, Opened, OnDisk):
         """A feed of ``(x, y)`` with ``length`` tokens per row; ``batch`` is the global batch of all ranks together.
 
         ``order``: ``shuffled`` (every window once per epoch), ``random`` (with replacement) or ``sequential`` (every
-        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``locality``: for
-        disks that scattered reads slow down, bytes that are mixed at a time, made of whole blocks (1 MiB unless stated:
+        token predicted once; ``.whole_batches()`` leaves out rows that do not fill a batch). ``locality``: for
+        disks that are slow at scattered reads: bytes that are mixed at a time, as whole blocks (1 MiB unless stated:
         ``("64MiB", "256KiB")``) from all over the tokens. ``skip``: steps of this batch size to leave out around a loss
         spike, as (first, last), both included.
 

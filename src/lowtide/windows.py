@@ -87,7 +87,7 @@ class Windows:
     def rows_in(
         self, order: str, seed: int, locality: Stated | None, world: int = 1
     ) -> tuple[WindowReader, Stream, BlockFollower | None, WindowReader | None]:
-        """What ``FeedRows`` has, of the rows in an order, for one of ``world`` ranks."""
+        """The ``FeedRows`` of these rows in an order, for one of ``world`` ranks."""
         tokens, length = self.tokens, self.length
         if self._packed is None:
             stream = window_stream(tokens, length, order, seed, locality)
@@ -153,9 +153,9 @@ class Windows:
 
 
 def window_stream(tokens: TokenRange, length: int, order: str, seed: int, locality: Stated | None) -> Stream:
-    """First tokens of windows at stride ``length``, in an order; refused where there are too few tokens for it."""
+    """First tokens of windows at stride ``length``, in an order; refused if there are too few tokens for it."""
     near = locality_of(locality, length * tokens.dtype.itemsize, order=one_of("order", order, ORDERS), what="window")
-    seed = whole_number("seed", seed)  # a seed of NumPy's becomes an int: a state must be safe for JSON
+    seed = whole_number("seed", seed)  # a NumPy integer becomes an int: a state must be safe for JSON
     count = len(tokens)
     needed = {"sequential": 2, "random": length + 1}.get(order, 2 * length)
     if count < needed:
@@ -168,7 +168,7 @@ def window_stream(tokens: TokenRange, length: int, order: str, seed: int, locali
         return Drawn(count - length, seed, "windows")
     if order == "sequential":
         return InOrder((count - 1) // length, length)
-    # As many windows for every phase, so that rows divide into epochs evenly.
+    # The same number of windows for every phase, so that all epochs have equally many rows.
     windows = (count - length) // length
     return Shuffled(windows, seed, purpose="windows", stride=length, phased=True, locality=near)
 

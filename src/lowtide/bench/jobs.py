@@ -107,8 +107,8 @@ class Job:
 
 
 def one_file(layout: Layout) -> Layout:
-    """The layout of its largest file alone, or of the longest run of one in pieces: np.memmap knows no more than that,
-    and every way reads the same bytes."""
+    """The layout of the largest file alone, or of its longest run if it is in pieces: np.memmap opens no more, and
+    every way must read the same bytes."""
     largest = max(layout.extents, key=lambda extent: extent.length)
     if largest.pieces is not None:
         offset, length = max(largest.runs(), key=lambda run: run[1])

@@ -1,10 +1,9 @@
 """``verify``: read everything once and name every fault with its file and byte.
 
-A corpus of ours says what its bytes must be, so each block is checksummed, each id compared with the
-vocabulary and each document's end with the end-of-text id, in one pass at the speed of the disk; of other formats their
-own headers and indexes are held against the data. Stretches of files are read by as many threads as there are
-processors: reading, checksums and the check of ids leave Python's lock. Costs `CHECKED` bytes per thread. Changes
-nothing.
+A corpus of ours records what its bytes must be, so one pass at the speed of the disk checks each block against its
+checksum, each id against the vocabulary and each document's end against the end-of-text id. Other formats are checked
+against their own headers and indexes. Stretches of files are read by as many threads as there are processors: reading,
+checksums and the check of ids release the GIL. Costs `CHECKED` bytes per thread. Changes nothing.
 """
 
 from __future__ import annotations
@@ -217,7 +216,7 @@ class _Shard:
         """What the whole file can be asked, asked; and the checks of its stretches."""
         with self._told():
             size, lead = self._check_size()
-            if self._path.with_suffix(".idx").is_file():  # Megatron's, which has a table of its own
+            if self._path.with_suffix(".idx").is_file():  # Megatron's: it has its own table
                 _count_documents(token_layout(str(self._path)), self._findings)
             with_ends = self._ends_in_order() and self._eot is not None
             return [partial(self._check, first, lead, with_ends) for first in range(0, size, STRETCH)]
@@ -234,7 +233,7 @@ class _Shard:
 
     def _check_size(self) -> tuple[int, int]:
         """Bytes of the file, and of the header some files of ours have."""
-        with HeaderFile(str(self._path)) as file:  # what is no regular file is refused here, and not waited for
+        with HeaderFile(str(self._path)) as file:  # anything but a regular file is refused here at once
             size, lead = file.size, HEADER if looks_like(file.read(0, HEADER)) else 0
         wanted = lead + self._entry.tokens * self._dtype.itemsize
         if size != wanted:
@@ -261,7 +260,7 @@ class _Shard:
     def _summed(
         self, path: Path, sums: str | None, first: int = 0, length: int | None = None
     ) -> Iterator[tuple[int, memoryview]]:
-        """The file block by block, each held against its checksum."""
+        """The file block by block, each checked against its checksum."""
         for block, (at, view) in enumerate(_blocks(path, first, length), first // CHECKED):
             self._findings.read(len(view))
             if sums is not None and sums[8 * block : 8 * block + 8] != f"{engine().crc32(view):08x}":
@@ -279,7 +278,7 @@ class _Shard:
             self._findings.fault(self._path, offset, what)
 
     def _ends_in_order(self) -> bool:
-        """Whether there are ends, and they are what they should be."""
+        """Whether there are ends, and they are valid."""
         if self._ends is None or self._entry.documents is None:
             return False
         size = size_of(str(self._ends))
@@ -420,7 +419,7 @@ class _Buffer(local):
 
 
 def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[tuple[int, memoryview]]:
-    """(offset, bytes) of a file in blocks of CHECKED bytes; a view is good until the thread's next one."""
+    """(offset, bytes) of a file in blocks of CHECKED bytes; a view is valid until the thread's next one."""
     view = _buffer.view
     if normal_address(str(path)) is not None:
         with HeaderFile(str(path)) as far:

@@ -1,8 +1,8 @@
 """A file opened for its first bytes only.
 
-It is looked at before it is opened, opened without waiting, and read no further than asked. A FIFO, socket, device or
-directory is refused from its stat, so that nothing hangs and no device is touched. Costs one stat, one open, one fstat.
-An address is an object of a store, read through its local blocks: one request. Data is read by ``storage/``.
+Its stat is checked before it is opened, it is opened without waiting, and read no further than asked. A FIFO, socket,
+device or directory is refused from its stat, so that nothing hangs and no device is touched. Costs one stat, one open,
+one fstat. An address is an object of a store, read through its local blocks: one request. Data is read by ``storage/``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class HeaderFile:
         """The bytes at ``offset``; fewer than ``length`` only if the file ends first."""
         if not 0 <= length <= MOST_HEADER_BYTES:
             raise ValueError(f"{self.path}: expected at most {MOST_HEADER_BYTES} header bytes, got {length}.")
-        length = max(0, min(length, self.size - offset))  # no buffer larger than what the file has
+        length = max(0, min(length, self.size - offset))  # no buffer larger than the rest of the file
         if self._made is not None:
             return self._made.read(offset, length) if length else b""
         parts = []

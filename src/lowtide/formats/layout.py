@@ -35,8 +35,8 @@ class DocumentIndex:
     offset: int  # of the int64 boundaries
     count: int  # of boundaries
     pointers: int = 0  # Megatron: offset of the int64 byte pointers of its sequences
-    sequences: int = 0  # Megatron: how many
-    made: Any = None  # what the index is made of, where it does not lie here
+    sequences: int = 0  # Megatron: how many sequences
+    made: Any = None  # what the index is made from, if it is not a local file
 
 
 @dataclass(frozen=True)

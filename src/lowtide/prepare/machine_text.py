@@ -1,10 +1,10 @@
 """A corpus of the text a machine has anyway: manual pages, what pydoc prints, READMEs and other documentation.
 
-No download: pages become documents in an order that only their names decide. Where a machine has few of them, what
-pydoc prints of its modules fills the corpus up, then their sources: every machine with Python has those. A byte-level
-BPE is trained on it (a byte is a token where no tokenizer is installed); train and val are told apart by document hash,
-so that the val loss is about pages the model never saw. Prepared once into Lowtide's cache directory and used again
-until Python's packages change.
+No download: pages become documents, ordered by name alone. If a machine has few of them, the corpus is filled up with
+what pydoc prints about its modules, then with their sources: every machine with Python has those. A byte-level BPE is
+trained on it (a byte is a token if no tokenizer is installed); train and val are divided by document hash, so that the
+val loss is about pages the model never saw. Prepared once in Lowtide's cache directory and reused until Python's
+packages change.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def machine_corpus(
 ) -> MachineCorpus:
     """The corpus of this machine's text, prepared now unless the cache has it.
 
-    ``roots``: directories to take text from; unstated, those of the manual, of the system's documentation, and the
+    ``roots``: directories to take text from; by default those of the manual and the system's documentation, and the
     standard library and packages of this interpreter.
     """
     kind = ["documentation", f"bpe {VOCAB}" if has_words() else "bytes"]
@@ -88,7 +88,7 @@ def has_words() -> bool:
 
 
 def _prepare(texts: Iterator[str], target: Path, progress: Callable[[Status], None]) -> None:
-    """Through one file of JSON lines: thousands of small files of many kinds are one input with one order."""
+    """Prepare by way of one file of JSON lines, so that thousands of small files become one input in one order."""
     target.parent.mkdir(parents=True, exist_ok=True)
     gathered = target.parent / f"{target.name}.jsonl"
     if not gathered.exists():
@@ -108,7 +108,7 @@ def _prepare(texts: Iterator[str], target: Path, progress: Callable[[Status], No
 
 
 def _texts(roots: Sequence[str | Path], tokens: int, bytes_per_token: float) -> Iterator[str]:
-    """Documents until there are about so many tokens: pages; where those are few what pydoc prints, then sources."""
+    """Documents until there are about so many tokens: pages first, then what pydoc prints, then sources."""
     places = [Path(root) for root in roots] or _own_places()
     files = [file for place in places for file in _files(place)]
     sources = [file for file in files if file.name.endswith(_SOURCES)]

@@ -47,7 +47,7 @@ class Cursor:
         self._turn = Turn()
         self._fingerprint: dict[str, Any] | None = None
         self._forget_times()
-        self.sought = 0  # how often: also to where the cursor stood already
+        self.sought = 0  # number of seeks, even to where the cursor already was
 
     def __iter__(self) -> Self:
         return self
@@ -73,8 +73,8 @@ class Cursor:
                     # Eight kinds of wait for each doubling: two shifts find it, and no function of ours is called.
                     nanoseconds = int((now - began) * 1e9) | 8
                     wait = (doubling := nanoseconds.bit_length()) * 8 + (nanoseconds >> (doubling - 4)) - 8
-                    # A handler may have come in meanwhile. No call stands from here to moving, so none does any more.
-                    if self.delivered != had:  # it took a batch, and that was this one: the following one is ours
+                    # A signal handler may have run meanwhile. There is no call from here to the move, so no other can.
+                    if self.delivered != had:  # it took this very batch: ours is the next one
                         batch = arrays = None
                         continue
                     if self.position == before and self.sought == sought:  # nobody called seek

@@ -39,9 +39,9 @@ Noted = NDArray[np.int64] | None  # where the id that marks documents occurs, if
 class WindowReader:
     """Reads batches of windows of one length from one range of tokens; ``how``: as the store has it."""
 
-    docs: DocsFiller | None = None  # of readers that say which document a token is of
-    copying = 0.0  # seconds that widening took where the engine did not do it while reading
-    held: HeldArrays | None = None  # tables of ours that such a reader looks things up in
+    docs: DocsFiller | None = None  # for readers that tell which document a token belongs to
+    copying = 0.0  # seconds that widening took, if the engine did not do it while reading
+    held: HeldArrays | None = None  # the tables that such a reader uses
 
     def __init__(self, tokens: TokenRange, length: int, dtype: DTypeLike = "int64", *, how: int = SCATTERED) -> None:
         self.tokens = tokens

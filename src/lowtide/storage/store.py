@@ -55,9 +55,9 @@ MERGE_ROUND = 256 * KIB  # bytes that merged reads bring in at a time: fits the 
 LARGEST_ALLOWANCE = 16 * MIB
 SMALLEST_ALLOWANCE = 256 * KIB
 
-SMALL_TABLES = 64 * KIB  # bytes of tables that say where data lies, from which on they are counted
+SMALL_TABLES = 64 * KIB  # tables that say where data is are counted from this size on
 
-DANGER = "a file truncated while it is mapped kills the process with SIGBUS: use strategy='read' where that may happen"
+DANGER = "a file truncated while it is mapped kills the process with SIGBUS: use strategy='read' if that may happen"
 
 
 # How bytes leave the file: all strategies fill the same bytes or raise the same errors.
@@ -137,7 +137,7 @@ class Store:
         return self._start_in_many(strategy, numbers, stride, length, target, how, early)
 
     def gather(self, numbers: Offsets, stride: int, length: int, target: Any, how: int = SCATTERED) -> None:
-        """Fill ``target`` with bytes that may be neighbours: where that saves reads, they are read together."""
+        """Fill ``target`` with bytes that may be neighbours; they are read together if that saves reads."""
         if length == stride and (runs := joined(numbers, length, self.gap // 2)) is not None:
             self.start(*runs, target, how).finish()
             return
@@ -178,10 +178,10 @@ class Store:
             announce_now(self.files, spans)
 
     def read_again(self, offsets: Offsets, length: int, when: Offsets) -> None:
-        """Told when these bytes are read next, in bytes of reading: of use to who has to choose what stays."""
+        """Told when these bytes will be read next, in bytes read until then: helps to choose what stays cached."""
 
     def drop_long(self, offsets: Offsets, length: int) -> None:
-        """Evict these bytes from the page cache, whoever read them."""
+        """Evict these bytes from the page cache, for every process."""
         for spans, _ in few_files(self.located.spans(offsets, 1, length), KEPT.together):
             for file, start, size in each_of(spans):
                 drop_pages(self.files.descriptor(file, True).number, start, size)
@@ -346,7 +346,7 @@ class Store:
 
 
 class InTurns:
-    """Spans of more files than one call may hold open: some of the files at a time."""
+    """Spans of more files than one call may hold open, read some of the files at a time."""
 
     __slots__ = ("_how", "_parts", "_store", "_strategy", "_target")
 

@@ -55,8 +55,8 @@ class FilePieces:
 class Extent:
     """Data bytes that follow one another in a file; ``size`` is the whole file's when its header was read.
 
-    ``may_change``: the caller may write to the file meanwhile (a memmap opened for writing), so times prove nothing.
-    ``made``: what the bytes are made of, where they do not lie here; then ``path`` names that for people.
+    ``may_change``: the caller may write to the file meanwhile (a memmap opened for writing), so its times prove
+    nothing. ``made``: what the bytes are made from, if they are not local; ``path`` then names that for people.
     """
 
     path: str
@@ -224,7 +224,7 @@ class Files:
         return {file: self.descriptor(file, scattered, flags) for file in set(files)}
 
     def watched(self, ends: Any, shift: Any, which: Any) -> tuple[WatchedFiles, tuple[Descriptor, ...]]:
-        """What is open, as the arrays that ``Engine.locate`` wants, and the descriptors, which stay open with it."""
+        """The open files as the arrays that ``Engine.locate`` takes, and their descriptors, which it keeps open."""
         known = self._watched
         if known is None:
             opened = list(self._open.items())

@@ -119,7 +119,7 @@ def _documents(layout: Layout) -> int | None:
 
 
 def _cached(layout: Layout) -> int | None:
-    """Bytes of the data in the page cache now, where the kernel tells."""
+    """Bytes of the data in the page cache now, if the kernel tells."""
     if len(layout.extents) > _MOST_FILES or any(extent.made is not None for extent in layout.extents):
         return None
     with contextlib.suppress(OSError):

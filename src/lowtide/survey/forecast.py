@@ -157,8 +157,8 @@ def _given_rate(asked: RunAsked, work: Workload) -> float | None:
 def _of_tokens(tokens: Tokens, asked: RunAsked) -> _OpenedRun:
     length, item, order = asked.length, tokens.dtype.itemsize, asked.order
     feed = tokens.batches(asked.batch, length=length, order=order, locality=asked.locality, rank=0, world=asked.world)
-    # Every token but the first is predicted once: in order by whole windows and a shorter last one. At random an epoch
-    # is as many windows as that takes.
+    # Every token but the first is predicted once: in order, by full windows and a shorter last one. For random order,
+    # an epoch is counted as that many windows.
     in_order = -(-(len(tokens) - 1) // length)
     work = Workload(
         items=windows_per_epoch(len(tokens), length) if order == "shuffled" else in_order,
@@ -214,7 +214,7 @@ def _of_rows(array: Array, asked: RunAsked) -> _OpenedRun:
 
     if order != "shuffled":
         locality_of(asked.locality, row, order=order)  # refuses one
-    first = epoch(0)  # what the budget cannot hold is refused here, also when nothing is measured
+    first = epoch(0)  # refuses what the budget cannot hold, even if nothing is measured
     ranks = f", rank=rank, world={world}" if world > 1 else ""
     seeds = ", seed=rank" if world > 1 else ""
     calls = {

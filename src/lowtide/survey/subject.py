@@ -112,7 +112,7 @@ def holds_tokens(layout: Layout) -> bool:
 
 
 def opened(layout: Layout, opening: Opening) -> Array | Tokens:
-    """An object over the layout: tokens where it holds tokens. The one place that builds one from a layout."""
+    """An object over the layout: `Tokens` if it holds tokens. The only place that builds one from a layout."""
     store = open_store(layout.extents, **vars(opening))
     if not holds_tokens(layout):
         return Array(layout, store)

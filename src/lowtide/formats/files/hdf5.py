@@ -1,7 +1,7 @@
 """One dataset of an HDF5 file, read where it lies, or decoded by chunk.
 
-h5py is asked once for a dataset's dtype, shape and the offset of its bytes, or of each of its chunks; every row after
-that is read like any other file's, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``) and 2
+h5py is asked once for a dataset's dtype, shape and the offset of its bytes, or of each of its chunks; after that,
+rows are read as from any other file, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``) and 2
 microseconds per chunk. Chunks that went through filters or cut rows into columns become blocks of a local file, decoded
 when they are first needed.
 """
@@ -53,7 +53,7 @@ def read(file: HeaderFile, name: str) -> Layout | None:
         length = checked_nbytes(dataset.shape, dtype.itemsize, where)
         notes: tuple[str, ...] = ()
         if holder is not file:
-            notes = (f"a link leads to {holder.path}, which is the file that is read",)
+            notes = (f"a link leads to {holder.path}, which is read instead",)
         if dataset.chunks is not None and length:
             if filters_of(dataset) or tuple(dataset.chunks[1:]) != tuple(dataset.shape[1:]):
                 return _decoded(holder, dataset, dtype, length, notes)

@@ -112,7 +112,7 @@ def _short(name: str) -> str:
 
 
 class _Bounded(io.RawIOBase):
-    """The archive as zipfile wants it, but no read larger than a directory may be."""
+    """The archive as zipfile wants it, except that no read may be larger than a directory."""
 
     def __init__(self, file: HeaderFile) -> None:
         self._file, self._at = file, 0

@@ -36,7 +36,7 @@ ALIGNED = 64
 MOST_HEADER = 1 << 20
 COPIED = 4 << 20  # bytes copied at a time when streams become one file
 LARGEST_SHARE = 4  # a quarter of the budget may hold arrays that make reading faster
-FOLDER = ".lowtide"  # hidden: a corpus is opened by its directory, and this is no part of it
+FOLDER = ".lowtide"  # hidden: a corpus is opened by its directory, and this is not part of it
 
 
 @dataclass(frozen=True)

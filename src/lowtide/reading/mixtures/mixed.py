@@ -286,6 +286,6 @@ class MixedFollower:
             follower.leave()
 
     def adjusted(self, plan: Plan) -> Plan:
-        """As of one, with the windows of all in the page cache."""
+        """As for a single one, with the windows of all in the page cache."""
         plans = [follower.adjusted(plan) for follower in self._followers]
         return replace(plans[0], cache=min(plan.cache, sum(one.cache for one in plans)))

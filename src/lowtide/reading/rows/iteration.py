@@ -181,9 +181,9 @@ class RowIteration(Opened):
     ) -> BatchIterator:
         """Every row exactly once, in an order that ``(seed, epoch)`` fix, in batches of ``batch`` rows.
 
-        ``epochs``: passes to make, each in its own order; None: without end. ``start``: rows this rank has already
+        ``epochs``: passes to make, each in its own order; None: endless. ``start``: rows this rank has already
         received, over all epochs. ``rank`` of ``world`` receives its own slice of the order. ``locality``: for
-        disks that scattered reads slow down, bytes that are mixed at a time, made of whole blocks (1 MiB unless stated:
+        disks that are slow at scattered reads: bytes that are mixed at a time, as whole blocks (1 MiB unless stated:
         ``("64MiB", "256KiB")``) from all over the rows.
 
         Costs no index: 16 to 35 ns per row for the order, whatever the size. Two batches must fit the budget, else
@@ -270,7 +270,7 @@ class RowIteration(Opened):
                 f"start: expected {there} (rows already received), got {start}. Use start=0 for the beginning."
             )
         steps = EpochSteps(rows, batch, stop, first, total)
-        # Of rows drawn from many more hardly two are neighbours.
+        # Among rows drawn from many more, hardly any are neighbours.
         if min(batch, ROWS_AT_ONCE) * SPARSE_FROM < stream.among:
             reader = reader.scattered()
         reader, follower = _followed(reader, stream, world, steps)
