@@ -1,6 +1,6 @@
 """A local shuffle cold, beside the sequential feed and a full shuffle: ``python -m benchmarks.local_shuffle``.
 
-One idea: each side gets a freshly dropped page cache and reads the same number of windows from its beginning; sides
+Each side gets a freshly dropped page cache and reads the same number of windows from its beginning; sides
 take turns, and medians are compared within the run. ``cache="drop"`` is what a corpus larger than memory gets. Writes
 1 GiB to a temporary directory on the disk under test (``--place``).
 """

@@ -81,7 +81,7 @@ WAYS: dict[str, tuple[str, Callable[[Path], Step]]] = {
     "kept": ("the same, memmap kept open", kept),
     "drop_in": ("`lowtide.torch.nanogpt`", drop_in),
     "dropping": ('`lowtide.torch.nanogpt(..., cache="drop")`', dropping),
-    "feed": ("`tensors(feed)`, every window once an epoch", feed),
+    "feed": ("`tensors(feed)`, every window once per epoch", feed),
 }
 
 
@@ -162,8 +162,8 @@ def measure(path: Path) -> dict[str, dict[str, float]]:
 def table(costs: dict[str, dict[str, float]], about: str) -> str:
     base = costs["recreated"]
     lines = [
-        "| way | warm, windows/s | cold, windows/s | read from disk per byte used, cold | page faults a batch, warm | "
-        "held after the warm run | page cache filled per window, cold |",
+        "| way | warm, windows/s | cold, windows/s | read from disk per byte used, cold | "
+        "page faults per batch, warm | held after the warm run | page cache filled per window, cold |",
         "|---|---|---|---|---|---|---|",
     ]
     for way, cost in costs.items():

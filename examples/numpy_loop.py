@@ -36,7 +36,7 @@ class Bigram:
         self.scores = np.zeros((vocab, vocab), np.float32)
 
     def learn(self, x: np.ndarray, y: np.ndarray, rate: float = 20.0) -> float:
-        """One step of gradient descent; the mean loss before it, in nats a token."""
+        """One step of gradient descent; the mean loss before it, in nats per token."""
         rows = self.scores[x.reshape(-1)]
         rows -= rows.max(axis=1, keepdims=True)
         shares = np.exp(rows)

@@ -39,7 +39,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Each name is imported on first use, from here: importing lowtide alone costs nothing.
+# Where each name is imported from on first use: importing lowtide alone costs nothing.
 _HOMES = {
     "array": "Array open",
     "create": "create",
@@ -81,8 +81,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Python binds a module to its package when it is imported: ``lowtide.create`` and ``lowtide.together`` stay the
-    functions that the modules of these names hold."""
+    """Python binds a module to its package when it is imported: this keeps ``lowtide.create`` and ``lowtide.together``
+    the functions in the modules of these names."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_module = isinstance(value, ModuleType) and _HOME_OF.get(name) == name

@@ -13,8 +13,8 @@ import numpy as np
 
 
 def whole_number(name: str, value: Any, *, example: str = "") -> int:
-    """``value`` as an int; TypeError for anything but a whole number. ``example``: what to write, ``name=0`` unless
-    stated."""
+    """``value`` as an int; TypeError for anything but a whole number. ``example``: what to write instead,
+    ``name=0`` by default."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}: expected a whole number, got {type(value).__name__}. Use {example or f'{name}=0'}.")
     return int(value)
@@ -30,9 +30,9 @@ def at_least(name: str, value: Any, least: int, *, example: str = "") -> int:
 
 
 def one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
-    """``value`` if it is one of the ``allowed`` words; the suggestion is the one most like it, or else the first."""
+    """``value`` if it is one of the ``allowed`` words; the error suggests the most similar one, or else the first."""
     if value not in allowed:
-        from difflib import get_close_matches  # here: a module more that only a mistake needs
+        from difflib import get_close_matches  # here: only a mistake needs this module
 
         like = get_close_matches(str(value), allowed, 1) or allowed
         raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}. Use {name}={like[0]!r}.")

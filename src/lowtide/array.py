@@ -4,7 +4,7 @@ An array is a layout, a store and perhaps a part of its rows; every way of readi
 reads headers only. Indexing gives ordinary arrays you own; iterating lends batches from a pool that never holds more
 than the budget.
 
-Crosses fork, threads and pickle: descriptors are opened anew in each process and there are no file positions.
+Works across fork, threads and pickle: each process reopens the files, and there are no file positions.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def open(  # noqa: PLR0913 - keyword-only options of the public surface
     when they are first needed and kept in ``cache_dir`` (``~/.cache/lowtide`` unless stated), at most ``disk`` bytes of
     them over all processes; ``remote`` passes options to the store's client.
 
-    Reads headers only: about a millisecond for a file of any size. Raises ``FileNotFoundError``, or ``FormatError`` for
-    what is not an array.
+    Reads headers only: about a millisecond for a file of any size. Raises ``FileNotFoundError``, or ``FormatError`` if
+    it is not an array.
 
     >>> a = lowtide.open("features.npy", budget="64MiB")
     >>> for rows in a.shuffled(4096, seed=0): ...
@@ -86,7 +86,7 @@ class Array(RowIteration, OnDisk):
     not_here = ROW_NAMES
 
     def __init__(self, layout: Layout, store: Store, part: Part | None = None) -> None:
-        self.layout = layout  # of the whole file, also where this is a part of it
+        self.layout = layout  # of the whole file, even if this is a part of it
         self._store = store
         self._part = part
         self._rows = RowReader(layout, store, part)
@@ -129,7 +129,7 @@ class Array(RowIteration, OnDisk):
     def __getitem__(self, key: Any) -> Any:
         """Rows, as NumPy would index them: an ordinary array you own, never a view of a mapping.
 
-        Neighbouring rows are read as one. Raises ``IndexError``, or ``BudgetError`` where one request exceeds
+        Neighbouring rows are read together. Raises ``IndexError``, or ``BudgetError`` if one request exceeds
         a stated budget.
 
         >>> a[5], a[10:20], a[[7, 3, 9]], a[a[:, 0] > 0]
@@ -143,7 +143,7 @@ class Array(RowIteration, OnDisk):
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return whole(self, dtype, copy)
 
-    # Many reads: chunks, shuffled, gather and sample are those of RowIteration
+    # Many reads: chunks, shuffled, gather and sample come from RowIteration
 
     def __iter__(self) -> Any:
         """Row by row, read in chunks; each row is an array of its own."""
@@ -152,7 +152,7 @@ class Array(RowIteration, OnDisk):
                 yield row.copy()
 
     def stats(self) -> ColumnStats:
-        """Of every column, in float64, in one pass: count, mean, std, min and max of the numbers, and how many NaN.
+        """For every column, in float64, in one pass: count, mean, std, min and max of the numbers, and how many NaN.
 
         Costs one pass over the file and a few numbers per column. Raises ``TypeError`` for a dtype without numbers.
 
@@ -163,7 +163,7 @@ class Array(RowIteration, OnDisk):
     # Parts
 
     def subset(self, which: Any) -> Array:
-        """Some of the rows as an array again: row numbers in any order, a mask, or a slice.
+        """Some of the rows as another array: row numbers in any order, a mask, or a slice.
 
         Shares files and budget with this one. An index of 4 bytes per row counts against the budget; a slice needs
         none. Raises ``IndexError`` for rows that do not exist.
@@ -179,7 +179,7 @@ class Array(RowIteration, OnDisk):
     # What it costs
 
     def plan(self, batch: int | None = None) -> Plan:
-        """Projected bytes by kind and how reading happens, and why: for batches of ``batch`` rows, or at most. Reads
+        """Projected bytes by kind, how rows are read, and why: for batches of ``batch`` rows, or at most. Reads
         nothing.
 
         >>> print(a.plan(4096))
@@ -192,7 +192,7 @@ class Array(RowIteration, OnDisk):
         return Array, (self.layout, self._store, self._part)
 
     def reader(self, budget: Budget) -> RowReader:
-        """The same rows through a store of its own that counts against ``budget``."""
+        """The same rows through a separate store that counts against ``budget``."""
         self._store.require_open()
         strategy, cache, engine = self._store.asked
         store = open_store(self.layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine)

@@ -1,10 +1,10 @@
 """``lowtide.create`` and ``ArrayWriter``: an array written row by row, in bounded memory and with bounded dirty pages.
 
-Rows go to the disk while the next are made, and the file has its name only once it is whole. The result is
-byte for byte what ``np.save`` writes (``.npy``) or the bare numbers (any other name).
+Rows go to the disk while the next are made, and the file gets its name only once it is complete. The result is byte for
+byte what ``np.save`` writes (``.npy``) or the bare numbers (any other name).
 
-Costs a buffer and the pages on their way to the disk: together at most the budget. Does not convert: rows have the
-dtype and width that were stated, or are refused.
+Costs a buffer and the pages on their way to the disk: together at most the budget. Does not convert: rows without
+the stated dtype and width are refused.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def create(
 ) -> ArrayWriter:
     """A new ``.npy`` file (any other name: bare numbers), to be written with ``append`` or ``out[i:j] = rows``.
 
-    ``shape``: a first axis of -1 is as long as what is appended; (-1,) unless stated. ``like``: an array whose dtype,
-    and rows of whose shape, are taken where they are not stated. ``budget``: the most bytes held at once, also of pages
-    that are not yet on disk. ``cache="drop"`` leaves nothing in the page cache, ``"auto"`` only what fits. Raises
-    ``FileExistsError`` where the name is taken (unless ``overwrite``) or another writer is at work on it.
+    ``shape``: a first axis of -1 grows with what is appended; (-1,) by default. ``like``: an array whose dtype and row
+    shape are used if they are not stated. ``budget``: the most bytes held at once, including pages that are not yet on
+    disk. ``cache="drop"`` leaves nothing in the page cache, ``"auto"`` only what fits. Raises ``FileExistsError`` if
+    the name is taken (unless ``overwrite``) or another writer is at work on it.
 
     >>> with lowtide.create("z.npy", like=a) as out:
     ...     for chunk in a.chunks(): out.append(chunk / 255)
@@ -67,7 +67,7 @@ def create(
 
 
 class ArrayWriter:
-    """Rows on their way to disk. The file gets its name in ``close()``, which leaving the block without an error calls.
+    """Rows on their way to disk. The file gets its name in ``close()``, which a ``with`` block calls unless it fails.
 
     ``append`` and ``out[i:j] =`` may be called from several threads; the rows of one append stay together.
     """
@@ -79,7 +79,7 @@ class ArrayWriter:
         self._stated = None if shape[0] == -1 else shape[0]
         self._row = shape[1:]
         self._width = math.prod(self._row) * dtype.itemsize
-        self._empty = 0  # rows appended, where they have no bytes to be counted by
+        self._empty = 0  # rows appended, if they have no bytes to count
         self._manner = ""  # "append" or "out[i:j] =", whichever came first
         self._turn = threading.RLock()
 
@@ -106,7 +106,7 @@ class ArrayWriter:
     # Rows
 
     def append(self, rows: Any) -> None:
-        """Put rows, or one row, behind those appended before. Refused or interrupted, it appends nothing."""
+        """Append rows, or one row. If it is refused or interrupted, nothing is appended."""
         array = self._checked(rows, one_row=True)
         with self._turn:
             self._begin("append")
@@ -120,7 +120,7 @@ class ArrayWriter:
             self._empty += 0 if self._width else len(array)
 
     def __setitem__(self, key: int | slice, rows: Any) -> None:
-        """Write rows ``i`` to ``j``, exactly as many as there are; rows that are never written are zeros."""
+        """Write rows ``i`` to ``j``, which must be exactly as many as given; rows that are never written are zeros."""
         if self._stated is None:
             raise ValueError(
                 f"{self.path}: expected a stated number of rows for out[i:j] = rows, got shape={(-1, *self._row)}. "
@@ -143,7 +143,7 @@ class ArrayWriter:
     # The end
 
     def close(self) -> None:
-        """Put the last bytes on disk and give the file its name; where that fails nothing is left behind."""
+        """Put the last bytes on disk and give the file its name; if that fails, nothing is left behind."""
         with self._turn:
             if self.closed:
                 return
@@ -174,7 +174,7 @@ class ArrayWriter:
         if output is not None and not output.closed:
             if output.process == os.getpid():
                 warnings.warn(
-                    f"{output.where}: expected close() or a with block, got neither. Nothing has that name.",
+                    f"{output.where}: expected close() or a with block, got neither. No file was made.",
                     ResourceWarning,
                     source=self,
                     stacklevel=2,
@@ -197,7 +197,7 @@ class ArrayWriter:
         self._output.require()
         if self._manner not in ("", manner):
             raise ValueError(
-                f"{self.path}: expected rows by {self._manner} as before, got {manner}. Use one of the two per file."
+                f"{self.path}: expected {self._manner} as before, got {manner}. Use only one of the two per file."
             )
         self._manner = manner
 
@@ -221,7 +221,7 @@ class ArrayWriter:
         return array
 
     def _between(self, key: int | slice, rows: int) -> tuple[int, int]:
-        """First row and count of ``out[key]``; what NumPy would silently clip is refused."""
+        """First row and count of ``out[key]``; a key that NumPy would silently clip is refused."""
         if isinstance(key, slice) and key.step in (None, 1):
             start = 0 if key.start is None else whole_number("out[i:j]", key.start, example="out[0:10]")
             stop = rows if key.stop is None else whole_number("out[i:j]", key.stop, example="out[0:10]")
@@ -239,7 +239,7 @@ class ArrayWriter:
         return start, stop - start
 
     def _views(self, array: NDArray[Any]) -> Iterator[memoryview]:
-        """The rows as bytes; rows that do not lie one after the other are copied, a piece at a time."""
+        """The rows as bytes; rows that are not contiguous are copied, a piece at a time."""
         if array.nbytes == 0:
             return
         step = len(array) if array.flags.c_contiguous else max(1, self._output.piece // self._width)
@@ -279,8 +279,7 @@ def _checked_type(dtype: DTypeLike | None, shape: int | tuple[int, ...]) -> tupl
     axes = tuple(whole_number("shape", axis, example="shape=(-1, 162)") for axis in axes)
     if not axes or axes[0] < -1 or any(axis < 0 for axis in axes[1:]):
         raise ValueError(
-            f"shape: expected rows, or -1 for as many as come, and then axes of 0 or more, got {shape}. "
-            "Use shape=(-1, 162)."
+            f"shape: expected a number of rows, or -1, and then axes of 0 or more, got {shape}. Use shape=(-1, 162)."
         )
     if one.subdtype is not None:  # as np.memmap does: the axes of the item become the last axes of the array
         one, axes = one.base, axes + one.shape
@@ -294,6 +293,6 @@ def _checked_type(dtype: DTypeLike | None, shape: int | tuple[int, ...]) -> tupl
 
 
 def _holds(kind: np.dtype[Any], numbers: NDArray[Any]) -> bool:
-    """Whether the integers of a kind have all of these among them."""
+    """Whether integers of this kind can hold all of these."""
     limits = np.iinfo(kind)
     return bool(((numbers >= limits.min) & (numbers <= limits.max) & (numbers == np.floor(numbers))).all())

@@ -3,8 +3,8 @@
     LowtideError
     ├── FormatError   (also ValueError)   the bytes are not what a format says they must be
     ├── StateError    (also ValueError)   a saved state belongs to other data or other settings
-    ├── ReadError     (also OSError)      the disk or the file let us down after opening
-    ├── WriteError    (also OSError)      the disk refused what was to be written
+    ├── ReadError     (also OSError)      the disk or the file failed after opening
+    ├── WriteError    (also OSError)      the disk refused a write
     └── BudgetError   (also MemoryError)  what was asked for does not fit the budget
 
 Wrong arguments stay TypeError, ValueError and IndexError; a missing file stays FileNotFoundError. Every
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class LowtideError(Exception):
-    """Anything Lowtide itself refuses or could not do: the one to catch.
+    """Anything that Lowtide itself refuses or cannot do: the one to catch.
 
     >>> try: lowtide.open("features.npy", budget="64KiB").shuffled(4096)
     ... except lowtide.LowtideError as problem: print(problem)
@@ -56,9 +56,9 @@ def _read_error(message: str, path: str, offset: int, errno: int | None) -> Read
 
 
 class WriteError(LowtideError, OSError):
-    """The disk is full, or failed, while something was written.
+    """The disk was full or failed while something was written.
 
-    Carries ``path``, ``wanted`` (bytes, None where that was not known) and ``free`` (bytes left there, None: unknown).
+    Carries ``path``, ``wanted`` (bytes, None if unknown) and ``free`` (bytes left on that disk, None if unknown).
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """``lowtide.mix`` and ``Mixture``: named corpora with weights, read as one stream.
 
 A mixture is a plan - which corpus gives which row - over corpora that stay as they are. The plan is exact at every row
-and may change at stated rows; each corpus goes through its own epochs meanwhile. What was asked for is checked here,
-before anything is opened: weights are taken as written, 0.1 is one tenth. The corpora's files are opened once more, all
-of one kind together, so that a batch is one read however many there are.
+and may change at stated rows; each corpus goes through its own epochs meanwhile. The request is checked here, before
+anything is opened: weights are taken as written, 0.1 is one tenth. The corpora's files are opened once more, all of one
+kind together, so that a batch is one read however many there are.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def mix(
 ) -> Mixture:
     """Several corpora as one. Weights are shares of rows, kept to within one row at any point.
 
-    ``then``: new weights from a row on; a name that is missing leaves, a new one comes with its tokens. ``exhausted``:
-    what happens when a corpus has given all its windows once: ``repeat`` (its next epoch), ``stop`` (the feed ends
-    there) or ``share`` (the others go on without it). ``budget``: for all together; unstated, the sum of theirs. Reads
-    nothing; seeking costs arithmetic. Raises ``ValueError`` for a negative weight, or a share below 1 in 65,536.
+    ``then``: new weights from a row on; a corpus that is not named leaves, a new one is given with its tokens.
+    ``exhausted``: what happens when a corpus has given all its windows once: ``repeat`` (its next epoch), ``stop`` (the
+    feed ends there) or ``share`` (the others go on without it). ``budget``: for all together; by default the sum of
+    theirs. Reads nothing; seeking is arithmetic. Raises ``ValueError`` for a negative weight, or a share below 1 in
+    65,536.
 
     >>> train, val = tokens.split(val=0.3)
     >>> mixture = lowtide.mix({"web": (train, 0.7), "code": (val, 0.3)})
@@ -63,7 +64,7 @@ def mix(
 
 
 class MixtureFeed(Feed):
-    """A feed whose state also holds the plan so far. Only the past must agree: the future may be planned anew."""
+    """A feed whose state also holds the plan so far. Only the past must agree: the future may change."""
 
     _stream: MixtureStream
 
@@ -78,7 +79,7 @@ class MixtureFeed(Feed):
 
 
 class Mixture(Opened):
-    """Named corpora, or windows of one length and cut, and the weights each has from which row on.
+    """Named corpora, or windows of one length and cut, and their weights from each row on.
 
     >>> train, val = tokens.split(val=0.3)
     >>> feed = lowtide.mix({"web": (train, 0.7), "code": (val, 0.3)}).batches(64, length=128, seed=1337)
@@ -95,7 +96,7 @@ class Mixture(Opened):
         self._changes = changes
         self.budget = Budget(summed(self.corpora) if budget is None else budget)
         self._windows = {name: self._again(windows) for name, windows in laid.items()}
-        self._groups: list[tuple[tuple[str, ...], Store]] = []  # of corpora that are read through one store
+        self._groups: list[tuple[tuple[str, ...], Store]] = []  # corpora that are read through one store
         kinds: dict[tuple[Any, ...], list[str]] = {}
         for name, tokens in () if laid else self.corpora.items():
             kinds.setdefault((tokens.dtype.str, *tokens.store.asked), []).append(name)
@@ -107,7 +108,7 @@ class Mixture(Opened):
         return open_store(extents, strategy=strategy, cache=cache, budget=self.budget, engine=engine)
 
     def _again(self, windows: Windows) -> Windows:
-        """The same windows over a store of the mixture's own, inside its budget."""
+        """The same windows over the mixture's own store, inside its budget."""
         mine = windows.tokens
         store = self._store(mine.layout.extents, *mine.store.asked)
         tokens = TokenRange(mine.layout, store, mine.first, mine.last, mine.vocab, mine.eot, mine.bos)
@@ -115,7 +116,7 @@ class Mixture(Opened):
 
     @property
     def schedule(self) -> list[tuple[int, dict[str, Fraction]]]:
-        """The shares in use from each row on, as exact fractions that sum to 1; corpora without one left out."""
+        """The shares in use from each row on, as exact fractions that sum to 1, without corpora that have none."""
         found = []
         for row, weights in self._changes:
             given = shares(weights)
@@ -140,15 +141,15 @@ class Mixture(Opened):
         """A feed of ``(x, y)``, as ``Tokens.batches`` gives it, or of what the windows give, with each row from the
         corpus whose turn it is.
 
-        A corpus's rows come in the order its own feed of this seed has. ``locality`` is per corpus. ``length`` is
-        required for corpora and refused for windows, which have theirs; likewise ``dtype`` (int64 unless stated).
+        A corpus's rows come in the same order as in its own feed with this seed. ``locality`` is per corpus. ``length``
+        is required for corpora and refused for windows, which have their own; ``dtype`` (int64 by default) too.
         """
         if not self._windows:
             length = at_least("length", length, 1, example="length=1024")
         for name, stated in (("length", length), ("dtype", dtype)) if self._windows else ():
             if stated is not None:
                 raise ValueError(
-                    f"{name}: expected none for a mixture of windows, which have theirs, got {stated!r}. "
+                    f"{name}: expected none for a mixture of windows, which have their own, got {stated!r}. "
                     f"Leave {name}= out."
                 )
         batch = at_least("batch", batch, 1)
@@ -163,8 +164,8 @@ class Mixture(Opened):
         return MixtureFeed(rows, batch, ranks, skip)
 
     def epochs(self, row: int, *, length: int | None = None, order: str = "shuffled") -> dict[str, float]:
-        """Epochs each corpus has been through before ``row`` (a feed's ``cursor``): 1.25 is one and a
-        quarter. ``length`` is that of the feed; windows have theirs."""
+        """Epochs that each corpus has completed before ``row`` (a feed's ``cursor``): 1.25 is one and a
+        quarter. ``length`` is that of the feed; windows have their own."""
         if self._windows:
             epochs: list[int | None] = [len(windows) for windows in self._windows.values()]
         else:
@@ -183,7 +184,7 @@ class Mixture(Opened):
         return plan_mixing(self._changes, epochs=epochs, exhausted=self.exhausted)
 
     def _cut(self, length: int, dtype: DTypeLike, ordered: tuple[Any, Any, Any], world: int) -> FeedRows:
-        """Rows of corpora: all of a group end to end, read by one reader."""
+        """Rows of corpora: all of a group laid end to end, read by one reader."""
         readers: list[WindowReader] = []
         parts: dict[str, MixturePart] = {}
         followers: dict[str, BlockFollower | None] = {}
@@ -219,7 +220,7 @@ class Mixture(Opened):
         mixing: Mixing,
         followers: Sequence[BlockFollower | None],
     ) -> FeedRows:
-        """One reader and one stream of all; all corpora of a local shuffle are followed, or none is."""
+        """One reader and one stream for all; with a local shuffle, all corpora are followed or none."""
         found = [follower for follower in followers if follower is not None]
         together = MixedFollower(mixing, found) if len(found) == len(followers) else None
         if together is None:
@@ -263,8 +264,8 @@ def check_alike(corpora: Mapping[str, Any]) -> None:
 
 
 def schedule_of(corpora: Parts, then: Mapping[int, Change]) -> tuple[dict[str, Any], list[tuple[int, Weights]]]:
-    """Every corpus by name, in alphabetical order (the plan must not depend on how a dict was written), and the weights
-    of each from every row on."""
+    """Every corpus by name, in alphabetical order (the plan must not depend on the order of a dict), and the weights of
+    each from every row on."""
     if not isinstance(corpora, Mapping) or not corpora:
         raise ValueError(
             f"mix: expected corpora by name, got {corpora!r}. Use mix({{'web': (web, 0.7), 'code': (code, 0.3)}})."
@@ -329,7 +330,7 @@ def _weight(where: str, name: str, weight: Any) -> Fraction:
 def _check_sum(where: str, weights: dict[str, Fraction]) -> None:
     total = sum(weights.values())
     if not total:
-        raise ValueError(f"{where}: expected weights above 0 in sum, got 0. Give at least one corpus a weight.")
+        raise ValueError(f"{where}: expected weights with a sum above 0, got 0. Give at least one corpus a weight.")
     for (name, weight), share in zip(weights.items(), shares(list(weights.values())), strict=True):
         if weight and not share:
             raise ValueError(
@@ -339,7 +340,7 @@ def _check_sum(where: str, weights: dict[str, Fraction]) -> None:
 
 
 def summed(corpora: dict[str, Any]) -> int | str:
-    """The sum of the corpora's budgets; splits of one corpus share one. ``auto`` where none was stated."""
+    """The sum of the corpora's budgets; splits of one corpus share one. ``auto`` if none was stated."""
     budgets = {id(tokens.store.budget): tokens.store.budget for tokens in corpora.values()}
     if not any(budget.stated for budget in budgets.values()):
         return "auto"

@@ -1,10 +1,10 @@
-"""``lowtide.together``: arrays of equal length - features and labels, say - read row for row.
+"""``lowtide.together``: arrays of equal length - features and labels, say - read row by row.
 
 One order for all members: every batch asks each of them for the same row numbers. One budget counts the buffers of all,
 and members that fit into half of it are read once and kept in memory, since reading labels of 8 bytes one by one costs
 more than the rows they belong to.
 
-Members keep their own strategy and cache. The arrays given are not touched: each member has a store of its own.
+Members keep their own strategy and cache. The arrays given stay as they are: each member has its own store.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Readable = Array | str | PathLike[str] | NDArray[Any] | Sequence[str | PathLike[
 
 
 def together(*arrays: Readable, budget: int | str = "auto", **named: Readable) -> Together:
-    """Arrays of equal length as one: batches are tuples, or dicts where the arrays are given by name.
+    """Arrays of equal length as one: batches are tuples, or dicts if the arrays are given by name.
 
     Members are opened arrays and parts of them, paths, memmaps, or ordinary arrays in memory. ``budget`` is for all of
-    them together; unstated, it is the sum of theirs. A member that fits in half of it is read once and kept. Raises
-    ``ValueError``, with both numbers, where lengths differ.
+    them together; by default it is the sum of theirs. A member that fits in half of it is read once and kept. Raises
+    ``ValueError``, with both numbers, if lengths differ.
 
     >>> both = lowtide.together(features=a, labels=np.zeros(len(a)))
     >>> for batch in both.shuffled(256, seed=0): ...
@@ -65,7 +65,7 @@ def together(*arrays: Readable, budget: int | str = "auto", **named: Readable) -
 class Together(RowIteration, OnDisk):
     """Members of equal length. ``both[...]``, ``chunks``, ``shuffled``, ``gather`` and ``sample`` give all of them.
 
-    Costs one read per member and batch. Raises what ``Array`` raises.
+    Costs one read per member and batch. Raises the same errors as ``Array``.
 
     >>> x, y = lowtide.together(a, np.zeros(len(a)))[:100]
     """
@@ -94,7 +94,7 @@ class Together(RowIteration, OnDisk):
         return rows.packed([one.select(select(key, (one.count, *one.shape))) for one in rows.members])
 
     def columns(self) -> dict[str, Column]:
-        """Every member by its name, or its number, each to be indexed alone: what Dask and Ray read."""
+        """Every member by its name or number, for Dask and Ray, which index each separately."""
         return dict(zip(self._members.called, map(Column, self._members.members), strict=True))
 
     def __iter__(self) -> Any:
@@ -133,12 +133,12 @@ class Together(RowIteration, OnDisk):
 
 
 def _rebuilt(members: tuple[Member, ...], names: tuple[str, ...] | None, budget: Budget, limit: int) -> Together:
-    budget.limit = max(budget.limit, limit)  # an unstated budget travels without what it grew to
+    budget.limit = max(budget.limit, limit)  # an unstated budget is pickled without its growth
     return Together(members, names, budget)
 
 
 def _in_memory(one: object) -> bool:
-    """An ordinary array: anything but a memmap, which has a file, or a view of one."""
+    """An ordinary array: anything but a memmap or a view of one, which has a file."""
     base: Any = one
     while isinstance(base, np.ndarray):
         if isinstance(base, np.memmap):
@@ -173,7 +173,7 @@ def _refuse_unequal(arrays: Sequence[Any], names: Sequence[str] | None) -> None:
 
 
 def _shared_budget(arrays: Sequence[Array], budget: int | str) -> Budget:
-    """The stated one; or the sum of the members', strict if one of theirs is."""
+    """The stated budget, or the sum of the members', which is strict if one of theirs is."""
     shared = Budget(budget)
     if not shared.stated and arrays:
         shared.limit = sum(one.budget.limit for one in arrays)

@@ -1,4 +1,4 @@
-"""``lowtide.open_tokens`` and ``Tokens``: what someone training on tokens holds.
+"""``lowtide.open_tokens`` and ``Tokens``: a corpus of token ids to train on.
 
 Slices give arrays you own, ``split`` gives a training and a validation range over the same files and budget, and
 ``batches`` a feed. Opening reads headers only.
@@ -56,15 +56,15 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
 ) -> Tokens:
     """Open a corpus: a token file of any known format, a glob, a list or a directory of them.
 
-    Headerless files need ``dtype``. Of a directory that holds train and val it is the train part; ``part="val"`` or
-    ``"test"`` is the other. ``vocab`` is the number of ids; a larger id is a ``FormatError`` at the batch that
-    has it. ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
-    ``.safetensors``, ``.npz`` or HDF5 file that holds several. ``column`` names the ids of Parquet or Arrow files,
-    which are decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated). ``budget``, ``strategy``, ``cache``,
-    ``engine``, ``disk`` and ``remote``: as in ``open``, which also says how addresses are read.
+    Headerless files need ``dtype``. In a directory that holds train and val it opens the train part; ``part="val"`` or
+    ``"test"`` opens another. ``vocab`` is the number of ids; a larger id raises ``FormatError`` at the batch that
+    contains it. ``eot`` is the id that ends a document, ``bos`` the one that begins it. ``tensor`` names the array of a
+    ``.safetensors``, ``.npz`` or HDF5 file that holds several. ``column`` names the column of ids in Parquet or Arrow
+    files, which is decoded once into ``cache_dir`` (``~/.cache/lowtide`` unless stated). ``budget``, ``strategy``,
+    ``cache``, ``engine``, ``disk`` and ``remote``: as in ``open``, which also says how addresses are read.
 
-    Reads headers only. Raises ``FileNotFoundError``, or ``FormatError`` for what does not hold tokens, and for a list
-    or glob of files that mixes train and val.
+    Reads headers only. Raises ``FileNotFoundError``, or ``FormatError`` for files that do not hold tokens, and for a
+    list or glob that mixes train and val.
 
     >>> tokens = lowtide.open_tokens("train.bin", dtype="uint16", vocab=50257, budget="256MiB")
     """
@@ -139,7 +139,7 @@ class Tokens(TokenRange, Opened, OnDisk):
             yield from self.own(range(first, min(first + ITERATED, len(self))))
 
     def split(self, val: float | int = 0.005) -> tuple[Tokens, Tokens]:
-        """Everything but the tail, and the tail: ``val`` is its share (below 1) or its number of tokens. Reads nothing.
+        """All but the tail, and the tail; ``val`` is the tail's share (below 1) or number of tokens. Reads nothing.
 
         >>> train, val = tokens.split(val=0.005)
         """
@@ -163,12 +163,12 @@ class Tokens(TokenRange, Opened, OnDisk):
         """A feed of ``(x, y)`` with ``length`` tokens per row; ``batch`` is the global batch of all ranks together.
 
         ``order``: ``shuffled`` (every window once per epoch), ``random`` (with replacement) or ``sequential`` (every
-        token predicted once; ``.whole_batches()`` leaves out what does not fill a batch). ``locality``: for
-        disks that scattered reads slow down, bytes that are mixed at a time, made of whole blocks (1 MiB unless stated:
+        token predicted once; ``.whole_batches()`` leaves out rows that do not fill a batch). ``locality``: for
+        disks that are slow at scattered reads: bytes that are mixed at a time, as whole blocks (1 MiB unless stated:
         ``("64MiB", "256KiB")``) from all over the tokens. ``skip``: steps of this batch size to leave out around a loss
         spike, as (first, last), both included.
 
-        Reads nothing yet. Raises ``BudgetError`` where two batches do not fit, ``FormatError`` where there are too few
+        Reads nothing yet. Raises ``BudgetError`` if two batches do not fit, ``FormatError`` if there are too few
         tokens, ``ValueError`` for a batch that does not divide among the ranks.
 
         >>> x, y = next(tokens.batches(64, length=128, seed=1337))
@@ -186,10 +186,10 @@ class Tokens(TokenRange, Opened, OnDisk):
         progress: Progress = None,
     ) -> Windows:
         """Rows of ``length`` tokens to make feeds from. ``cut``: ``stride`` (what ``batches`` uses) or ``packed``
-        (whole documents by best fit, the rest padded). ``documents=True`` adds which document each token is of.
+        (whole documents by best fit, the rest padded). ``documents=True`` adds which document each token belongs to.
 
-        Documents and packing need an index, built at the first use and kept beside the data or in the user's cache
-        directory; ``progress(done, total)`` is called with tokens while it is built. Raises ``FormatError`` where
+        Documents and packing need an index, built on first use and kept beside the data or in the user's cache
+        directory; ``progress(done, total)`` is called with tokens while it is built. Raises ``FormatError`` if
         nothing tells documents apart.
 
         >>> tokens.windows(128).account()
@@ -198,7 +198,7 @@ class Tokens(TokenRange, Opened, OnDisk):
 
     def documents(self) -> Iterator[NDArray[np.int64]] | None:
         """Where documents end, in blocks of bounded size: from the format, or by reading all tokens for ``eot`` or
-        ``bos``. None where nothing tells documents apart."""
+        ``bos``. None if nothing tells documents apart."""
         blocks = document_ends(self.layout)
         if blocks is None:
             marks = marks_of(self)
@@ -208,7 +208,7 @@ class Tokens(TokenRange, Opened, OnDisk):
         return (block[(block >= least) & (block <= self.last)] - self.first for block in blocks)
 
     def plan(self) -> Plan:
-        """Projected bytes by kind and how reading happens, at most; a feed's own ``plan()`` knows its batches."""
+        """The most bytes of each kind, and how tokens are read; a feed's own ``plan()`` knows its batches."""
         limit = self.store.budget.limit
         return project(self.store, limit, announced=limit, why=self.layout.notes)
 

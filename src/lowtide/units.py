@@ -18,7 +18,7 @@ _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
 def parse_size(size: int | str, *, what: str = "size") -> int:
-    """Bytes in ``size``; ValueError with an example when it cannot be read."""
+    """Bytes in ``size``; ValueError with an example if it cannot be understood."""
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise TypeError(
             f"{what}: expected an int of bytes or text such as '64MiB', got {type(size).__name__}. Use '64MiB'."

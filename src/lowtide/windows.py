@@ -1,8 +1,8 @@
-"""``Windows``: how rows are cut from tokens, before anyone says how many at a time or in which order.
+"""``Windows``: how rows are cut from tokens, independent of batch size and order.
 
-A cut is fixed by the data and a few settings - length, stride or packed, with or without documents - and is looked at
-(``len``, ``account``) before feeds are made from it. The plain cut costs nothing; documents and packing need an index,
-built once and kept beside the data.
+A cut is fixed by the data and a few settings - length, stride or packed, with or without documents - and can be
+examined (``len``, ``account``) before feeds are made from it. The plain cut costs nothing; documents and packing need
+an index, built once and kept beside the data.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Windows:
     def rows_in(
         self, order: str, seed: int, locality: Stated | None, world: int = 1
     ) -> tuple[WindowReader, Stream, BlockFollower | None, WindowReader | None]:
-        """What ``FeedRows`` has, of the rows in an order, for one of ``world`` ranks."""
+        """The ``FeedRows`` of these rows in an order, for one of ``world`` ranks."""
         tokens, length = self.tokens, self.length
         if self._packed is None:
             stream = window_stream(tokens, length, order, seed, locality)
@@ -106,8 +106,8 @@ class Windows:
         return PackedReader(tokens, self._packed, self.dtype, documents=self.documents), stream, None, None
 
     def account(self) -> Account:
-        """Tokens of an epoch that are used, cut and padded, measured on the data; and what one document per row would
-        pad."""
+        """Tokens of an epoch that are used, cut and padded, counted on the data; and the padding that one document per
+        row would need."""
         total = len(self.tokens)
         marks = marks_of(self.tokens)
         used = total if self._packed is not None else len(self) * self.length
@@ -137,7 +137,7 @@ class Windows:
         return f"<lowtide.Windows {len(self):,} x {self.length} {self.cut}{documents} of {where}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None}  # a callback of this process
+        return {**self.__dict__, "_progress": None}  # a callback belongs to this process
 
     def _pack(self) -> PackedRows:
         marks = required_marks(self.tokens)
@@ -153,9 +153,9 @@ class Windows:
 
 
 def window_stream(tokens: TokenRange, length: int, order: str, seed: int, locality: Stated | None) -> Stream:
-    """First tokens of windows at stride ``length``, in an order; refused where there are too few tokens for it."""
+    """First tokens of windows at stride ``length``, in an order; refused if there are too few tokens for it."""
     near = locality_of(locality, length * tokens.dtype.itemsize, order=one_of("order", order, ORDERS), what="window")
-    seed = whole_number("seed", seed)  # a seed of NumPy's becomes an int: a state must be safe for JSON
+    seed = whole_number("seed", seed)  # a NumPy integer becomes an int: a state must be safe for JSON
     count = len(tokens)
     needed = {"sequential": 2, "random": length + 1}.get(order, 2 * length)
     if count < needed:
@@ -168,13 +168,13 @@ def window_stream(tokens: TokenRange, length: int, order: str, seed: int, locali
         return Drawn(count - length, seed, "windows")
     if order == "sequential":
         return InOrder((count - 1) // length, length)
-    # As many windows for every phase, so that rows divide into epochs evenly.
+    # The same number of windows for every phase, so that all epochs have equally many rows.
     windows = (count - length) // length
     return Shuffled(windows, seed, purpose="windows", stride=length, phased=True, locality=near)
 
 
 def checked_ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
-    """Which reader of how many; refused where the global batch does not divide among them."""
+    """Which reader of how many; refused if the global batch does not divide among them."""
     if (rank is None) != (world is None):
         raise ValueError(
             f"rank: expected rank= and world= together, got rank={rank} and world={world}. "

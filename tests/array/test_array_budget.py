@@ -256,7 +256,7 @@ def test_measured_never_exceeds_projected(path: Path, strategy: str) -> None:
                 pass
         assert array._store.budget.peak <= plan.budget
         assert plan.anon <= plan.budget
-        # A mapped run may hold the two page tables it lies across, also where the budget is smaller than they are.
+        # A mapped run may hold two page tables, also where the budget is smaller than they are.
         tables = 2 * 512 * PAGE
         assert plan.mapped <= (path.stat().st_size if strategy == "map" else max(plan.budget, tables))
         assert (plan.mapped > plan.budget) == any("page tables" in reason for reason in plan.why) or strategy == "map"

@@ -148,7 +148,7 @@ def test_a_name_as_an_index_says_what_rows_are_called(array: lowtide.Array, tmp_
     with lowtide.open(tmp_path / "fields.npy") as named:
         with pytest.raises(IndexError, match=r"got the name 'a'\. Read rows first: X\[10:20\]\['a'\]\."):
             named["a"]
-        with pytest.raises(IndexError, match=r"got the name 'c'\. Use one of a, b, of rows that were read\."):
+        with pytest.raises(IndexError, match=r"got the name 'c'\. Use one of a, b on rows that were read\."):
             named["c"]
     both = lowtide.together(x=array, y=array)
     with pytest.raises(IndexError, match=r"Read rows first: both\[10:20\]\['y'\]\."):

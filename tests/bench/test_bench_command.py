@@ -170,7 +170,7 @@ def test_ctrl_c_ends_it_with_the_figures_so_far(tokens: Path) -> None:
     found = json.loads(out)
     assert found["stopped"]
     assert 0 < sum(bool(case["rounds"]) for case in found["cases"]) < len(found["cases"])
-    assert "stopped by Ctrl-C: figures are of the rounds so far" in found["notes"]
+    assert "stopped by Ctrl-C: figures are from the rounds so far" in found["notes"]
     assert "Traceback" not in problem
 
 

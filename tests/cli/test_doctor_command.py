@@ -238,7 +238,7 @@ def test_the_report_is_written_as_a_page_and_as_a_picture(tmp_path: Path) -> Non
         (["--pidd", "1"], "--pidd: expected an option of 'lowtide doctor', got another. Did you mean --pid?", 2),
         (["--cgroup", "/no/such/cgroup"], "/no/such/cgroup: expected a directory of a memory cgroup, got none", 1),
         (["--container", "nginx"], "nginx: expected a container id of 6 to 64 hexadecimal digits", 2),
-        (["--container", "0123456789abcdef"], "expected a container of this machine, got none", 1),
+        (["--container", "0123456789abcdef"], "expected a container on this machine, got none", 1),
         (["--listen", "9177x", "--", "true"], "--listen 9177x: expected HOST:PORT or :PORT", 2),
         (["--every", "soon", "--", "true"], "--every: expected a time of 0.1 s or more", 2),
         (["--trace", __file__, "--listen", ":0"], "--trace: expected no --listen, --every or --save beside it", 2),

@@ -85,7 +85,7 @@ def test_wide_ids_become_llmc_s_other_magic_and_megatron_s_int32(tmp_path: Path)
 
 def test_ids_that_do_not_fit_a_format_are_refused(tmp_path: Path) -> None:
     np.array([5, 70_000, 9], "<u4").tofile(tmp_path / "a.bin")
-    with pytest.raises(FormatError, match="expected ids of 0 to 65535 for this format, got 70000"):
+    with pytest.raises(FormatError, match="expected ids from 0 to 65535 for this format, got 70000"):
         convert(tmp_path / "a.bin", tmp_path / "out", "nanogpt", Stated(dtype="uint32"))
     with pytest.raises(FormatError, match="expected at most 65536 ids for nanogpt, got a vocabulary of 90000"):
         convert(tmp_path / "a.bin", tmp_path / "other", "nanogpt", Stated(dtype="uint32", vocab=90_000))
@@ -149,7 +149,7 @@ def test_without_a_boundary_ids_are_copied_and_shards_are_exact(tmp_path: Path) 
 
 def test_a_boundary_that_is_not_at_the_end_is_refused(tmp_path: Path) -> None:
     np.array([1, 2, 3], "<u2").tofile(tmp_path / "train.bin")
-    with pytest.raises(FormatError, match="expected 9 as its last id, as a document boundary, got 3"):
+    with pytest.raises(FormatError, match="expected 9, a document boundary, as its last id, got 3"):
         convert(tmp_path / "train.bin", tmp_path / "out", "llmc", Stated("uint16", eot=9))
 
 

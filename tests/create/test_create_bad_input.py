@@ -107,7 +107,7 @@ def test_more_rows_than_stated_are_refused_and_fewer_leave_no_file(tmp_path: Pat
 def test_appending_and_putting_in_one_file_is_refused(tmp_path: Path) -> None:
     with lowtide.create(tmp_path / "z.npy", dtype="int64", shape=(10,)) as out:
         out[0:5] = np.arange(5)
-        with pytest.raises(ValueError, match=r"expected rows by out\[i:j\] = as before, got append"):
+        with pytest.raises(ValueError, match=r"expected out\[i:j\] = as before, got append"):
             out.append(np.arange(5))
 
 

@@ -110,7 +110,7 @@ def test_held_out_parts_without_train_are_not_taken_for_it(tmp_path: Path) -> No
 def test_a_file_of_no_part_beside_the_parts_is_refused_by_name(tmp_path: Path) -> None:
     nanogpt(tmp_path)
     ids(tmp_path / "extra.bin", 3)
-    with pytest.raises(FormatError, match=r"expected files of train and val and test alone, got extra.bin beside them"):
+    with pytest.raises(FormatError, match=r"expected only files of train and val and test, got extra.bin beside them"):
         token_layout(tmp_path, dtype="u2")
 
 

@@ -229,9 +229,9 @@ def test_a_container_is_found_by_its_id_however_its_cgroup_is_named(how: str, tm
 
 def test_an_id_that_fits_two_containers_or_none_is_refused(tmp_path: Path) -> None:
     recorded(tmp_path, 2, f"docker/{ID}", f"docker/{ID[:20]}{'f' * 44}")
-    with pytest.raises(ValueError, match="expected the id of one container, got 2 that begin so"):
+    with pytest.raises(ValueError, match="expected the id of one container, got 2 that begin with it"):
         container_cgroup(ID[:12], root=tmp_path)
-    with pytest.raises(FileNotFoundError, match="expected a container of this machine, got none"):
+    with pytest.raises(FileNotFoundError, match="expected a container on this machine, got none"):
         container_cgroup("e" * 12, root=tmp_path)
     with pytest.raises(FileNotFoundError, match="expected a directory of a memory cgroup, got none"):
         cgroup_at("/docker/none", root=tmp_path)

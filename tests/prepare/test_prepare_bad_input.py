@@ -30,7 +30,7 @@ def refused(tmp_path: Path, path: Path, request: Request | None = None) -> str:
 def test_invalid_utf8_is_refused_with_file_and_byte(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"fine\nnot \xff fine\n")
     told = refused(tmp_path, tmp_path / "a.txt", Request(lines=True, tokenizer=str(tokenizer)))
-    assert "a.txt: expected UTF-8, got byte 0xff at byte 9. Go on with --invalid-utf8 replace" in told
+    assert "a.txt: expected UTF-8, got byte 0xff at byte 9. Use --invalid-utf8 replace" in told
 
 
 def test_invalid_utf8_is_replaced_and_counted_when_asked_for(tmp_path: Path, tokenizer: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_damaged_parquet_is_refused(tmp_path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("t.json", b"\xff\xfe", "got bytes that are no text"),
+        ("t.json", b"\xff\xfe", "got bytes that are not text"),
         ("t.json", b"not json", "expected a tokenizer.json"),
         ("t.json", b'{"a": 1}', "expected a tokenizer.json with a model and its vocab"),
         ("t.json", b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}', "expected an end-of-text token"),

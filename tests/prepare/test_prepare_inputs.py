@@ -148,7 +148,7 @@ def test_one_document_is_cut_at_a_token_and_said(tmp_path: Path, size: int) -> N
     (train,), (val,), (test,) = (documents_of(tmp_path / "out" / part) for part in ("train", "val", "test"))
     assert bytes(train[:-1]) + bytes(val[:-1]) + bytes(test[:-1]) == text.encode()
     assert abs(len(val) - 0.1 * len(text)) < 3
-    assert found.notes[0].startswith("one document: train, val, test are cut from it at a token")
+    assert found.notes[0].startswith("one document: train, val, test are cut from it at token borders")
 
 
 def test_duplicates_are_left_out_wherever_they_stand(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_tokenizer_file_with_a_merge_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     file.write_text(bpe.tokenizer_json([["t", "h"], ["th", "e"], ["t", "h"]]))
     path = write_jsonl(tmp_path / "a.jsonl", ["the"])
-    with pytest.raises(FormatError, match=r"expected every merge once, got 't h' as merge 0 and again as merge 2"):
+    with pytest.raises(FormatError, match=r"expected each merge once, got 't h' as merge 0 and again as merge 2"):
         prepare([str(path)], tmp_path / "out", Request(tokenizer=str(file)))
 
 

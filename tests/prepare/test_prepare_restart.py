@@ -145,7 +145,7 @@ def test_more_inputs_than_before_are_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
     stopped(tmp_path, path, SMALL)
     other = write_jsonl(tmp_path / "b.jsonl", ["three"])
-    with pytest.raises(StateError, match="expected 1 input files as this run began with, got 2"):
+    with pytest.raises(StateError, match="expected the 1 input files this run began with, got 2"):
         prepare([str(path), str(other)], tmp_path / "out", SMALL)
 
 

@@ -68,7 +68,7 @@ ADDED = {"id": 262, "content": "tide", "special": False, "normalized": False, "l
         (lambda one: one["added_tokens"].append(ADDED | {"single_word": False, "lstrip": True}), "with lstrip"),
         (lambda one: one["pre_tokenizer"].update(add_prefix_space=True), "cuts words in a way"),
         (lambda one: one.update(pre_tokenizer={"type": "Whitespace"}), "cuts words in a way"),
-        (lambda one: one["model"].update(unk_token="e"), "no plain BPE"),
+        (lambda one: one["model"].update(unk_token="e"), "not a plain BPE"),
     ],
 )
 def test_a_tokenizer_that_does_more_is_left_to_tokenizers(

@@ -46,7 +46,7 @@ def test_json_is_one_document_with_the_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message", "status"),
     [
-        ((), "expected something that tells documents apart", 1),
+        ((), "expected a way to tell documents apart", 1),
         (("--eot", 9), "expected the id 9 (eot) as the last token of every document, got none among 10", 1),
         (("--eot", 0, "--length", 0), "--length: expected more than 0, got 0", 2),
     ],

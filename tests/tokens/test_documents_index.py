@@ -183,7 +183,7 @@ def test_an_index_of_other_data_is_refused_with_the_way_out(path: Path, ids: NDA
     index.write_bytes(mine.read_bytes())
     with (
         opened(other / "x.bin") as tokens,
-        pytest.raises(lowtide.FormatError, match=r"expected blocks .*of other data\. Delete it: it is built again"),
+        pytest.raises(lowtide.FormatError, match=r"expected blocks .*of other data\. Delete it: it will be rebuilt"),
     ):
         tokens.windows(LENGTH, documents=True)
 
@@ -193,7 +193,7 @@ def test_a_damaged_index_is_refused_with_the_way_out(path: Path, damage: bytes) 
     with opened(path) as tokens:
         index = Path(index_of(tokens).kept.path)
     index.write_bytes(damage)
-    with opened(path) as tokens, pytest.raises(lowtide.FormatError, match="Delete it: it is built again"):
+    with opened(path) as tokens, pytest.raises(lowtide.FormatError, match="Delete it: it will be rebuilt"):
         tokens.windows(LENGTH, documents=True)
 
 

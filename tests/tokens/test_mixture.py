@@ -240,10 +240,10 @@ def test_stats_count_steps_and_bytes_of_all_corpora(corpora: Corpora) -> None:
     [
         ({"web": -0.1, "code": 1}, {}, "expected a weight of 0 or more for 'web', got -0.1"),
         ({"web": math.nan, "code": 1}, {}, "expected a weight of 0 or more for 'web', got nan"),
-        ({"web": 0, "code": 0.0}, {}, "expected weights above 0 in sum, got 0"),
+        ({"web": 0, "code": 0.0}, {}, "expected weights with a sum above 0, got 0"),
         ({"web": 1, "code": 1e-9}, {}, "expected a share of 1/65536 or more for 'code'"),
         ({"web": 1}, {10: {"maths": 1}}, r"then\[10\]: expected one of web, or tokens with the weight"),
-        ({"web": 1}, {10: {"web": 0}}, r"then\[10\]: expected weights above 0 in sum"),
+        ({"web": 1}, {10: {"web": 0}}, r"then\[10\]: expected weights with a sum above 0"),
         ({"web": 1}, {0: {"web": 1}}, "then: expected 1 or more, got 0"),
         ({"web": 1}, {-5: {"web": 1}}, "then: expected 1 or more, got -5"),
     ],

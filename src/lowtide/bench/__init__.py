@@ -2,5 +2,5 @@
 
 The path of one figure: ``jobs.py`` (what is measured) -> ``rounds.py`` (a process for each, in rounds) -> ``case.py``
 (that process: cold, then warm) -> ``ways.py`` (the loops themselves) -> ``recommend.py`` (what the figures recommend)
--> ``presentation.py`` (tables and JSON). What a path holds is ``survey``'s to find out.
+-> ``presentation.py`` (tables and JSON). ``survey`` finds out what a path holds.
 """

@@ -1,8 +1,8 @@
 """One job in a process of its own: ``python -m lowtide.bench.case JOB`` prints what it measured of that job.
 
-Two lines of JSON on stdout: the first when everything is imported and nothing was read (the process that asked
-watches memory from there on), the second with the figures. Cold first, then warm: the other way round nothing would
-be cold. Costs the job's seconds twice and a half, and reading the warm part once.
+Two lines of JSON on stdout: the first when everything is imported and nothing is read yet (from then on the parent
+watches memory), the second with the figures. Cold comes first: after the warm part nothing would be cold. Costs two and
+a half times the job's seconds, and reading the warm part once.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from lowtide.machine import drop_page_cache, page_cache
 from lowtide.memory.measure.process import bytes_moved, process_memory
 from lowtide.units import MIB, format_size
 
-LEAST_BATCHES = 8  # the first batch opens files and warms code: alone it would decide the figure
-MOST_OVER = 4  # but no longer than so many times the seconds asked for
-STAYS = 0.01  # of a dropped file may be back in the cache before we call it not dropped
+LEAST_BATCHES = 8  # the first batch opens files and warms code: alone it would distort the figure
+MOST_OVER = 4  # for at most so many times the seconds asked for
+STAYS = 0.01  # share of a dropped file that may still be cached
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Reading for some time: items read and how long that took. ``whole``: it came to the end by itself."""
+    """Reading for some time: items read and how long it took. ``whole``: it reached the end of the data."""
 
     items: int
     seconds: float
     whole: bool
-    device: int | None = None  # bytes the device gave; None: not counted here
+    device: int | None = None  # bytes read from the device; None: not counted here
     left: int | None = None  # bytes in the page cache afterwards
 
     @property
@@ -57,7 +57,7 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def made_cold(path: str) -> str | None:
-    """Throw the file out of the page cache; why that did not work, or None."""
+    """Evict the file from the page cache; returns why that did not work, or None."""
     try:
         drop_page_cache(path)
         cache = page_cache(path)
@@ -65,7 +65,7 @@ def made_cold(path: str) -> str | None:
         return f"the page cache cannot be dropped here ({problem.strerror})"
     size = os.stat(path).st_size  # noqa: PTH116
     if cache.cached > max(MIB, STAYS * size):
-        return f"{format_size(cache.cached)} of the file would not leave the page cache: something holds it there"
+        return f"{format_size(cache.cached)} of the file stayed in the page cache: something holds it there"
     return None
 
 
@@ -105,7 +105,7 @@ def _timed(loop: Iterator[int], seconds: float, most: int | None, *, close: bool
 
 
 def _preload(job: Job) -> None:
-    """The warm part into the page cache."""
+    """Read the warm part into the page cache."""
     last = job.size if job.fortran else job.offset + job.warm_rows * _row_bytes(job)
     buffer = bytearray(MIB)
     with open(job.path, "rb", buffering=0) as file:  # noqa: PTH123 - a Path would only be unwrapped again
@@ -131,7 +131,7 @@ def measure_and_print() -> None:
     print(json.dumps({"anon": memory.anon, "mapped": memory.mapped}), flush=True)
     try:
         found = measure(job)
-    except Exception as problem:  # the process that asked reports it; a traceback would only be lost
+    except Exception as problem:  # the parent reports it; a traceback would be lost
         found = {"cold": None, "warm": None, "notes": [f"{type(problem).__name__}: {problem}"]}
     print(json.dumps(found), flush=True)
 

@@ -1,7 +1,7 @@
 """What is measured: patterns of reading, ways to do each, and one job for every pair.
 
 A job is everything a fresh process needs to measure one way, as plain JSON-safe values, so that the
-process that measures shares nothing with the one that asks. Pure; reads nothing.
+measuring process shares nothing with its parent. Pure; reads nothing.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Way:
 
     @property
     def warm(self) -> bool:
-        """Whether it can be measured on cached data: a way that drops what it read makes it cold again."""
+        """Whether it can be measured on cached data: a way that drops what it reads makes the data cold again."""
         return self.cache == "keep"
 
 
-# The most telling first: when time is short, the rest is what stays unmeasured.
+# The most telling first: if time is short, the last ones are not measured.
 READING_WAYS = (
     Way("np.memmap"),
     Way("read, keep", "read", "keep"),
@@ -57,7 +57,7 @@ READING_WAYS = (
     Way("remap, drop", "remap", "drop"),
     Way("advise, drop", "advise", "drop"),
 )
-BASELINE = "np.memmap"  # kept open, one gather per batch: what every ratio is against
+BASELINE = "np.memmap"  # kept open, one gather per batch: every ratio compares with it
 BOUNDED_BASELINE = "np.memmap recreated"
 
 
@@ -72,12 +72,12 @@ class Ask:
     seconds: float = 1.0
     rounds: int = 3
     warm_bytes: int = 512 * MIB  # read again and again for the warm figures
-    drop: bool = True  # whether the file may be thrown out of the page cache
+    drop: bool = True  # whether the file may be evicted from the page cache
     total_seconds: float | None = None
 
 
 def quick(ask: Ask) -> Ask:
-    """The same, one round, inside half a minute whatever the file's size."""
+    """The same in one round of at most half a minute, whatever the file's size."""
     return replace(ask, seconds=min(ask.seconds, 0.2), rounds=1, warm_bytes=64 * MIB, total_seconds=26.0)
 
 
@@ -107,8 +107,8 @@ class Job:
 
 
 def one_file(layout: Layout) -> Layout:
-    """The layout of its largest file alone, or of the longest run of one in pieces: np.memmap knows no more than that,
-    and every way reads the same bytes."""
+    """The layout of the largest file alone, or of its longest run if it is in pieces: np.memmap opens no more, and
+    every way must read the same bytes."""
     largest = max(layout.extents, key=lambda extent: extent.length)
     if largest.pieces is not None:
         offset, length = max(largest.runs(), key=lambda run: run[1])
@@ -132,7 +132,7 @@ def jobs_for(layout: Layout, ask: Ask, *, cold: bool) -> list[Job]:
     """Every way and pattern for one file, the most telling first."""
     patterns = READING_PATTERNS if len(layout.shape) == 1 and layout.dtype.kind in "iu" else READING_PATTERNS[:2]
     if "windows" in patterns:
-        _batch("windows", layout, ask)  # first: a length too great is the plainer thing to say
+        _batch("windows", layout, ask)  # first: that a length is too large is the clearer error
     rows = as_rows(layout, ask)
     ways = [way for way in READING_WAYS if cold or way.warm]
     pairs = [(way, pattern) for way in ways for pattern in patterns if pattern in way.patterns]
@@ -170,7 +170,7 @@ def _job(way: Way, pattern: str, layout: Layout, ask: Ask, *, cold: bool) -> Job
 
 
 def _batch(pattern: str, layout: Layout, ask: Ask) -> int:
-    """Rows at a time, checked against what the file has."""
+    """Rows per batch, checked against the rows in the file."""
     row = max(1, layout.row_nbytes)
     if pattern == "chunks":
         size = min(MOST_CHUNK_BYTES, _comfortable(ask.budget, 8))
@@ -207,12 +207,12 @@ def useful_bytes(job: Job) -> int:
 
 
 def data_bytes(job: Job) -> int:
-    """Bytes of the data, without the header that may stand before it."""
+    """Bytes of the data, without a header."""
     return math.prod(job.shape) * np.dtype(job.dtype).itemsize
 
 
 def most_cold(job: Job) -> int | None:
-    """Items after which scattered reads of a cold file would too often meet their own earlier pages."""
+    """Items after which scattered reads of a cold file would too often find pages that they cached themselves."""
     if job.pattern == "chunks":
         return None
     pages = -(-useful_bytes(job) // PAGE) + 1

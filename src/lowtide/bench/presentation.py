@@ -1,7 +1,7 @@
 """A benchmark as rows of text and as one JSON document.
 
-Every figure stands beside its ratio to the same baseline, and what must be known about how the figures came
-about stands below them. Lays out; measures nothing and prints nothing.
+Every figure has its ratio to the same baseline beside it, and notes on how it was measured below. Formats only;
+measures and prints nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BenchFacts:
     memory: int
     cpus: int | None
     budget: int
-    engine: str  # that Lowtide reads with
+    engine: str  # the one Lowtide reads with
     seconds_per_case: float
     rounds: int
     quick: bool
@@ -86,7 +86,7 @@ def pattern_rows(cases: Sequence[Case], pattern: str) -> tuple[list[str], list[l
 
 
 def notes(facts: BenchFacts, outcome: Measurements) -> list[str]:
-    """What a reader must know about how the figures came about."""
+    """What a reader must know about how the figures were measured."""
     found = []
     if facts.files > 1:
         size, everything = format_size(facts.nbytes), format_size(facts.all_nbytes)
@@ -99,13 +99,13 @@ def notes(facts: BenchFacts, outcome: Measurements) -> list[str]:
         found.append(f"warm only: {outcome.warm_only}")
     if facts.holes:
         found.append(
-            f"{format_size(facts.holes)} of the file are holes, which no disk holds: figures are of memory there"
+            f"{format_size(facts.holes)} of the file are holes, which are not on disk: there the figures measure memory"
         )
     found += [*_cut_short(facts, outcome), *_problems(outcome)]
     if outcome.skipped:
         found.append("no time left for: " + "; ".join(f"{way} ({pattern})" for pattern, way in outcome.skipped))
     if outcome.stopped:
-        found.append("stopped by Ctrl-C: figures are of the rounds so far")
+        found.append("stopped by Ctrl-C: figures are from the rounds so far")
     if facts.quick:
         found.append("one quick round: small differences are noise; without --quick figures are medians of rounds")
     if outcome.load is not None:

@@ -15,9 +15,9 @@ from lowtide.bench.rounds import Case
 from lowtide.units import MIB, format_size
 
 SLACK = 8 * MIB  # what the interpreter itself may grow by while it reads
-CLEAR = 1.15  # a smaller gain may be noise, and is no reason to leave the default
+CLEAR = 1.15  # a smaller gain may be noise, and does not replace the default
 CLEAR_ONCE = 3.0  # the same for one round: "read, keep" came out 2.6x apart in three quick runs at load 5 on 2 CPUs
-WORTH_MAPPING = 1.5  # below this, giving up the bound on memory is not worth a line
+WORTH_MAPPING = 1.5  # below this, giving up the bound on memory is not worth mentioning
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def recommend(cases: Sequence[Case], *, keep: bool, cache_why: str, budget: int)
 
 
 def _heat(cases: Sequence[Case], cache: str) -> str | None:
-    """Which figures count: warm where the cache holds the data, else cold; the other where there are none."""
+    """Which figures count: warm if the cache holds the data, else cold; the other kind if there are none."""
     order = ("warm", "cold") if cache == "keep" else ("cold", "warm")
     return next((heat for heat in order if any(_rate(case, heat) for case in cases)), None)
 
@@ -77,7 +77,7 @@ def _inside(cases: Sequence[Case], way: str, budget: int) -> bool:
 
 
 def _score(cases: Sequence[Case], way: str, heat: str) -> float:
-    """Geometric mean over the patterns of its rate against the baseline's; 0 where a pattern was not measured."""
+    """Geometric mean over the patterns of its rate against the baseline's; 0 if a pattern was not measured."""
     ratios = [ratio(cases, case, BASELINE, heat) for case in _of(cases, way)]
     if not ratios or any(not value for value in ratios):
         return 0.0
@@ -85,7 +85,7 @@ def _score(cases: Sequence[Case], way: str, heat: str) -> float:
 
 
 def ratio(cases: Sequence[Case], case: Case, other: str, heat: str) -> float | None:
-    """This case's rate over another way's in the same pattern; None where either is missing."""
+    """This case's rate over that of another way in the same pattern; None if either is missing."""
     against = next((c for c in cases if c.way == other and c.pattern == case.pattern), None)
     if against is None or not _rate(against, heat) or not _rate(case, heat):
         return None

@@ -27,9 +27,9 @@ from lowtide.formats import Layout
 from lowtide.machine import file_kind
 from lowtide.memory import process_memory
 
-WATCH = 0.004  # seconds between looks at a job's memory: 30 microseconds each, on the core the job leaves free
-LEAST_LEFT = 1.0  # seconds: with less of the time asked for, no job is begun
-HUNG = 20.0  # seconds beyond its own a job may take before it is ended
+WATCH = 0.004  # seconds between samples of a job's memory: 30 microseconds each, on a core that the job leaves free
+LEAST_LEFT = 1.0  # seconds: if less time than this is left, no job is started
+HUNG = 20.0  # seconds a job may take beyond its own time before it is ended
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Case:
     left: int | None = None  # bytes in the page cache after the cold part
     anon: int = 0  # most growth seen, both parts
     mapped: int = 0
-    covered: float | None = None  # share of the file the cold part came through before time was up
+    covered: float | None = None  # share of the file that the cold part read before time was up
     rounds: int = 0
     notes: tuple[str, ...] = ()
 
@@ -97,10 +97,10 @@ class Measurements:
     warm_only: str | None  # why there are no cold figures
     skipped: tuple[tuple[str, str], ...]  # (pattern, way) without figures because time was up
     stopped: bool = False  # by Ctrl-C
-    load: float | None = None  # processes that wanted to run when we began, where more than there are CPUs
+    load: float | None = None  # runnable processes when we began, if more than there are CPUs
 
 
-OnJob = Callable[[int, int, str], None]  # jobs done, jobs in all, the one that runs now
+OnJob = Callable[[int, int, str], None]  # jobs done, jobs in total, the current one
 
 
 def measure_all(layout: Layout, ask: Ask, on_job: OnJob) -> Measurements:
@@ -127,7 +127,7 @@ def measure_all(layout: Layout, ask: Ask, on_job: OnJob) -> Measurements:
 
 
 def _settle(runs: Sequence[_Runs], ask: Ask) -> None:
-    """One run that is not counted: under a virtual machine the host caches too, and the first way would pay for it."""
+    """One run that is not counted: on a virtual machine the host caches too, and the first way would pay for it."""
     first = next(one.job for one in runs if one.job.way_itself.ours)
     if first.cold:
         in_fresh_process(replace(first, seconds=2 * ask.seconds, warm_rows=0), HUNG)
@@ -153,12 +153,12 @@ def _add(one: _Runs, job: Job, most: float) -> None:
 
 
 def in_fresh_process(job: Job, most_seconds: float) -> dict[str, Any]:
-    """The case's own answer, with the most anon and mapped bytes it grew by, seen from outside."""
+    """The case's own answer, with the most anon and mapped bytes it grew by, measured from outside."""
     source = str(Path(lowtide.__file__).parent.parent)
     places = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    # -P: files of the current directory are not our modules. The job is an argument, because writing to a process that
-    # was killed meanwhile is an error of its own.
+    # -P: keeps files of the current directory from being imported. The job is an argument, because writing to a
+    # process that was killed meanwhile is an error of its own.
     words = [sys.executable, "-P", "-m", "lowtide.bench.case", json.dumps(asdict(job))]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     killed_before = _oom_kills()
@@ -177,7 +177,7 @@ def in_fresh_process(job: Job, most_seconds: float) -> dict[str, Any]:
 
 
 def _attend(child: subprocess.Popen[str], end: float) -> dict[str, Any] | None:
-    """What the child answered; None: it ended without a word, or time is up and it has not ended."""
+    """What the child answered; None: it ended without an answer, or did not end in time."""
     assert child.stdout
     ready = child.stdout.readline()
     first = json.loads(ready) if ready else {"anon": 0, "mapped": 0}
@@ -204,7 +204,7 @@ def _why_ended(child: subprocess.Popen[str], *, out_of_memory: bool) -> str:
 
 
 def _oom_kills() -> int:
-    """Processes the kernel has killed for want of memory, of any cgroup; 0 where it does not say."""
+    """Processes that the kernel has killed for lack of memory, in any cgroup; 0 if it does not say."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

@@ -1,8 +1,8 @@
-"""The loops that are measured: each an iterator that reads one batch per step and says how many items that was.
+"""The loops that are measured: each an iterator that reads one batch per step and yields its number of items.
 
 Every way delivers the same thing - rows copied into memory of the user's own, windows as two int64 arrays -
 and each rival is at its best: one gather per batch, a reused aligned buffer for chunks, an order computed in blocks
-instead of a permutation in memory. Only nanoGPT's loop is as its users have it.
+instead of a permutation in memory. Only nanoGPT's loop is left as its users run it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDER_BLOCK = 8192  # row numbers computed at a time, as Lowtide's own iterators
 
 
 def batches(job: Job, rows: int, *, endless: bool) -> Iterator[int]:
-    """Items of each batch of the job's way over the first ``rows`` rows, once or again and again."""
+    """Items of each batch, read in the job's way over the first ``rows`` rows, once or repeatedly."""
     make = _ours if job.way_itself.ours else _nanogpt if job.way == "nanoGPT's loop" else _THEIRS[job.pattern]
     part = replace(job, shape=(rows, *job.shape[1:]))
     return make(part, count() if endless else range(1))
@@ -37,7 +37,7 @@ def _ours(job: Job, epochs: Iterable[int]) -> Iterator[int]:
     layout = layout_of_job(job)
     way = job.way_itself
     with opened(layout, Opening(way.strategy or "auto", way.cache, job.budget)) as data:
-        if isinstance(data, Tokens):  # one axis of integers: windows; the other patterns have rows
+        if isinstance(data, Tokens):  # one axis of integers is read as windows; the other patterns read rows
             for x, _ in data.batches(job.batch, length=job.length, seed=job.seed, order="random"):
                 yield len(x)
             return
@@ -60,10 +60,10 @@ def _map(job: Job) -> NDArray[Any]:
 
 
 def _maps(job: Job) -> Callable[[], NDArray[Any]]:
-    """The kept map, or a new one at every call."""
+    """A function that gives the kept map, or a new one at every call."""
     if job.way != "np.memmap":
         return lambda: _map(job)
-    kept = np.asarray(_map(job))  # without the subclass, whose indexing costs a few microseconds more
+    kept = np.asarray(_map(job))  # as a plain array: indexing the subclass costs a few microseconds more
     return lambda: kept
 
 

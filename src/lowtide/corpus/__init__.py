@@ -1,8 +1,8 @@
-"""What is done to a corpus once it exists: checked, and written in other formats; and how its files grow.
+"""Checking a corpus, writing it in other formats, and making its files.
 
 ``shards.py`` and ``writers.py`` are corpora in the making, ours and other projects'; ``journal.py`` is the work
-directory from which making one goes on after a stop; ``request.py`` the settings that fix its bytes. On them stand
-``checks.py`` (`verify`) and ``conversion.py`` (`convert`). `lowtide.prepare` writes through the same files.
+directory from which a stopped run continues; ``request.py`` has the settings that fix the bytes. ``checks.py``
+(`verify`) and ``conversion.py`` (`convert`) are built on them. `lowtide.prepare` writes through the same files.
 """
 
 from lowtide.corpus.checks import Fault, Verified, verify

@@ -1,10 +1,9 @@
 """``verify``: read everything once and name every fault with its file and byte.
 
-A corpus of ours says what its bytes must be, so each block is checksummed, each id compared with the
-vocabulary and each document's end with the end-of-text id, in one pass at the speed of the disk; of other formats their
-own headers and indexes are held against the data. Stretches of files are read by as many threads as there are
-processors: reading, checksums and the check of ids leave Python's lock. Costs `CHECKED` bytes per thread. Changes
-nothing.
+A corpus of ours records what its bytes must be, so one pass at the speed of the disk checks each block against its
+checksum, each id against the vocabulary and each document's end against the end-of-text id. Other formats are checked
+against their own headers and indexes. Stretches of files are read by as many threads as there are processors: reading,
+checksums and the check of ids release the GIL. Costs `CHECKED` bytes per thread. Changes nothing.
 """
 
 from __future__ import annotations
@@ -66,10 +65,10 @@ class Verified:
     bytes: int
     tokens: int
     documents: int | None
-    parts: dict[str, int]  # tokens of each, where what was named holds several
+    parts: dict[str, int]  # tokens of each part, if there are several
     faults: tuple[Fault, ...]
     checks: tuple[str, ...]  # what could be checked
-    unverifiable: tuple[str, ...]  # what could not, and why: no fault, but no proof either
+    unverifiable: tuple[str, ...]  # what could not be checked, and why: not a fault, but no proof either
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def verify(
     part: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Verified:
-    """Check what ``paths`` name: corpora of ours or any format we open; of a directory with parts all, or ``part``."""
+    """Check ``paths``: corpora of ours or any format we open; of a directory with parts, all of them or ``part``."""
     findings = _Findings(progress)
     corpora = [_corpora(Path(path), checked_part(part)) for path in paths]
     if all(corpora):
@@ -134,7 +133,7 @@ def verify(
 
 
 def _corpora(path: Path, part: str | None) -> list[tuple[Path, str]]:
-    """The corpora of ours that a directory is or holds, finished or not, and the parts they are."""
+    """The corpora of ours that a directory is or holds, finished or not, and which part each is."""
     found = [(place, "" if place == path else place.name) for place in corpora_in(path)]
     if part is not None and any(name for _, name in found):
         return [(place, name) for place, name in found if name == part]
@@ -167,8 +166,8 @@ def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) 
     summed = all(entry.crc32 is not None and (entry.ends is None or entry.ends_crc32) for entry in manifest.entries)
     if not summed:
         findings.unverifiable.append(
-            f"{directory / MANIFEST} has no checksums for its shards: damage to ids cannot be seen. Convert it again "
-            "to have them: lowtide convert --to lowtide."
+            f"{directory / MANIFEST} has no checksums for its shards: damage to ids cannot be detected. "
+            "Convert it again to have them: lowtide convert --to lowtide."
         )
     checks = ["sizes", *(["checksums"] if summed else []), *(["manifest"] if "digest" in content else [])]
     checks += [*(["ids"] if bound is not None else []), *(["document ends"] if documents is not None else [])]
@@ -180,21 +179,21 @@ def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) 
 def _check_manifest(
     directory: Path, content: dict[str, Any], counted: dict[str, int | None], findings: _Findings
 ) -> None:
-    """The manifest held against its own digest, and its totals against its shards."""
+    """Check the manifest against its own digest, and its totals against its shards."""
     path = directory / MANIFEST
     if "digest" not in content:
         findings.unverifiable.append(
-            f"{path} has no digest of itself, as older versions wrote it: the order of its shards cannot be checked."
+            f"{path} has no digest, as older versions wrote none: the order of its shards cannot be checked."
         )
     elif content["digest"] != manifest_digest(content):
         findings.fault(path, None, "changed since it was written (its digest differs): copy it again from the original")
     for name, count in counted.items():
         if content.get(name) is not None and count is not None and content[name] != count:
-            findings.fault(path, None, f"expected {name} {count} as its shards add up to, got {content[name]!r}")
+            findings.fault(path, None, f"expected {name} {count}, the sum of its shards, got {content[name]!r}")
 
 
 def _check_strangers(directory: Path, manifest: Manifest, findings: _Findings) -> None:
-    """Files that look like a shard of this corpus and are none: whoever opens them by a glob reads them too."""
+    """Files that look like a shard of this corpus but are not: a glob would read them too."""
     known = {name for entry in manifest.entries for name in (entry.file, entry.ends)}
     if str(directory).startswith("http"):
         return  # a web server does not say what it has
@@ -204,7 +203,7 @@ def _check_strangers(directory: Path, manifest: Manifest, findings: _Findings) -
 
 
 class _Shard:
-    """One shard held against its manifest entry."""
+    """Check one shard against its manifest entry."""
 
     def __init__(
         self, directory: Path, manifest: Manifest, entry: ShardEntry, vocab: int | None, findings: _Findings
@@ -218,7 +217,7 @@ class _Shard:
         found: list[Callable[[], None]] = []
         with self._told():
             size, lead = self._check_size()
-            if self._path.with_suffix(".idx").is_file():  # Megatron's, which has a table of its own
+            if self._path.with_suffix(".idx").is_file():  # Megatron's: it has its own table
                 _count_documents(token_layout(str(self._path)), self._findings)
             with_ends = self._ends_in_order() and self._eot is not None
             found = [partial(self._check, first, lead, with_ends) for first in range(0, size, STRETCH)]
@@ -235,7 +234,7 @@ class _Shard:
 
     def _check_size(self) -> tuple[int, int]:
         """Bytes of the file, and of the header some files of ours have."""
-        with HeaderFile(str(self._path)) as file:  # what is no regular file is refused here, and not waited for
+        with HeaderFile(str(self._path)) as file:  # anything but a regular file is refused here at once
             size, lead = file.size, HEADER if looks_like(file.read(0, HEADER)) else 0
         wanted = lead + self._entry.tokens * self._dtype.itemsize
         if size != wanted:
@@ -262,7 +261,7 @@ class _Shard:
     def _summed(
         self, path: Path, sums: str | None, first: int = 0, length: int | None = None
     ) -> Iterator[tuple[int, memoryview]]:
-        """The file block by block, each held against its checksum."""
+        """The file block by block, each checked against its checksum."""
         for block, (at, view) in enumerate(_blocks(path, first, length), first // CHECKED):
             self._findings.read(len(view))
             if sums is not None and sums[8 * block : 8 * block + 8] != f"{engine().crc32(view):08x}":
@@ -280,7 +279,7 @@ class _Shard:
             self._findings.fault(self._path, offset, what)
 
     def _ends_in_order(self) -> bool:
-        """Whether there are ends, and they are what they should be."""
+        """Whether there are ends, and they are valid."""
         if self._ends is None or self._entry.documents is None:
             return False
         size = size_of(str(self._ends))
@@ -328,7 +327,7 @@ def _check_tokenizer(directory: Path, findings: _Findings) -> None:
 def _others(
     paths: Sequence[str | Path], dtype: str | None, vocab: int | None, part: str | None, findings: _Findings
 ) -> list[_Read]:
-    """Any other format: what its own headers and indexes say, held against the data; every part of a directory."""
+    """Any other format, checked against its own headers and indexes; every part of a directory."""
     source = [str(path) for path in paths]
     try:
         layout = _layout(source, dtype, part)
@@ -368,7 +367,7 @@ def _other(layout: Layout, stated: int | None, findings: _Findings) -> _Read:
     checks += ["ids"] if tokens and vocab is not None else []
     checks += ["document ends"] if documents is not None else []
     findings.unverifiable.append(
-        f"{layout.extents[0].path} has no checksums: {layout.format} keeps none, so damage to its data cannot be seen."
+        f"{layout.extents[0].path} has no checksums: {layout.format} keeps none, so damage to its data goes unnoticed."
     )
     return _Read(layout.part or "", len(layout.extents), layout.shape[0] if tokens else 0, documents, tuple(checks))
 
@@ -383,7 +382,7 @@ def _layout(source: list[str], dtype: str | None, part: str | None) -> Layout:
         except (LowtideError, OSError, ValueError, TypeError):
             layout = None
         if layout is not None and (len(layout.shape) != 1 or layout.dtype.kind not in "iu"):
-            return layout  # an array: verified as far as its header goes
+            return layout  # an array: only its header can be verified
         raise
 
 
@@ -421,7 +420,7 @@ class _Buffer(local):
 
 
 def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[tuple[int, memoryview]]:
-    """(offset, bytes) of a file in blocks of CHECKED bytes; a view is good until the thread's next one."""
+    """(offset, bytes) of a file in blocks of CHECKED bytes; a view is valid until the thread's next one."""
     view = _buffer.view
     if normal_address(str(path)) is not None:
         with HeaderFile(str(path)) as far:

@@ -1,9 +1,9 @@
 """``convert``: from any token format Lowtide opens to ours, nanoGPT's, llm.c's or Megatron's.
 
-Ids pass through in chunks, and only where documents meet does a format matter: ours, nanoGPT's and
-Megatron's end a document with its boundary id, llm.c's begins one with it. Where the id is known it is moved to the
-other side, which shifts all of them by one; where it is not, ids are copied as they are. Bounded, restartable like
-``prepare``, and at the end the output is opened by our own readers and every id compared by checksum.
+Ids pass through in chunks, and the formats differ only at document borders: ours, nanoGPT's and Megatron's end a
+document with its boundary id, llm.c's begins one with it. If the id is known it is moved to the other side, which
+shifts all ids by one; if not, ids are copied as they are. Bounded in memory, restartable like ``prepare``; at the end
+our own readers open the output and every id is compared by checksum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lowtide.formats.tokens.manifest import ShardEntry
 from lowtide.storage.own_files import atomic_write
 from lowtide.tokens import Tokens, open_tokens
 
-IDS_AT_ONCE = 1 << 20  # ids at a time
+IDS_AT_ONCE = 1 << 20  # ids per chunk
 _BUDGET = "64MiB"
 
 
@@ -51,7 +51,7 @@ class Conversion:
     to: str
     tokens: int
     parts: tuple[str, ...]
-    moved: bool  # the boundary id from one side of its document to the other
+    moved: bool  # whether the boundary id moved to the other side of its document
     notes: tuple[str, ...]
 
 
@@ -63,7 +63,7 @@ def convert(
     shard_tokens: int = SHARD_TOKENS,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Conversion:
-    """Write the tokens of ``source`` to ``output`` in another format; of a directory with train and val, both."""
+    """Write the tokens of ``source`` to ``output`` in another format; a directory with train and val gives both."""
     one_of("--to", to, FORMATS)
     stated, target = stated or Stated(), Path(output)
     layouts = _parts_of(str(source), stated.dtype)
@@ -91,7 +91,7 @@ def _from(progress: Callable[[int, int], None], before: int, total: int) -> Call
 
 
 def write_foreign(source: Path, journal: Journal, to: str, shard_tokens: int) -> None:
-    """A corpus of ours in the work directory, in another format beside it."""
+    """Write a corpus of ours, made in the work directory, in another format."""
     request = Request(shard_tokens=shard_tokens, format=to)
     jobs = [_Part(journal, name, str(source), to, Stated(), request) for name in _parts_of(str(source), None)]
     for job in jobs:
@@ -101,7 +101,7 @@ def write_foreign(source: Path, journal: Journal, to: str, shard_tokens: int) ->
 
 
 def _write_foreign_manifest(jobs: Sequence[_Part]) -> None:
-    """What no other format says of its files - dtype, vocabulary, tokenizer - beside them, for all parts together."""
+    """A manifest for what other formats do not say - dtype, vocabulary, tokenizer - for all parts together."""
     first = jobs[0]
     if first.to != "lowtide":
         shards = [shard.as_dict() for job in jobs for shard in job.shards]
@@ -119,7 +119,7 @@ class _Part:
             self._vocab, self._dtype = tokens.vocab, tokens.dtype
             eot, bos = tokens.eot, stated.bos
             if bos is None and eot is None:
-                bos = tokens.bos  # of llm.c's files, where a manifest of ours lies beside them
+                bos = tokens.bos  # known for llm.c's files if a manifest of ours is beside them
             self._beside = Path(tokens.layout.extents[0].path).parent
         if self.tokens == 0:
             raise FormatError(f"{source}: expected tokens, got none. Name files that hold some.")
@@ -147,7 +147,7 @@ class _Part:
         )
 
     def write(self, progress: Callable[[int], None]) -> None:
-        """Write every id, from where an earlier try stopped."""
+        """Write every id, continuing where an earlier try stopped."""
         state = self._journal.read(self._done_file) or {}
         at, check = int(state.get("at", 0)), int(state.get("check", 0))
         sink = make_sink(self.to, self._target, state.get("sink", {}), self._ids_dtype())
@@ -219,11 +219,11 @@ class _Part:
                 ends = stored(first, last)
             elif self._ends_known:
                 ends = np.flatnonzero(ids == self._boundary) + 1
-            else:  # no documents: shards of ours end wherever they are full
+            else:  # no documents: our shards end wherever they are full
                 step = self._request.shard_tokens
                 ends = np.arange((first // step + 1) * step, last + 1, step, dtype=np.int64) - first
             if last == self.tokens and self.to in ("lowtide", "megatron") and (not len(ends) or ends[-1] != len(ids)):
-                ends = np.append(ends, len(ids))  # tokens behind the last boundary are a document too
+                ends = np.append(ends, len(ids))  # tokens after the last boundary are a document too
             yield ids, ends
 
     def _ids(self, tokens: Tokens, first: int, last: int) -> NDArray[Any]:
@@ -231,7 +231,7 @@ class _Part:
             return np.asarray(tokens[first:last])
         assert self._boundary is not None
         ids = np.empty(last - first, tokens.dtype)
-        if self.shift == 1:  # to the front: what stood behind the last document now stands before the first
+        if self.shift == 1:  # to the front: the id after the last document is now before the first
             inner = np.asarray(tokens[max(first - 1, 0) : last - 1])
             ids[len(ids) - len(inner) :] = inner
             if first == 0:
@@ -250,7 +250,7 @@ class _Part:
         if int(tokens[place]) != self._boundary:
             side = "last" if self.shift == 1 else "first"
             raise FormatError(
-                f"{self._source}: expected {self._boundary} as its {side} id, as a document boundary, got "
+                f"{self._source}: expected {self._boundary}, a document boundary, as its {side} id, got "
                 f"{int(tokens[place])}. State the id with --eot (ends a document) or --bos (begins one)."
             )
 
@@ -265,21 +265,21 @@ class _Part:
         sink.settle()
 
     def manifest(self, tokens: int, shards: list[dict[str, Any]]) -> dict[str, Any]:
-        """What a manifest says of these shards."""
+        """What a manifest says about these shards."""
         boundary = "bos" if self.to == "llmc" else "eot"  # llm.c begins a document with it
         told = {boundary: self._boundary, "vocab": self._vocab, "tokenizer": self._tokenizer}
         known = {name: value for name, value in told.items() if value is not None}
         return {"lowtide": 1, "dtype": self._written_as, **known, "tokens": tokens, "shards": shards}
 
     def _entry(self, shard: ShardEntry, directory: Path) -> dict[str, Any]:
-        """A shard for the manifest; without documents its ends are where it was cut, and say nothing."""
+        """A shard for the manifest; without documents, its ends only tell where it was cut, and are left out."""
         if not self._cut_anywhere:
             return shard.as_dict()
         (directory / str(shard.ends)).unlink(missing_ok=True)
         return ShardEntry(shard.file, shard.tokens, shard.crc32).as_dict()
 
     def _keep_tokenizer(self) -> None:
-        """The tokenizer that lies beside a corpus of ours goes with its tokens."""
+        """Copy the tokenizer of a corpus of ours along with its tokens."""
         told = stated_manifest(self._beside).get("tokenizer")
         self._tokenizer = told if isinstance(told, dict) else None
         if isinstance(told, dict) and told.get("file"):
@@ -309,7 +309,7 @@ def _between(blocks: Iterator[NDArray[np.int64]], start: int) -> Callable[[int, 
 
 
 def _parts_of(source: str, dtype: str | None) -> dict[str, Layout]:
-    """Every part of a directory that holds several; anything else is itself, under ""."""
+    """Every part of a directory that holds several; anything else as it is, under ""."""
     first = token_layout(source, dtype=dtype)
     others = {part: token_layout(source, dtype=dtype, part=part) for part in first.other_parts}
     return {first.part or "": first, **others}

@@ -1,8 +1,8 @@
-"""Where the corpora of a directory lie, and what their manifests say, taken as it stands.
+"""Where the corpora of a directory are, and what their manifests say, unchecked.
 
-A directory is a corpus, or holds one for each part. `lowtide.formats.tokens.manifest` checks a manifest
-before anything is read by it; what is asked here - is there one, which tokenizer does it name - must have an answer
-where a manifest is damaged or of another kind too. Costs one small file per question.
+A directory is a corpus, or holds one for each part. `lowtide.formats.tokens.manifest` checks a manifest before anything
+is read by it; the questions here - is there one, which tokenizer does it name - must have an answer even if a manifest
+is damaged or of another kind. Costs one small file per question.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lowtide.formats.tokens.manifest import MANIFEST, manifest_content
 
 
 def stated_manifest(directory: Path) -> dict[str, Any]:
-    """What ``manifest.json`` says; empty where there is none that can be read."""
+    """What ``manifest.json`` says; empty if there is none or it cannot be read."""
     try:
         return manifest_content(directory) or {}
     except (LowtideError, OSError):

@@ -1,8 +1,8 @@
 """The work directory of a corpus in the making: its lock, what was planned, and how far it got.
 
-Everything needed to go on lies in ``.lowtide-prepare`` inside the output, and goes away when the output
-is whole. The lock is the kernel's and ends with the process, so a killed run blocks nobody. The plan is compared word
-for word: a run goes on only with the inputs and settings it began with, and says what differs.
+Everything needed to continue is in ``.lowtide-prepare`` inside the output, which is removed when the output is
+complete. The lock is the kernel's and ends with the process, so a killed run blocks nobody. The plan is compared word
+for word: a run continues only with the inputs and settings it began with, and otherwise says what differs.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Journal:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock it; StateError while another process has it."""
+        """Hold the lock; StateError if another process has it."""
         directory = OwnDirectory(self.path)
         with directory.open("lock", os.O_RDWR | os.O_CREAT) as lock:
             if not locked(lock):
                 holder = os.pread(lock.number, 40, 0).decode(errors="replace").strip()
                 raise StateError(
-                    f"{self.output}: expected a directory no other run writes, got one that process "
+                    f"{self.output}: expected a directory that no other run writes to, got one that process "
                     f"{holder or 'unknown'} is writing. Wait for it, or name another with -o."
                 )
             lock.truncate(0)
@@ -46,14 +46,14 @@ class Journal:
             yield
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A file of the work directory; ``None`` where there is none."""
+        """A file of the work directory; ``None`` if there is none."""
         try:
             content = json.loads((self.path / name).read_bytes())
         except FileNotFoundError:
             return None
         except ValueError:
             raise StateError(
-                f"{self.path / name}: expected what an earlier run left, got something else. Remove {self.output} "
+                f"{self.path / name}: expected the JSON of an earlier run, got something else. Remove {self.output} "
                 "and start again."
             ) from None
         return content if isinstance(content, dict) else None
@@ -63,11 +63,11 @@ class Journal:
             file.write(json.dumps(content).encode())
 
     def agree(self, request: Request, inputs: Sequence[PlannedFile], **others: object) -> None:
-        """Write the plan, or refuse to go on where the one that is there says something else."""
+        """Write the plan, or refuse to continue if the existing one differs."""
         plan = {"settings": vars(request), "inputs": [list(one) for one in inputs], **others}
         before = self.read("plan.json")
         if before is None or (before != json.loads(json.dumps(plan)) and self.read("journal.json") is None):
-            self._begin_anew()  # nothing was finished: somebody corrects a mistake, and there is nothing to lose
+            self._begin_anew()  # nothing was finished, so nothing is lost: somebody corrects a mistake
             self.write("plan.json", plan)
             return
         for was, one in zip(before["inputs"], inputs, strict=False):
@@ -80,7 +80,7 @@ class Journal:
         advice = "Run it as before, or start again in an empty directory"
         if len(before["inputs"]) != len(inputs):
             raise StateError(
-                f"{self.output}: expected {len(before['inputs'])} input files as this run began with, got "
+                f"{self.output}: expected the {len(before['inputs'])} input files this run began with, got "
                 f"{len(inputs)}. {advice}."
             )
         flags = {
@@ -102,7 +102,7 @@ class Journal:
 
 
 def refuse_other_files(output: Path) -> None:
-    """StateError for a directory that holds something else than an unfinished run of ours."""
+    """StateError for a directory that holds anything but an unfinished run of ours."""
     if not output.exists() or (output / WORK).is_dir():
         return
     if not output.is_dir():

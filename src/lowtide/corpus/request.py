@@ -1,7 +1,7 @@
 """The settings that fix a corpus's bytes.
 
-One frozen value, checked here and nowhere else. It is compared when preparing or converting goes on after a stop, and
-the manifest records it; how fast and with how much memory a corpus is made is no part of it.
+One frozen value, checked here and nowhere else. It is compared when a stopped `prepare` or `convert` continues, and the
+manifest records it; it says nothing about speed or memory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MOST_SHARD_TOKENS = 2**31 - 1  # llm.c's header counts in int32, and no reader g
 
 @dataclass(frozen=True)
 class Request:
-    """What fixes the bytes of a corpus, beside the inputs themselves."""
+    """What fixes the bytes of a corpus, apart from the inputs themselves."""
 
     tokenizer: str = "bytes"  # "bytes", or the path of a tokenizer.json, .tiktoken or .model
     train_bpe: int = 0  # ids of a BPE to train first; 0: use ``tokenizer``
-    eot: str = ""  # the end-of-text token, by its spelling or id, where the tokenizer's own is not found
+    eot: str = ""  # the end-of-text token, by spelling or id, if the tokenizer's own is not found
     lines: bool = False
     separator: str = ""
     field: str = "text"
@@ -33,7 +33,7 @@ class Request:
     shard_tokens: int = SHARD_TOKENS
     invalid_utf8: str = "refuse"
     skip_bad: bool = False
-    endings: str = ""  # of files that are text beside those that always are, such as ".py,.rs"
+    endings: str = ""  # more endings of text files, such as ".py,.rs"
     format: str = "lowtide"
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Shards in the making: ids and document ends appended, checksummed, and named only when they are whole.
+"""Shards in the making: ids and document ends are appended and checksummed; a shard is named once it is complete.
 
-A shard grows under a temporary name in the work directory, block by block of `CHECKED` bytes with a CRC-32
-each. A checkpoint puts everything on disk and says how long it is; going on cuts the temporary files back to
-that. Finished shards take their final names after the checkpoint that counts them, so that a kill between the two loses
-nothing: `settle` names them again. A shard ends with the first document that reaches the wanted number of tokens, so
+A shard grows under a temporary name in the work directory, in blocks of `CHECKED` bytes with a CRC-32 each. A
+checkpoint puts everything on disk and records the lengths; a resumed run cuts the temporary files back to them.
+Finished shards get their final names after the checkpoint that counts them, so that a kill between the two loses
+nothing: `settle` then names them. A shard ends with the first document that reaches the wanted number of tokens, so
 that no document crosses two files. Costs a MiB for each file that grows.
 """
 
@@ -23,7 +23,7 @@ from lowtide.errors import StateError
 from lowtide.formats.tokens.manifest import CHECKED, MANIFEST, ShardEntry, manifest_digest
 from lowtide.storage.own_files import atomic_write, sync_directory
 
-OFTEN = 256 * 1024 * 1024  # bytes written between two checkpoints where shards are larger
+OFTEN = 256 * 1024 * 1024  # bytes written between two checkpoints, if shards are larger
 _BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file
 
 
@@ -38,7 +38,7 @@ class GrowingFile:
         self.length: int = before["length"]
         sums: str = before["crc32"]
         self._sums = [sums[place : place + 8] for place in range(0, len(sums), 8)]
-        self._open: int = before["open"]  # of the block that is not full
+        self._open: int = before["open"]  # bytes of the block that is not full
         if path.stat().st_size < self.length:
             raise StateError(
                 f"{path}: expected {self.length} bytes from before, got {path.stat().st_size}. Remove the output and "
@@ -62,7 +62,7 @@ class GrowingFile:
             data = data[len(fitting) :]
 
     def sync(self) -> None:
-        """All of it on disk."""
+        """Put all of it on disk."""
         try:
             self._file.flush()
             os.fdatasync(self._file.fileno())
@@ -70,7 +70,7 @@ class GrowingFile:
             raise _no_room(self.path, problem) from problem
 
     def sums(self) -> str:
-        """Checksums of all blocks, the last one too when it is not full."""
+        """Checksums of all blocks, including a last one that is not full."""
         return "".join([*self._sums, *([f"{self._open:08x}"] if self.length % CHECKED else [])])
 
     def checkpoint(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class GrowingFile:
     def close(self) -> None:
         try:
             self._file.close()
-        except OSError:  # a full disk was said already, and what is missing is written again
+        except OSError:  # a full disk was reported already, and what is missing will be written again
             with contextlib.suppress(OSError):
                 self._file.close()
 
@@ -114,7 +114,7 @@ class ShardWriter:
         return sum(shard.documents or 0 for shard in self.shards) + self._documents
 
     def add(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> int:
-        """Append documents; ids behind the last end belong to a document that goes on. Shards finished by it."""
+        """Append documents; ids after the last end belong to an unfinished one. Returns shards finished."""
         finished = 0
         while True:
             # The first end that fills the shard closes it; the rest goes into the next one.
@@ -130,7 +130,7 @@ class ShardWriter:
         return finished
 
     def checkpoint(self) -> dict[str, Any]:
-        """All that is needed to go on from here, JSON-safe."""
+        """All that is needed to continue from here, JSON-safe."""
         return {
             "shards": [shard.as_dict() for shard in self.shards],
             "tokens": self._tokens,
@@ -143,7 +143,7 @@ class ShardWriter:
         """Give finished shards their names; called when the journal counts them."""
         named = False
         for number, shard in enumerate(self.shards):
-            # The ends first: whoever finds a shard finds its ends beside it.
+            # The ends first, so that a shard never appears without them.
             for what in ("ends", "bin"):
                 grown = self._growing(number, what)
                 if grown.exists():
@@ -183,7 +183,7 @@ class ShardWriter:
 
 
 def write_manifest(directory: Path, content: dict[str, Any]) -> None:
-    """The manifest with its own digest, last of a corpus's files: with it a corpus is whole."""
+    """Write the manifest with its own digest: the last file of a corpus, which makes it complete."""
     signed = {**content, "digest": manifest_digest(content)}
     with atomic_write(directory / MANIFEST) as file:
         file.write(json.dumps(signed, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
@@ -192,7 +192,7 @@ def write_manifest(directory: Path, content: dict[str, Any]) -> None:
 def _no_room(path: Path, problem: OSError) -> OSError:
     failed = OSError(
         f"{path}: expected room for more bytes, got: {problem.strerror}. Make space and run the same command again: "
-        "it goes on where it stopped."
+        "it continues where it stopped."
     )
     failed.errno = problem.errno
     return failed

@@ -4,8 +4,8 @@
     llmc       NAME_000000.bin ...: int32[256] header (magic, version, tokens), then uint16 or uint32 ids
     megatron   NAME.bin: ids; NAME.idx: dtype, lengths, pointers and document boundaries
 
-Each takes ids in order, can say how far it is and be cut back to that, and gives files their names only when
-they are whole - the same manners as a shard of ours. An id that does not fit the format's dtype is refused, never
+Each takes ids in order, can record how far it is and be cut back to that, and names files only when they are complete,
+as our own shards do. An id that does not fit the format's dtype is refused, never
 wrapped. Costs a block per open file; Megatron's index is built from a table on disk.
 """
 
@@ -27,12 +27,12 @@ from lowtide.formats.tokens.manifest import ShardEntry
 from lowtide.formats.tokens.megatron import MAGIC
 from lowtide.storage.own_files import sync_directory
 
-_STEP = 1 << 18  # entries of a table worked on at a time
+_STEP = 1 << 18  # entries of a table processed at a time
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where files go, where they grow, and what is known of the ids before they come."""
+    """Where files go, where they are made, and what is known of the ids in advance."""
 
     directory: Path
     work: Path
@@ -44,7 +44,7 @@ class Target:
 
 
 class Sink(Protocol):
-    """A format in the making. ``shards``: the files that are whole, for a manifest; ``ids``: the dtype they hold."""
+    """A format in the making. ``shards``: the complete files, for a manifest; ``ids``: their dtype."""
 
     shards: list[ShardEntry]
     ids: str
@@ -78,7 +78,7 @@ class Flat:
         return f"{self._target.name}_{number:06d}.bin" if self._llmc else f"{self._target.name}.bin"
 
     def _open(self) -> GrowingFile:
-        """A new file with its header: how many ids it will hold is known."""
+        """A new file with its header; the number of ids it will hold is known."""
         file = GrowingFile(self._target.work / self._name(len(self.shards)))
         if self._llmc:
             count = min(self._most, self._target.tokens - len(self.shards) * self._most)
@@ -132,7 +132,7 @@ class Megatron:
         self.ids = np.dtype(self._dtype).name
         self.shards = [ShardEntry(**entry) for entry in state.get("shards", ())]
         self.settle()
-        self._open = int(state.get("open", 0))  # ids of the document that is not at its end
+        self._open = int(state.get("open", 0))  # ids of the document that has not ended
         self._files: list[GrowingFile] = []
         if not self.shards:
             self._files = [GrowingFile(self._grown(what), state.get(what)) for what in ("bin", "lengths")]
@@ -161,7 +161,7 @@ class Megatron:
     def end(self) -> None:
         if self._open:
             none = np.empty(0, "<u2")
-            self.add(none, np.array([0], np.int64))  # tokens behind the last boundary are a document too
+            self.add(none, np.array([0], np.int64))  # tokens after the last boundary are a document too
         for file in self._files:
             file.sync()
             file.close()
@@ -197,7 +197,7 @@ class Megatron:
 
 
 def make_sink(to: str, target: Target, state: dict[str, Any], dtype: str) -> Sink:
-    """The writer of a format, from where ``state`` says it was."""
+    """The writer of a format, continuing from ``state``."""
     if to == "lowtide":
         return ShardWriter(target.directory, target.work, dtype, target.shard_tokens, state)
     return Megatron(target, state) if to == "megatron" else Flat(target, state, llmc=to == "llmc")
@@ -211,7 +211,7 @@ def _fitting(ids: NDArray[Any], dtype: str, target: Target) -> NDArray[Any]:
         if high > bounds.max or low < bounds.min:
             wrong = high if high > bounds.max else low
             raise FormatError(
-                f"{target.directory}: expected ids of 0 to {bounds.max} for this format, got {wrong}. "
+                f"{target.directory}: expected ids from 0 to {bounds.max} for this format, got {wrong}. "
                 "Use a format with wider ids, such as --to lowtide."
             )
     return ids.astype(dtype, copy=False)

@@ -1,8 +1,8 @@
-"""Who makes the calls: the C core where it was built, its Python twin elsewhere. The same bytes from both.
+"""Who makes the calls: the C core if it was built, otherwise its Python twin. Both give the same bytes.
 
 An engine is a set of functions with the same names. ``engine()`` says which one is in use and why; nothing above this
-room asks whether there is a compiler, and other rooms import from here alone. Importing loads the extension where it is
-(under a millisecond), reads no environment and starts no thread.
+package asks whether there is a compiler, and other packages import only from here. Importing loads the extension if
+there is one (under a millisecond), reads no environment and starts no thread.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class FileMapping(Protocol):
 
 
 class Engine:
-    """``name`` is native or python; ``why`` says in words how it came to be chosen. What needs no word of explanation
-    is the function of the C core, or of its twin, itself."""
+    """``name`` is native or python; ``why`` says in words why it was chosen. Its attributes are functions of
+    the C core or of its twin."""
 
     def __init__(self, name: str, why: str) -> None:
         self.name, self.why = name, why
@@ -100,7 +100,7 @@ class Engine:
         self.fill_mapped: Callable[[Any, Any, Any], tuple[str, int, int, int] | None] = main.fill_mapped
         # Tell the kernel of these runs, which will be read.
         self.announce: Callable[[Any], None] = main.announce
-        # (fd, size, changed): whether the file still is that long and was not written since.
+        # (fd, size, changed): whether the file is still that long and has not been written since.
         self.unchanged: Callable[[int, int, int], bool] = main.unchanged
         # (files, numbers, stride, lengths, fds, offsets): descriptors and offsets of runs of many files, those files
         # checked; False: look closer, in Python.
@@ -110,7 +110,7 @@ class Engine:
         # (numbers, n, constants, tweaks, inverted): map numbers below n in place by a permutation, or back.
         self.permute: Callable[[Any, int, Any, Any, bool], None] = (_core if native else permutation).permute
         # (tables, rows, into, padding): reads and runs of a batch of packed rows (reads, runs, documents closed, any
-        # padding?); None: no room, or tables that make no sense.
+        # padding?); None: no room, or damaged tables.
         self.packed_plan: Callable[[PackedTables, Any, Any, Any], tuple[int, int, int, int] | None] = (
             _core if native else packed_plans
         ).packed_plan
@@ -121,18 +121,18 @@ class Engine:
         return made
 
     def lane(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> ReadLane:
-        """The same with ``start`` and ``wait``, a thread filling the target; the native engine alone has it."""
+        """The same with ``start`` and ``wait``, and a thread that fills the target; only the native engine has it."""
         made: ReadLane = _core.Lane(way, depth, staging, alignment)
         return made
 
     def documents_marked(self, planes: Planes, x: Any, y: Any, id: int, *, begins: bool) -> int:
-        """Documents that end (or begin) with an id in x, written into the planes; tokens of the longest run."""
+        """Write documents that end (or begin) with an id in x into the planes; returns tokens of the longest run."""
         native = self._native and x.dtype.char in "ilq"
         found: int = (_core if native else document_planes).documents_marked(planes, x, y, id, begins)
         return found
 
     def documents_noted(self, planes: Planes, marks: Any, *, begins: bool) -> int | None:
-        """The same from what reading with ``Pair.marks`` noted, without a look at x; None: too many, or none noted."""
+        """The same from what reading with ``Pair.marks`` noted, without looking at x; None: too many, or none noted."""
         found: int | None = _core.documents_noted(planes, marks, begins) if self._native else None
         return found
 
@@ -143,13 +143,13 @@ class Engine:
         return found
 
     def packed_close(self, x: Any, y: Any, runs: RunsOfBatch, pad: int, eot: int | None) -> int:
-        """Padding over what was read too much; the first document that does not end with eot, or -1."""
+        """Overwrite surplus tokens with padding; returns the first document that does not end with eot, or -1."""
         if self._native and x.dtype.char in "ilq":
             return _core.packed_close(x, y, *runs, pad, eot)
         return document_planes.packed_close(x, y, runs, pad, eot)
 
     def find_ids(self, tokens: Any, id: int, found: Any, start: int = 0) -> tuple[int, int]:
-        """Where an id stands among tokens from ``start`` on: how many ``found`` now holds, and where to go on."""
+        """Where an id occurs among tokens from ``start`` on: how many ``found`` now holds, and where to continue."""
         native = self._native and tokens.dtype.isnative and tokens.dtype.char in "BHIilq"  # as SOURCES
         many, reached = (_core if native else document_planes).find_ids(tokens, id, found, start)
         return many, reached
@@ -177,18 +177,18 @@ class Engine:
         return found
 
     def unavailable(self) -> dict[str, str]:
-        """Each way of reading misses, and why it cannot be had here ('': it can). Asks the kernel once per process."""
+        """Each way of reading misses, and why it is unavailable ('': available). Asks the kernel once per process."""
         return dict(_unavailable(self._unavailable, os.getpid()))
 
 
 @functools.lru_cache(maxsize=4)
 def _unavailable(ask: Callable[[], dict[str, str]], process: int) -> dict[str, str]:  # noqa: ARG001
-    """Asking takes 30 ms, for the kernel ends a ring slowly. A child of fork may be allowed less, so it asks anew."""
+    """Asking takes 30 ms, as the kernel ends a ring slowly. A forked child may be allowed less, so it asks again."""
     return ask()
 
 
 def engine(asked: str = "auto") -> Engine:
-    """The engine ``asked`` for, else LOWTIDE_ENGINE's; ``native`` is refused where it was not built."""
+    """The engine ``asked`` for, else LOWTIDE_ENGINE's; ``native`` is refused if it was not built."""
     what, why = "engine", f"engine={asked!r} was asked for"
     if asked == "auto":
         asked = os.environ.get(VARIABLE, "auto")
@@ -208,7 +208,7 @@ def _chosen(name: str, why: str) -> Engine:
     if name == "native" and _missing is not None:
         raise ValueError(
             f"engine: expected the native engine ({why}), got none: {why_missing()}. "
-            "Use engine='python', or install again where there is a C compiler."
+            "Use engine='python', or install it again with a C compiler."
         )
     return Engine(name, why)
 

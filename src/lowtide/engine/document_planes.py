@@ -1,4 +1,4 @@
-"""Documents of a batch in Python: positions, ids, bounds and mask beside x and y, as the C core writes them; and ids.
+"""Documents of a batch in Python: positions, ids, bounds and mask beside x and y; and where an id occurs.
 
 A batch is a list of runs - consecutive tokens of one document inside one row, or padding - and every plane follows from
 where runs begin. The C core writes all planes in one pass; here each is a few calls of NumPy. Reads nothing.
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lowtide.engine.runs import Numbers, bad_value
 
-AT_ONCE = 1 << 17  # tokens whose runs are spread at a time: what NumPy makes between stays in the second-level cache
+AT_ONCE = 1 << 17  # tokens whose runs are spread at a time: NumPy's temporaries stay in the second-level cache
 
 
 class Planes(NamedTuple):
@@ -30,7 +30,7 @@ RunsOfBatch = tuple[Numbers, Numbers, NDArray[np.bool_] | None]  # begins, closi
 
 
 def documents_marked(planes: Planes, x: NDArray[Any], y: NDArray[Any], id: int, begins: bool) -> int:
-    """Documents that end with ``id`` (or begin with it), written into the planes; tokens of the longest run."""
+    """Write documents that end with ``id`` (or begin with it) into the planes; returns tokens of the longest run."""
     length = planes.length
     marked = np.flatnonzero(x == id)
     if begins:
@@ -68,7 +68,7 @@ def documents_given(planes: Planes, begins: Numbers, closing: Numbers, padding: 
 
 
 def packed_close(x: NDArray[Any], y: NDArray[Any], runs: RunsOfBatch, pad: int, eot: int | None) -> int:
-    """Padding over what was read too much, and in y behind documents; the first that does not end with eot, or -1."""
+    """Pad over surplus tokens, and in y after documents; returns the first that does not end with eot, or -1."""
     begins, closing, padding = runs
     flat_x, flat_y = x.reshape(-1), y.reshape(-1)
     flat_y[closing] = pad
@@ -80,7 +80,7 @@ def packed_close(x: NDArray[Any], y: NDArray[Any], runs: RunsOfBatch, pad: int, 
 
 
 def find_ids(tokens: NDArray[Any], id: int, found: Numbers, start: int) -> tuple[int, int]:
-    """Where ``id`` stands from ``start`` on, as many as ``found`` has room for: how many, and where to go on."""
+    """Where ``id`` occurs from ``start`` on, as many as ``found`` has room for: how many, and where to continue."""
     limits = np.iinfo(tokens.dtype)
     if not limits.min <= id <= limits.max:
         return 0, len(tokens)
@@ -93,9 +93,9 @@ def find_ids(tokens: NDArray[Any], id: int, found: Numbers, start: int) -> tuple
 
 
 def run_begins(closing: Numbers, size: int, length: int) -> Numbers:
-    """Where runs begin: with every row, and behind every last token of a document inside one."""
+    """Where runs begin: with every row, and after every last token of a document inside one."""
     inner = closing + 1
-    inner = inner[inner % length != 0]  # behind a row's last token its next row begins anyway
+    inner = inner[inner % length != 0]  # after a row's last token the next row begins anyway
     begins = np.concatenate((np.arange(0, size, length), inner))
     begins.sort()
     return begins

@@ -1,9 +1,10 @@
-"""Mappings made in Python, by ctypes: what ``mapping.c`` does, because Python's own mmap takes no address.
+"""Mappings made through ctypes, as ``mapping.c`` does, because Python's own mmap takes no address.
 
-The page cache holds files in folios of up to 2 MiB, and where address and offset agree modulo 2 MiB one fault maps a
-whole folio of that size. One page beside such a boundary those do not fit a page table, and a fault in one maps
+The page cache holds files in folios of up to 2 MiB, and if address and offset agree modulo 2 MiB, one fault maps a
+whole folio of that size. One page off such a boundary a folio does not fit a page table, and a fault in it maps
 ``FAULT_AROUND`` bytes. Since Linux 6.18 smaller folios that fit are still mapped whole: measured on a warm file, a row
-touched at random mapped 60 to 220 KiB in a shifted mapping and 230 to 2,048 KiB in another; at most ``FAULT_MOST``.
+touched at random mapped 60 to 220 KiB in a shifted mapping and 230 to 2,048 KiB in an unshifted one; never more than
+``FAULT_MOST``.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import numpy as np
 
 from lowtide.engine.runs import PAGE, bad_value
 
-# What a fault maps around itself where the page cache has it in small folios: fault_around_bytes of the kernel's
+# What a fault maps around itself if the page cache holds small folios: fault_around_bytes in the kernel's
 # mm/memory.c, which only debugfs changes.
 FAULT_AROUND = 65536
-# What no fault exceeds: it fills one page table, 512 entries of 4 KiB. The largest measured on Linux 6.18 was 1,084 KiB
+# The most a fault can map: one page table, 512 entries of 4 KiB. The largest measured on Linux 6.18 was 1,084 KiB
 # shifted and 2,048 KiB not shifted.
 FAULT_MOST = 2 << 20
 LARGE = 2 << 20
@@ -36,7 +37,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class _Pages:
-    """Owns the addresses: NumPy keeps it as long as an array or a view of one is there."""
+    """Owns the addresses: NumPy keeps it as long as an array or a view of one exists."""
 
     def __init__(self, at: int, size: int) -> None:
         self.__array_interface__ = {"data": (at, True), "shape": (size,), "typestr": "|u1", "version": 3}
@@ -44,8 +45,8 @@ class _Pages:
 
 
 class Mapping(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The first ``size`` bytes of a file, read-only. An array, because before Python 3.12 no other class of Python's
-    exports a buffer; unmapped when nobody has a view of it."""
+    """The first ``size`` bytes of a file, read-only. An array, because before Python 3.12 no other class written in
+    Python exports a buffer; unmapped when nobody has a view of it."""
 
     def __new__(cls, fd: int, size: int, shifted: bool, scattered: bool) -> Mapping:
         if size > os.fstat(fd).st_size:
@@ -58,7 +59,7 @@ class Mapping(np.ndarray[Any, np.dtype[np.uint8]]):
         return made
 
     def take_back(self, first: int, length: int) -> None:
-        """Let the kernel have the page tables of these bytes back, whole; the next touch maps them again."""
+        """Give the whole page tables of these bytes back to the kernel; the next access maps them again."""
         base = self.ctypes.data
         start = max(base, (base + first) // LARGE * LARGE)
         end = min(base + self.nbytes, -(-(base + first + length) // LARGE) * LARGE)
@@ -67,7 +68,7 @@ class Mapping(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 def _shifted(fd: int, size: int) -> int:
-    """The file one page behind a boundary of 2 MiB, in the middle of addresses reserved for it."""
+    """The file mapped one page after a boundary of 2 MiB, inside addresses reserved for it."""
     pages = -(-size // PAGE) * PAGE
     whole = pages + 2 * LARGE
     reserved = _mapped(0, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1)

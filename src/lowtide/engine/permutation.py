@@ -1,8 +1,8 @@
 """The keyed bijection of 0 .. n-1 in NumPy, forwards and backwards, as the C core has it.
 
-n is ``heights`` rows of ``2**low_bits``; rounds change one half of a number by a hash of the other, and what lands at n
-or above goes through again. ``order/`` says why it is built so and where the constants come from. Costs about 30 ns per
-number in calls of 8,192 and four scratch arrays of at most 64 KiB. Knows no seeds and no epochs.
+n is ``heights`` rows of ``2**low_bits``; rounds change one half of a number by a hash of the other, and numbers that
+land at n or above go through again. ``order/`` says why it is built this way and where the constants come from. Costs
+about 30 ns per number in calls of 8,192 and four scratch arrays of at most 64 KiB. Knows no seeds and no epochs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Network:
         self.rounds = rounds[::-1] if inverted else rounds
 
     def walk(self, numbers: Words, tweaks: Words | None) -> None:
-        """Through the rounds, and again for what landed at n or above (cycle walking): exactly one to one."""
+        """The rounds, repeated for numbers that land at n or above (cycle walking): exactly one to one."""
         self._pass(numbers, tweaks)
         outside = np.flatnonzero(numbers >= self.n)
         while len(outside):
@@ -76,8 +76,8 @@ class _Network:
 def _hash(half: Words, factor: np.uint64, term: np.uint64, tweaks: Words | None, out: Words, spare: Words) -> None:
     """MurmurHash3's finaliser with a keyed first step, for inputs of at most 32 bits.
 
-    Its first shift would do nothing to so short an input, and its last one nothing to the top bits, which are
-    all that a round takes; so one multiply-add, one shift and one multiply are left.
+    The first shift would not change so short an input, and the last one not the top bits, the only ones that a round
+    uses; so one multiply-add, one shift and one multiply are left.
     """
     np.multiply(half, factor, out=out)
     np.add(out, term, out=out)

@@ -1,9 +1,9 @@
-"""Reading in Python: the queue and what belongs to it, as the C core has them; the same bytes and the same problems.
+"""Reading in Python: the C core's queue and what belongs to it, with the same bytes and the same problems.
 
-It is what runs where the extension was not built, and what the tests hold the C core against. Reads of a call are one
-C-level ``map`` of ``os.preadv``, at the price of a bare loop (about a microsecond per cached read); everything careful
-- misses, short reads, errors - happens only where the bytes that came are not those that were asked for. Has the ways
-``read`` and ``announce``; queues of the kernel, O_DIRECT and threads that read in advance need the native engine.
+It runs if the extension was not built, and the tests compare the C core with it. The reads of a call are one C-level
+``map`` of ``os.preadv``, at the cost of a bare loop (about a microsecond per cached read); misses, short reads and
+errors are handled only if fewer bytes came than were asked for. Has the ways ``read`` and ``announce``; kernel queues,
+O_DIRECT and threads that read ahead need the native engine.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Queue:
         self._nowait, self._dontcache = bool(NOWAIT), True
 
     def fill(self, runs: Runs, target: Any, drop: int) -> Found:
-        """Fill the target: how many runs the page cache had, or the first problem, after which it holds anything."""
+        """Fill the target; returns how many runs were cached, or the first problem, which leaves it undefined."""
         sink = sink_of(runs, target)
-        # Taken while it is used: a signal handler in the middle of a call finds none and makes its own.
+        # Taken away while in use: a signal handler in the middle of a call finds none and makes its own.
         scratch, self._scratch = self._scratch, None
         if scratch is None or len(scratch) < sink.needs:
             scratch = memoryview(bytearray(sink.needs))
@@ -65,7 +65,7 @@ class Queue:
         self._scratch = None
 
     def _from_cache(self, sink: ByteSink) -> list[int]:
-        """Deliver what the page cache has; the runs that it has not."""
+        """Deliver what the page cache has; returns the runs it does not have."""
         if not self._nowait:
             return [run for run, length in enumerate(sink.lengths) if length]
         missing: list[int] = []
@@ -91,7 +91,7 @@ class Queue:
             return -1
 
     def _in_turn(self, sink: ByteSink, wanted: Sequence[int], drop: int) -> None:
-        """Read these runs one after the other, up to the first that fails, and drop them behind."""
+        """Read these runs one after the other, up to the first that fails, and drop them afterwards."""
         flags = DONTCACHE if drop == DROP_SEQUENTIAL and self._dontcache else 0
         for some in sink.chunks(wanted):
             if sink.problem is not None and some[0] > sink.problem.run:
@@ -106,7 +106,7 @@ class Queue:
                 drop_runs(sink, some, sequential=drop == DROP_SEQUENTIAL)
 
     def _carefully(self, sink: ByteSink, some: Sequence[int], buffers: Any, got: list[int], flags: int) -> None:
-        """Go on with what came short and read what was not read; the first that fails ends it."""
+        """Continue short reads and make those that are missing; the first that fails ends it."""
         for turn, run in enumerate(some):
             length, error = sink.lengths[run], 0
             done = got[turn] if turn < len(got) else 0
@@ -114,7 +114,7 @@ class Queue:
                 try:
                     more = os.preadv(sink.fds[run], [buffers[turn][0][done:]], sink.offsets[run] + done, flags)
                 except OSError as problem:
-                    if flags and problem.errno in _UNSUPPORTED:  # no RWF_DONTCACHE here: the drop afterwards remains
+                    if flags and problem.errno in _UNSUPPORTED:  # no RWF_DONTCACHE here: the drop afterwards is left
                         self._dontcache, flags = False, 0
                         continue
                     error = problem.errno or errno.EIO
@@ -131,7 +131,7 @@ class Queue:
 
 
 def _read_all(sink: ByteSink, some: Sequence[int], buffers: list[list[memoryview]], flags: int) -> list[int]:
-    """Bytes that came of each run, up to the first that failed; whoever asked makes that one again, carefully."""
+    """Bytes read of each run, up to the first that failed; the caller repeats that one carefully."""
     got: list[int] = []
     fds, offsets = (sink.fds[run] for run in some), (sink.offsets[run] for run in some)
     with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ def announce(runs: Runs) -> None:
 
 
 def announce_runs(placed: Any, which: Sequence[int]) -> None:
-    """The same of some of these runs; the kernel starts reading them all at once."""
+    """The same for some of these runs; the kernel starts reading them all at once."""
     fds, offsets, lengths = ([many[run] for run in which] for many in (placed.fds, placed.offsets, placed.lengths))
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):  # a hint: the read itself will say what is wrong
@@ -171,18 +171,18 @@ def announce_runs(placed: Any, which: Sequence[int]) -> None:
 
 
 def drop_runs(sink: ByteSink, which: Sequence[int], *, sequential: bool) -> None:
-    """Evict the pages of these runs, rounded out to whole ones; behind sequential reads to whole folios."""
+    """Evict the pages of these runs, rounded out to whole ones; after sequential reads to whole folios."""
     if hasattr(os, "posix_fadvise"):
         unit = FOLIO if sequential else PAGE
         for run in which:
             first = sink.offsets[run] // unit * unit
             last = -(-(sink.offsets[run] + sink.lengths[run]) // PAGE) * PAGE
-            with contextlib.suppress(OSError):  # what cannot be dropped was reported when it was read
+            with contextlib.suppress(OSError):  # a real problem was reported by the read
                 os.posix_fadvise(sink.fds[run], first, last - first, os.POSIX_FADV_DONTNEED)
 
 
 def unchanged(fd: int, size: int, changed: int) -> bool:
-    """Whether the file still is that long, was not written since, and has a name."""
+    """Whether the file is still that long, has not been written since, and still has a name."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -191,7 +191,7 @@ def unchanged(fd: int, size: int, changed: int) -> bool:
 
 
 def locate(files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: Any, offsets: Any) -> bool:
-    """Which file each run lies in, and where; False where one crosses extents, or a file is not open or changed."""
+    """Which file each run is in, and where; False if one crosses extents, or a file is not open or has changed."""
     ends, shift, which, sizes, changed, numbers_of_files = files
     places = numbers * stride
     extents = np.searchsorted(ends, places, side="right")
@@ -206,6 +206,6 @@ def locate(files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: An
 
 
 def unavailable() -> dict[str, str]:
-    """Each way, and why it cannot be had ('': it can)."""
+    """Each way, and why it is unavailable ('': available)."""
     why = "queues of the kernel need the native engine"
     return {way: why if way in ("aio", "uring") else "" for way in WAYS}

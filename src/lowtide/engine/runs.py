@@ -1,8 +1,8 @@
 """What both engines are asked: runs of bytes, where they go, and the first problem on the way.
 
-Plain tuples of the same shape are as good as the named ones. The native engine checks all that it is given in C, where
-a wrong number would be a write past a buffer; the Python twin, which cannot write past anything, checks here that every
-run has its place. Nothing in this file reads.
+Plain tuples of the same shape work as well as the named ones. The native engine checks its arguments in C, where a
+wrong number would mean a write past a buffer; the Python twin, which cannot do that, checks here that every run has its
+place. Nothing in this file reads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Numbers = NDArray[np.int64]
 
 WAYS = ("read", "announce", "aio", "uring")
 SOURCES = ("uint8", "uint16", "uint32", "int32", "int64")
-KEEP, DROP, DROP_SEQUENTIAL = 0, 1, 2  # what happens to the page cache behind the reads
+KEEP, DROP, DROP_SEQUENTIAL = 0, 1, 2  # what happens to the page cache after the reads
 PAGE = 4096
 
 
@@ -35,7 +35,7 @@ class Runs(NamedTuple):
 class WatchedFiles(NamedTuple):
     """Extents of files laid end to end, as ``locate`` wants them; a file may have many extents."""
 
-    ends: Any  # int64, one per extent: logical byte behind it
+    ends: Any  # int64, one per extent: logical byte after it
     shift: Any  # int64, one per extent: offset in the file = logical offset + shift
     which: Any  # int32, one per extent: its file
     sizes: Any  # int64, one per file: when it was opened
@@ -51,14 +51,14 @@ class Pair(NamedTuple):
     length: int
     source: str  # the type of the tokens on disk, one of SOURCES
     vocab: int | None = None  # ids must be below it; None: every id that x can hold
-    marks: Any = None  # an array of int64 for where an id stands: a count, and tokens of rows x (length + 1) behind it
+    marks: Any = None  # an array of int64 for where an id occurs: a count, then tokens of rows x (length + 1)
     mark: int = 0  # that id
 
 
 class Problem(NamedTuple):
     """What went wrong first. ``read``: ``at`` bytes of the run came, then errno ``value``, or the end of the file (0).
 
-    ``token``: the id ``value`` stands ``at`` bytes into the run and is outside the vocabulary or the type of x.
+    ``token``: the id ``value``, ``at`` bytes into the run, is outside the vocabulary or the type of x.
     """
 
     kind: str

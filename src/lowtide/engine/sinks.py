@@ -1,7 +1,7 @@
-"""Where runs go in Python: straight into a buffer, or widened through a scratch buffer into x and y; and problems met.
+"""Where runs go in Python: straight into a buffer, or widened through a scratch buffer into x and y; and problems.
 
-What ``deliver.c`` and ``widen.c`` do. Whole windows are widened many at a time, everything else a run at a time. The
-scratch has 64 KiB, or one run where that is longer, so a batch of any size needs no memory of its own.
+Does what ``deliver.c`` and ``widen.c`` do. Whole windows are widened many at a time, everything else run by run. The
+scratch has 64 KiB, or one run if that is longer, so a batch of any size needs no memory of its own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class WindowSink(ByteSink):
         self.whole = self.lengths.count((self.length + 1) * self.narrow.itemsize) == len(self.lengths)
         self.bounds = _bounds(self.narrow, vocab, self.x.dtype)
         if marks is not None:
-            marks[0] = -1  # only the native engine notes them on the way
+            marks[0] = -1  # only the native engine notes them while it reads
 
     def chunks(self, wanted: Sequence[int]) -> list[Sequence[int]]:
         step = max(1, self.needs // max(1, self.longest))
@@ -95,7 +95,7 @@ class WindowSink(ByteSink):
             self.y[row, max(first, 1) - 1 : max(last - 1, 0)] = tokens[first == 0 :]
 
     def _look(self, some: Sequence[int], tokens: Any) -> None:
-        """Note ids that may not be there."""
+        """Note ids that are refused."""
         if self.bounds is not None:
             least, most = self.bounds
             refused = (tokens < least) | (tokens > most)
@@ -114,7 +114,7 @@ def sink_of(runs: Any, target: Any) -> ByteSink:
 
 @lru_cache(maxsize=64)
 def _bounds(narrow: np.dtype[Any], vocab: int | None, wide: np.dtype[Any]) -> tuple[int, int] | None:
-    """Least and largest id that is not refused; None: the type on disk has no others."""
+    """The least and the largest id allowed; None: the type on disk has no others."""
     limits, mine = np.iinfo(wide), np.iinfo(narrow)
     least, most = (0, min(vocab - 1, int(limits.max))) if vocab is not None else (int(limits.min), int(limits.max))
     if least <= mine.min and mine.max <= most:

@@ -1,8 +1,8 @@
 """Header bytes in, a layout out: what a file holds and where, before a byte of data is read.
 
 ``arrays.py`` and ``tokens/token_files.py`` go from what a caller names to a layout; ``recognise.py`` tells formats
-apart, and ``files/``, ``tokens/`` and ``columns/`` have one module for each. What none of them reads, ``refusals.py``
-names.
+apart, and ``files/``, ``tokens/`` and ``columns/`` have one module for each. ``refusals.py`` names the formats that
+none of them reads.
 """
 
 from lowtide.formats.arrays import layout_of

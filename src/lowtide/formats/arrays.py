@@ -1,7 +1,7 @@
 """From what a caller names to the layout of one array.
 
-A file's own header decides; what the caller states must agree with it, and is needed only where there is no header.
-Costs one open and one small read per file. Corpora are ``tokens/token_files.py``'s.
+A file's own header decides; what the caller states must agree with it, and is needed only if there is no header. Costs
+one open and one small read per file. For corpora, see ``tokens/token_files.py``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def layout_of(
     offset: int = 0,
     tensor: str | None = None,
 ) -> Layout:
-    """Where the array behind ``source`` lies: a path, an ``np.memmap``, a list of them or a glob.
+    """The layout of the array that ``source`` names: a path, an ``np.memmap``, a list of them or a glob.
 
     ``dtype``, ``shape`` (one axis may be -1) and ``offset`` describe headerless files; ``tensor`` names one array
     of a ``.safetensors``, ``.npz`` or HDF5 file. With several files, the first axis of ``shape`` is -1 or the sum of
@@ -50,8 +50,8 @@ def layout_of(
     if wanted is not None:
         if -1 in wanted[1:]:
             raise ValueError(
-                f"shape: expected every axis but the first for {len(files)} files, got {wanted}. "
-                "Put -1 first or state it."
+                f"shape: expected every axis but the first to be stated for {len(files)} files, got {wanted}. "
+                "Use -1 for the first axis alone."
             )
         each = (-1, *wanted[1:])
     layout = join([_layout(file, stated, each, start, tensor) for file in files])
@@ -92,9 +92,9 @@ def _layout(
         refuse_foreign_directory(os.path.abspath(item), os.listdir(item), tokens=False)  # noqa: PTH100, PTH208
         raise
     with file:
-        # Whoever states dtype and offset knows a place inside an archive or an HDF5 file, as h5py can tell it.
+        # A caller who states dtype and offset knows a place inside an archive or an HDF5 file, as h5py can give it.
         inside = offset > 0 and dtype is not None and tensor is None
-        # A file without a header that the caller describes is what the caller says, whatever lies beside it.
+        # A headerless file that the caller describes is read as described, whatever is beside it.
         beside = dtype is None and shape is None and offset == 0
         layout = recognised(file, stated=dtype, tensor=tensor, beside=beside, tokens=False, inside=inside)
         if layout is not None:

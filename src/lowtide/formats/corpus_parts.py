@@ -3,7 +3,7 @@
     ours: train/ val/ test/ | nanoGPT: train.bin val.bin | llm.c: NAME_train_000001.bin NAME_val_000000.bin
 
 A directory that holds several opens as its train part; which part a name belongs to is decided here and nowhere else.
-Reads names only. Files that would mix parts without anybody having asked for it are refused by name.
+Reads names only. Files that would mix parts unasked are refused by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORD = re.compile(r"[a-z]+")
 
 
 def part_named(name: str) -> str | None:
-    """The part a name speaks of: ``fineweb_train_000001.bin`` of train; None where it speaks of none or several."""
+    """The part that a name mentions: train in ``fineweb_train_000001.bin``; None if it mentions none or several."""
     found = {_PART_OF[word] for word in _WORD.findall(name.lower()) if word in _PART_OF}
     return found.pop() if len(found) == 1 else None
 
@@ -41,13 +41,11 @@ def checked_part(part: object) -> str | None:
 
 def refuse_part_of_file(path: str, part: str | None) -> None:
     if part is not None:
-        raise ValueError(
-            f"part: expected a directory that holds a {part} part, got {path}, which is none. Leave part= out."
-        )
+        raise ValueError(f"part: expected a directory that holds a {part} part, got the file {path}. Leave part= out.")
 
 
 def by_part(names: Sequence[str]) -> dict[str, list[str]]:
-    """Names by the part they belong to, in the order of PARTS; under "" what belongs to none."""
+    """Names by the part they belong to, in the order of PARTS; those that belong to none under ""."""
     found: dict[str, list[str]] = {part: [] for part in (*PARTS, "")}
     for name in names:
         found[part_named(name) or ""].append(name)
@@ -61,15 +59,15 @@ def part_directories(directory: Path, names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class ChosenPart:
-    """The part of a directory that is meant; None, with all its names, where it does not hold several."""
+    """The part of a directory that is meant; None, with all its names, if it does not hold several."""
 
     part: str | None
     names: list[str]
-    others: tuple[str, ...] = ()  # parts that lie beside it
+    others: tuple[str, ...] = ()  # parts beside it
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is said of an opened part, so that nobody takes it for the whole."""
+        """A note on an opened part, so that nobody takes it for the whole."""
         if self.part is None:
             return ()
         also = f", which also holds {' and '.join(self.others)} (part={self.others[0]!r})" if self.others else ""
@@ -89,14 +87,14 @@ def chosen_part(where: str, names: Sequence[str], stated: str | None) -> ChosenP
         raise FormatError(f"{where}: expected a {part} part, got {there}. {way_out}.")
     if "" in found:
         raise FormatError(
-            f"{where}: expected files of {' and '.join(parts)} alone, got {found[''][0]} beside them. "
+            f"{where}: expected only files of {' and '.join(parts)}, got {found[''][0]} beside them. "
             "Name the files to open."
         )
     return ChosenPart(part, found[part], tuple(other for other in parts if other != part))
 
 
 def refuse_mixed_parts(where: str, paths: Sequence[str]) -> None:
-    """FormatError where ``paths``, named together by ``where``, hold several parts; it names one of each."""
+    """FormatError if ``paths``, named together by ``where``, hold several parts; it names one file of each."""
     if len(paths) < 2:
         return
     whole = [os.path.abspath(path) for path in paths]  # noqa: PTH100 - a Path per shard would cost more

@@ -1,7 +1,8 @@
 """Directories that other programs keep their data in: litData, MosaicML's streaming, Zarr, mmap_ninja, columns.
 
-Each is named, with a line that saves its numbers where Lowtide reads them. The line is made from what lies there - the
-dtype that an index names, the arrays of a group - so that it can be pasted as it stands. Reads small JSON files only.
+Each is refused by name, with a line of code that saves its numbers in a form Lowtide reads. The line is made from the
+directory - the dtype that an index names, the arrays of a group - so that it can be pasted as it is. Reads small JSON
+files only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class LoaderIndex:
 
 
 def read_loader_index(directory: Path) -> LoaderIndex | None:
-    """Another loader's index of this directory; ``None`` where there is none. Reads at most 16 MiB."""
+    """Another loader's index of this directory; ``None`` if there is none. Reads at most 16 MiB."""
     content = _read_json(directory / "index.json")
     chunks, shards = content.get("chunks"), content.get("shards")
     if isinstance(chunks, list):
@@ -47,7 +48,7 @@ def read_loader_index(directory: Path) -> LoaderIndex | None:
 
 
 def refuse_foreign_directory(path: str, names: Collection[str], *, tokens: bool) -> None:
-    """FormatError where a directory is another format's whole; ``names`` are its entries."""
+    """FormatError if the directory as a whole is in another format; ``names`` are its entries."""
     found = _directory_kind(Path(path), names, tokens=tokens)
     if found is not None:
         raise found.refusal(path, tokens=tokens)
@@ -123,7 +124,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    import json  # here: most directories have none, and it takes 1.5 ms
+    import json  # here: few directories need it, and it takes 1.5 ms
 
     try:
         content = json.loads(_read_text(path) or "{}")

@@ -1,9 +1,9 @@
 """Which dtype a block of bytes looks like: always a guess, never acted on.
 
 Token ids are small, so the upper half of an item that is too wide holds another token, and every second item of one
-that is too narrow is nearly zero. ``named_dtype`` takes a file's suffix at its word; ``guess_dtype`` looks at one block
-of a file without a header and says nothing where it is not sure; ``dtype_smell`` looks at sixteen blocks of 8 KiB
-spread over a layout, to doubt the dtype it is read with.
+that is too narrow is nearly zero. ``named_dtype`` trusts a file's suffix; ``guess_dtype`` looks at one block of a
+file without a header and says nothing if it is not sure; ``dtype_smell`` looks at sixteen blocks of 8 KiB spread over
+a layout, for signs that its dtype is wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def named_dtype(path: str) -> str | None:
 
 
 def guess_dtype(block: bytes, fitting: Sequence[str]) -> str | None:
-    """The dtype of the names in ``fitting`` that the block looks like; ``None`` where that is not sure.
+    """The dtype among ``fitting`` that the block looks like; ``None`` if that is not sure.
 
     uint8, int16 and float16 look like each other and like uint16 too often to be told apart by a block, unless it is
     text or ids.
@@ -47,7 +47,7 @@ def guess_dtype(block: bytes, fitting: Sequence[str]) -> str | None:
 
 
 def dtype_smell(layout: Layout) -> str | None:
-    """One line of doubt about the dtype of one-dimensional integers; ``None`` where they look as they should."""
+    """One line of doubt about the dtype of one-dimensional integers; ``None`` if they look right."""
     if layout.dtype.kind not in "iu" or len(layout.shape) != 1 or layout.shape[0] == 0:
         return None
     itemsize = layout.dtype.itemsize
@@ -65,7 +65,7 @@ def dtype_smell(layout: Layout) -> str | None:
 
 
 def _sample(layout: Layout) -> list[bytes]:
-    """Blocks at even places over all extents, each from an even item of its extent on and a whole number of pairs."""
+    """Evenly spread blocks over all extents, each a whole number of pairs from an even item of its extent."""
     pair = 2 * layout.dtype.itemsize
     total = layout.nbytes
     blocks = []
@@ -92,7 +92,7 @@ def _looks_wider(items: npt.NDArray[np.unsignedinteger]) -> bool:
 
 
 def _looks_narrower(items: npt.NDArray[np.unsignedinteger]) -> bool:
-    """Whether most items are beyond any vocabulary, as two narrow ids read as one are."""
+    """Whether most items are beyond any vocabulary, as happens when two narrow ids are read as one."""
     if items.size < _FEWEST or np.mean(items >= _MOST_ID) <= 0.5:
         return False
     # Two ids read as one have upper and lower halves of the same kind; dates and counters do not.
@@ -102,14 +102,14 @@ def _looks_narrower(items: npt.NDArray[np.unsignedinteger]) -> bool:
 
 
 def _like_float32(block: bytes) -> bool:
-    """Both halves of a float64 hold such floats only where its lower one is zero: then they are no float32."""
+    """Both halves of a float64 look like such floats only if the lower one is zero: then they are not float32."""
     items = np.frombuffer(block, "<f4")
     return _like_floats(items) and bool(np.mean(items[0::2] == 0) < 0.5)
 
 
 def _like_floats(items: npt.NDArray[np.floating]) -> bool:
     """Measured numbers lie within a few powers of ten of 1, and ids read as floats almost never do."""
-    size = np.abs(items[items != 0])  # comparing NaN or infinity warns about nothing: they are simply not inside
+    size = np.abs(items[items != 0])  # NaN and infinity compare without a warning: they are simply outside
     if size.size < _FEWEST // 2:
         return False
     return bool(np.mean((size > 1e-8) & (size < 1e8)) > 0.95)
@@ -122,18 +122,18 @@ def _like_text(block: bytes) -> bool:
 
 
 def _like_ids(block: bytes) -> bool:
-    """Whether uint16 ids: their upper bytes are spread otherwise than their lower ones, hardly any is near 65,536,
-    where small negative numbers are, and they are no float16 within three powers of ten of 1."""
+    """Whether these are uint16 ids: upper and lower bytes are distributed differently, hardly any is near 65,536, where
+    small negative numbers would be, and they are not float16 within three powers of ten of 1."""
     pairs = np.frombuffer(block, "u1").reshape(-1, 2)
     lower, upper = (np.bincount(pairs[:, k], minlength=256) / len(pairs) for k in (0, 1))
     apart = float(np.abs(lower - upper).sum()) / 2
-    chance = 0.7 * float(np.sqrt(256 / len(pairs)))  # how far apart two samples of the same bytes lie
+    chance = 0.7 * float(np.sqrt(256 / len(pairs)))  # how far apart two samples of the same bytes are
     halves = np.abs(np.frombuffer(block, "<f2").astype("f4"))
     like_halves = np.mean((halves > 1e-3) & (halves < 1e3)) > 0.9
     return apart > 0.08 + chance and bool(np.mean(pairs[:, 1] >= 0xF0) < 0.01) and not like_halves
 
 
-# In this order: what is tried first would also pass for what is tried later.
+# In this order: what matches an earlier kind may also match a later one.
 _LOOKS: dict[str, Callable[[bytes], bool]] = {
     "float32": _like_float32,
     "float64": lambda block: _like_floats(np.frombuffer(block, "<f8")),

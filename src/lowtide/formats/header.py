@@ -1,8 +1,8 @@
 """A file opened for its first bytes only.
 
-It is looked at before it is opened, opened without waiting, and read no further than asked. A FIFO, socket, device or
-directory is refused from its stat, so that nothing hangs and no device is touched. Costs one stat, one open, one fstat.
-An address is an object of a store, read through its local blocks: one request. Data is read by ``storage/``.
+Its stat is checked before it is opened, it is opened without waiting, and read no further than asked. A FIFO, socket,
+device or directory is refused from its stat, so that nothing hangs and no device is touched. Costs one stat, one open,
+one fstat. An address is an object of a store, read through its local blocks: one request. Data is read by ``storage/``.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class HeaderFile:
         self.size = status.st_size
 
     def read(self, offset: int, length: int) -> bytes:
-        """The bytes at ``offset``; fewer than ``length`` only where the file ends."""
+        """The bytes at ``offset``; fewer than ``length`` only if the file ends first."""
         if not 0 <= length <= MOST_HEADER_BYTES:
             raise ValueError(f"{self.path}: expected at most {MOST_HEADER_BYTES} header bytes, got {length}.")
-        length = max(0, min(length, self.size - offset))  # no buffer larger than what the file has
+        length = max(0, min(length, self.size - offset))  # no buffer larger than the rest of the file
         if self._made is not None:
             return self._made.read(offset, length) if length else b""
         parts = []
@@ -85,7 +85,7 @@ class HeaderFile:
         return b"".join(parts)
 
     def read_exactly(self, offset: int, length: int) -> bytes:
-        """The bytes at ``offset``, all of them; ReadError where the file has become shorter than it was."""
+        """All the bytes at ``offset``; ReadError if the file has become shorter."""
         data = self.read(offset, length)
         if len(data) != length:
             raise ReadError(
@@ -104,7 +104,7 @@ class HeaderFile:
         return None if self._made is None else self._made.made
 
     def part(self, name: str, offset: int, size: int) -> FilePart:
-        """A run of bytes that is a file of its own, as a member of an archive is."""
+        """A run of bytes that is itself a file, such as a member of an archive."""
         return FilePart(self, f"{self.path}, {name}", offset, size)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class HeaderFile:
 
 
 class FilePart:
-    """A file inside a file: the same questions, counted from where it begins. ``path`` names both in errors."""
+    """A file inside a file, with the same methods; offsets count from its beginning. ``path`` names both in errors."""
 
     def __init__(self, file: HeaderFile, path: str, offset: int, size: int) -> None:
         self._file = file

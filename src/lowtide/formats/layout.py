@@ -1,8 +1,8 @@
-"""What a file holds and where: the values that leave this room.
+"""What a file holds and where: the values that this package returns.
 
-A layout is dtype, shape and byte ranges, and nothing else, so that whoever reads the bytes later needs no format. It
-costs a few hundred bytes per file, opens nothing and keeps nothing open. What formats check alike - dtypes, sizes, what
-the caller stated against what a header says - is worded here, once.
+A layout is dtype, shape and byte ranges, and nothing else, so that later readers need not know the format. It costs a
+few hundred bytes per file, opens nothing and keeps nothing open. The checks that formats share - dtypes, sizes, the
+caller's statements against the header - are here, once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from lowtide.storage.watched_files import Extent
 
 MOST_BYTES = 2**63 - 1  # off_t and Py_ssize_t are signed 64-bit
 MOST_AXES = 64  # numpy 2's own bound
-Ends: TypeAlias = "npt.NDArray[np.int64]"  # positions behind the last token of each document
+Ends: TypeAlias = "npt.NDArray[np.int64]"  # positions after the last token of each document
 COMMON = ("float32", "float64", "float16", "uint8", "uint16", "uint32", "int8", "int16", "int32", "int64", "bool")
-HEADERLESS = ("raw", "nanogpt", "olmo", "lowtide")  # one family: bytes without a header, named after who writes them
+HEADERLESS = ("raw", "nanogpt", "olmo", "lowtide")  # bytes without a header, named after their writers
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class DocumentIndex:
     offset: int  # of the int64 boundaries
     count: int  # of boundaries
     pointers: int = 0  # Megatron: offset of the int64 byte pointers of its sequences
-    sequences: int = 0  # Megatron: how many
-    made: Any = None  # what the index is made of, where it does not lie here
+    sequences: int = 0  # Megatron: how many sequences
+    made: Any = None  # what the index is made from, if it is not a local file
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Layout:
     format: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    fortran: bool  # every extent holds its array in Fortran order; False where both orders are the same bytes
+    fortran: bool  # every extent holds its array in Fortran order; False if both orders are the same bytes
     extents: tuple[Extent, ...]  # paths are absolute: a pickle or a fork that changed directory reopens the same file
     rows: tuple[int, ...]
     documents: tuple[DocumentIndex, ...] | None = None  # one for each extent
     notes: tuple[str, ...] = ()
-    eot: int | None = None  # the id that ends a document, where a manifest states it
+    eot: int | None = None  # the id that ends a document, if a manifest states it
     bos: int | None = None  # the id that begins one
-    vocab: int | None = None  # ids are below this, where a manifest states it
-    part: str | None = None  # "train" | "val" | "test", where the directory that was named holds several
-    other_parts: tuple[str, ...] = ()  # that it holds beside this one
+    vocab: int | None = None  # ids are below this, if a manifest states it
+    part: str | None = None  # "train" | "val" | "test", if the named directory holds several
+    other_parts: tuple[str, ...] = ()  # which it also holds
 
     @property
     def row_nbytes(self) -> int:
@@ -89,13 +89,13 @@ def one_extent(
 
 
 def stated_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
-    """What the caller wrote, as a dtype; TypeError where numpy does not know it. ``None``: nothing was stated."""
+    """What the caller wrote, as a dtype; TypeError if numpy does not know it. ``None``: nothing was stated."""
     if dtype is None:
         return None
     try:
         return np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
-        from difflib import get_close_matches  # here: a module more that only a mistake needs
+        from difflib import get_close_matches  # here: only a mistake needs this module
 
         like = get_close_matches(str(dtype), COMMON, 1) or COMMON
         raise TypeError(
@@ -126,7 +126,7 @@ def checked_dtype(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
 
 
 def checked_nbytes(shape: Sequence[int], itemsize: int, where: str) -> int:
-    """Bytes of an array of this shape; FormatError where no file could hold it."""
+    """Bytes of an array of this shape; FormatError if no file could hold it."""
     if len(shape) > MOST_AXES:
         raise FormatError(
             f"{where}: expected at most {MOST_AXES} axes, got {len(shape)}. Check the header or the shape."
@@ -145,7 +145,7 @@ def checked_nbytes(shape: Sequence[int], itemsize: int, where: str) -> int:
 
 
 def agree(layout: Layout, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, offset: int) -> Layout:
-    """``layout`` if what the caller stated says the same; a header wins, so a contradiction is an error."""
+    """``layout`` if the caller's statements agree with it; the header wins, so a contradiction is an error."""
     where = layout.extents[0].path
     if dtype is not None and dtype != layout.dtype:
         raise FormatError(

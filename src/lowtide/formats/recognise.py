@@ -1,8 +1,8 @@
-"""Which format a file is in, by its bytes and by what lies beside it, from the strongest evidence to the weakest.
+"""Which format a file is in, by its bytes and the files beside it, from the strongest evidence to the weakest.
 
 Files that hold arrays by name (.safetensors, .npz, HDF5) are known by suffix or magic; then come the magics of the
-others, then what lies beside the file (Megatron's index, datatrove's sidecars), and at last ten bytes that may begin a
-safetensors header - only where no dtype was stated, because integers can start the same way. A file that matches
+others, then files beside it (Megatron's index, datatrove's sidecars), and last ten bytes that may begin a safetensors
+header - only if no dtype was stated, because integers can start the same way. A file that matches
 nothing has no header. Costs one read of 1 KiB, and what the format's own table costs.
 """
 
@@ -22,7 +22,7 @@ from lowtide.formats.tokens import datatrove, litgpt, llmc, megatron
 
 
 class Container(Protocol):
-    """A module that knows one such format."""
+    """A module that reads one format with named arrays."""
 
     WHAT: str
 
@@ -39,10 +39,10 @@ def recognised(
     tokens: bool,
     inside: bool = False,
 ) -> Layout | None:
-    """The layout that the file - or, if ``beside``, an index next to it - gives; ``None`` where it has no header.
+    """The layout that the file - or, if ``beside``, an index next to it - gives; ``None`` if it has no header.
 
-    ``stated``: the caller's dtype. ``tokens``: a run of integers is wanted, which settles what is left open.
-    ``inside``: the caller names a place inside the file, so archives are not asked for their members.
+    ``stated``: the caller's dtype. ``tokens``: a run of integers is wanted, which decides ambiguous cases.
+    ``inside``: the caller names a place inside the file, so archives are not searched for members.
     """
     head = file.read(0, llmc.HEADER)
     container = _container(file, head, stated=stated)
@@ -70,7 +70,7 @@ def members_of(path: str) -> tuple[ArrayMember, ...]:
 
 
 def _container(file: HeaderFile, head: bytes, *, stated: np.dtype[Any] | None) -> Container | None:
-    """The format of the file where it holds arrays by name; single bytes were asked for: only by its suffix."""
+    """The format of a file with named arrays; if single bytes were asked for, only its suffix counts."""
     name = file.path.lower()
     if name.endswith(".safetensors"):
         return safetensors
@@ -90,7 +90,7 @@ def _container(file: HeaderFile, head: bytes, *, stated: np.dtype[Any] | None) -
 
 
 def _read_member(file: HeaderFile, container: Container, tensor: str | None, *, tokens: bool) -> Layout:
-    """The layout of the member of that name; without a name, of the only one that can be meant."""
+    """The layout of the member of that name; without a name, of the only possible one."""
     name = tensor
     if name is None:
         name = only_member(file.path, container.WHAT, container.members(file), tokens=tokens)

@@ -1,9 +1,9 @@
 """Files of other kinds that people hand in, and what to do with each.
 
-"This is gzip: run gzip -dk" helps more than "state a dtype", and a dtype that was stated does not turn another format's
-bytes into tokens. Four bytes or more of magic are believed alone; shorter ones occur in real ids (a uint16 file whose
-first id is 640 starts like a pickle) and count only with their suffix. A line of code in a way out can be pasted as it
-stands. Looks at 512 bytes, and at the schema of files with columns; reads none of these formats.
+"This is gzip: run gzip -dk" helps more than "state a dtype", and stating a dtype does not turn another format's bytes
+into tokens. Four bytes or more of magic are enough; shorter ones occur in real ids (a uint16 file whose first id is 640
+starts like a pickle) and count only together with the suffix. A line of code in a way out can be pasted as it is. Looks
+at 512 bytes, and at the schema of files with columns; reads none of these formats.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from lowtide.formats.header import HeaderFile
 
 _LOOK = 512  # a tar archive says what it is at byte 257
 _FIRST_LINES = 16_384
-_COLUMNS = "columns"  # the way out depends on what columns there are
+_COLUMNS = "columns"  # the way out depends on the columns in the file
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """One kind of file; ``{file}`` and ``{stem}`` in its ways out become the file's name, whole and without suffix."""
+    """One kind of file; in its ways out ``{file}`` becomes the file's name and ``{stem}`` the name without suffix."""
 
     name: str
     way_out: str
     start: bytes = b""
     suffixes: tuple[str, ...] = ()
     at: int = 0
-    tokens: str = ""  # the way out for a run of tokens, where it is another one
+    tokens: str = ""  # the way out for a run of tokens, if it differs
 
     def looks_like(self, path: str, head: bytes) -> bool:
-        """Whether its bytes are there, and are enough."""
+        """Whether its bytes are there, and prove it."""
         if not head.startswith(self.start, self.at):
             return False
         return self.certain or path.lower().endswith(self.suffixes)
@@ -52,7 +52,7 @@ class Foreign:
         return FormatError(f"{path}: expected {'token ids' if tokens else 'an array'}, got {self.name}. {way_out}")
 
 
-_PICKLE = "Where you trust it, load it and save the array: np.save('{stem}.npy', pickle.load(open('{file}', 'rb')))."
+_PICKLE = "If you trust it, load it and save the array: np.save('{stem}.npy', pickle.load(open('{file}', 'rb')))."
 _LOAD_TORCH = "Save the tensor as an array: np.save('{stem}.npy', torch.load('{file}', weights_only=True).numpy())."
 TORCH_ZIP = Foreign("what torch.save wrote", _LOAD_TORCH)
 ZIP = Foreign("a zip archive without arrays in it", "Unpack it: unzip '{file}'.", b"PK\x03\x04")
@@ -72,7 +72,7 @@ _FILES = (
     Foreign("an Arrow stream, as Hugging Face datasets keeps it", _COLUMNS, b"\xff\xff\xff\xff", (".arrow", ".arrows")),
     Foreign(
         "a Feather file of the first version",
-        "Save it anew: pyarrow.feather.write_feather(pyarrow.feather.read_table('{file}'), '{stem}.feather').",
+        "Save it again: pyarrow.feather.write_feather(pyarrow.feather.read_table('{file}'), '{stem}.feather').",
         b"FEA1",
     ),
     Foreign("an old fairseq index", "Open it with fairseq and save its ids with ndarray.tofile.", b"TNTIDX\x00\x00"),
@@ -87,7 +87,7 @@ _FILES = (
 
 _TOKENISE = "Turn the text into ids: lowtide prepare '{file}' -o corpus/."
 _NO_NUMBERS = "Name the files that hold the numbers."
-# Text has no magic: its name is all there is. Read as bytes (dtype='uint8') it is what it says.
+# Text has no magic, only a name. It can be read as bytes (dtype='uint8').
 _TEXT = {
     ".csv": Foreign("a CSV table", _TABLE := "Save the numbers as an array: np.save('{stem}.npy', {load})."),
     ".tsv": Foreign("a table of tab-separated text", _TABLE),
@@ -109,7 +109,7 @@ _SIDECARS = {
 
 
 def refuse_foreign(file: HeaderFile, stated: np.dtype[Any] | None, *, tokens: bool) -> None:
-    """FormatError where the file is of another kind, whatever dtype was stated; single bytes are always bytes."""
+    """FormatError if the file is of another kind, whatever dtype was stated; single bytes are always allowed."""
     head = file.read(0, _LOOK)
     as_bytes = stated is not None and stated.itemsize == 1
     if as_bytes and not tokens:
@@ -134,13 +134,13 @@ def refuse_foreign(file: HeaderFile, stated: np.dtype[Any] | None, *, tokens: bo
 
 
 def may_be(head: bytes) -> str | None:
-    """What a file that starts so may be, where its first bytes alone prove nothing."""
+    """What a file that starts like this may be, if its first bytes alone prove nothing."""
     short = (kind for kind in _FILES if kind.start and not kind.certain)
     return next((kind.name for kind in short if head.startswith(kind.start)), None)
 
 
 def as_typed(path: str) -> str:
-    """A path as one would type it here: relative where it lies below the current directory."""
+    """A path as one would type it here: relative if it is below the current directory."""
     short = os.path.relpath(path)
     return path if short.startswith(os.pardir) else short
 
@@ -151,7 +151,7 @@ def stem_of(path: str) -> str:
 
 
 def _with_numbers(text: Foreign, file: HeaderFile) -> Foreign:
-    """The call that loads a table, as its first lines have it; prose is for `prepare`."""
+    """The call that loads a table, judged by its first lines; for prose, `prepare`."""
     lines = file.read(0, _FIRST_LINES).decode("utf-8", "replace").splitlines()[:3]
     delimiter = {".csv": ",", ".tsv": "\t"}.get(Path(file.path.lower()).suffix)
     plain = [_numbers(line, delimiter) for line in lines if line.strip()]

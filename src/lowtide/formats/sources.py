@@ -1,9 +1,8 @@
 """What a caller may name as data: a path, a memmap, a list of them, a glob.
 
 Every way of naming files becomes one list in a stated order. Globs sort as people count (shard_2 before shard_10);
-lists keep the caller's order. Addresses of object stores are taken as they are, patterns of them by a listing of what
-lies below; those of other schemes are refused. Costs a listing for a glob.
-Opens nothing.
+lists keep the caller's order. Addresses of object stores are taken as they are, and patterns in them are matched
+against a listing; other schemes are refused. Costs a listing for a glob. Opens nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from lowtide.blocks.addresses import SCHEMES
 from lowtide.blocks.objects import listed, normal_address
 
-Mapped: TypeAlias = "npt.NDArray[Any]"  # of arrays only an np.memmap, or a view of one, has a file
+Mapped: TypeAlias = "npt.NDArray[Any]"  # among arrays, only an np.memmap or a view of one has a file
 Source: TypeAlias = "str | os.PathLike[str] | Mapped | Sequence[str | os.PathLike[str] | Mapped]"
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -90,7 +89,7 @@ def _pattern(address: str) -> str:
 
 
 def _refuse_address(path: str) -> None:
-    """ValueError for what names another machine: looking it up here would only say that there is no such file."""
+    """ValueError for an address on another machine: looking it up here would only say that there is no such file."""
     address = _ADDRESS.match(path)
     if address is None:
         return

@@ -1,8 +1,8 @@
 """What this machine and its cgroups allow, and how much of a file is in the page cache.
 
-Everything here asks the kernel a small question and gives a plain number back; nothing is asked
-at import and nothing is remembered between calls. Linux answers all of it. On other systems each function
-says in its docstring what it falls back to. This room knows nothing of stores, arrays or budgets.
+Each function asks the kernel one small question and returns a plain number; nothing is asked at import and nothing is
+remembered between calls. Linux answers everything; docstrings say what happens on other systems. Nothing here knows of
+stores, arrays or budgets.
 """
 
 from lowtide.machine.cgroups import Cgroup, cgroup_at, container_cgroup, memory_cgroup

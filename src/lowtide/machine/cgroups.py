@@ -3,8 +3,8 @@
 A process's limit is the smallest over its cgroup and every ancestor, so a ``Cgroup`` is the list
 of those directories, nearest first. Version 1 (memory controller in its own hierarchy), version 2 and
 hybrids of both are read; inside a cgroup namespace, or a container that mounts only its own subtree, what
-lies above the mount cannot be seen and is left out. Cost: a few small reads in /proc and /sys, well under a
-millisecond. ``root`` lets a recorded tree stand in for "/".
+is above the mount cannot be seen and is left out. Cost: a few small reads in /proc and /sys, well under a
+millisecond. ``root`` lets a recorded tree replace "/".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Cgroup:
 
 
 def memory_cgroup(pid: int | None = None, *, root: Path = ROOT) -> Cgroup | None:
-    """The memory cgroup of a process (of this one by default), or None where none is mounted or /proc is
+    """The memory cgroup of a process (of this one by default), or None if none is mounted or /proc is
     missing."""
     process = root / "proc" / ("self" if pid is None else str(pid))
     try:
@@ -42,8 +42,7 @@ def memory_cgroup(pid: int | None = None, *, root: Path = ROOT) -> Cgroup | None
     except OSError:
         return None
     paths = _paths_by_version(memberships)
-    # A hybrid machine lists both; the memory controller can live in one hierarchy only, and v1 names it
-    # when it does.
+    # A hybrid machine lists both. The memory controller is in only one hierarchy; if that is v1, v1 names it.
     for version in (1, 2):
         path = paths.get(version)
         if path is None:
@@ -57,7 +56,7 @@ def memory_cgroup(pid: int | None = None, *, root: Path = ROOT) -> Cgroup | None
 
 def cgroup_at(path: str, *, root: Path = ROOT) -> Cgroup:
     """A memory cgroup by its directory, or by its path as /proc/PID/cgroup names it. FileNotFoundError with the way out
-    where there is none."""
+    if there is none."""
     for version, mount_root, point in _all_mounts(root):
         place = Path(path)
         directory = place if place.is_relative_to(point) else point / path.lstrip("/")
@@ -90,16 +89,16 @@ def container_cgroup(name: str, *, root: Path = ROOT) -> Cgroup:
                 match = re.search(r"(?:^|[-:])([0-9a-f]{12,64})(?:\.scope)?$", each)
                 if match is not None and match[1].startswith(name):
                     found.setdefault(match[1], _cgroup_below(Path(place, each), point, version))
-                    directories.remove(each)  # what lies below belongs to it
+                    directories.remove(each)  # do not search below it
                 elif not os.access(Path(place, each), os.R_OK | os.X_OK):
                     hidden += 1
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
-        raise ValueError(f"{name}: expected the id of one container, got {len(found)} that begin so. Write more of it.")
+        raise ValueError(f"{name}: expected the id of one container, got {len(found)} that begin with it. Write more.")
     why = f"; {hidden} cgroups could not be read as this user" if hidden else ""
     raise FileNotFoundError(
-        f"{name}: expected a container of this machine, got none with a memory cgroup{why}. "
+        f"{name}: expected a container on this machine, got none with a memory cgroup{why}. "
         "Check it with `docker ps --no-trunc`, or name its cgroup with --cgroup."
     )
 
@@ -123,22 +122,22 @@ def _all_mounts(root: Path) -> list[tuple[int, str, Path]]:
 
 
 def directory_limit(directory: Path, version: int) -> int | None:
-    """The most one cgroup directory lets a program use at full speed, None when it sets none."""
+    """The most that one cgroup directory lets a program use at full speed; None if it sets no limit."""
     high = throttle_limit(directory) if version == 2 else None
     kill = kill_limit(directory, version)
     return min(high, kill) if high is not None and kill is not None else high if kill is None else kill
 
 
 def throttle_limit(directory: Path) -> int | None:
-    """From where on version 2 slows a program down and takes pages back, but does not kill."""
+    """The size from which version 2 slows a program down and reclaims pages, but does not kill."""
     return read_int(directory / "memory.high")
 
 
 def kill_limit(directory: Path, version: int) -> int | None:
-    """The limit one cgroup directory sets at which the kernel kills, None when it sets none."""
+    """The size at which the kernel kills, as set by one cgroup directory; None if it sets none."""
     name = "memory.max" if version == 2 else "memory.limit_in_bytes"
     found = [value for value in [read_int(directory / name)] if value is not None]
-    if version == 1:  # what the kernel itself worked out over ancestors, also those we cannot see
+    if version == 1:  # the kernel's own minimum over all ancestors, even those we cannot see
         found += [read_stat(directory).get("hierarchical_memory_limit", _NO_LIMIT)]
     found = [value for value in found if value < _NO_LIMIT]
     return min(found) if found else None
@@ -146,7 +145,7 @@ def kill_limit(directory: Path, version: int) -> int | None:
 
 def directory_usage(directory: Path, version: int) -> int | None:
     """Bytes charged to the cgroup and those below it, reclaimable ones included; None at a v2 root, which
-    does not count."""
+    keeps no count."""
     return read_int(directory / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
 
 
@@ -154,7 +153,7 @@ def unreclaimable(stat: dict[str, int], version: int) -> int:
     """Bytes that must stay as long as nothing is swapped: heap and shared memory, locked pages, the
     kernel's own.
 
-    The LRU lists are disjoint where ``anon + shmem + unevictable`` would count locked heap twice.
+    The LRU lists are disjoint, whereas ``anon + shmem + unevictable`` would count locked heap twice.
     """
     prefix = "total_" if version == 1 else ""
     lists = sum(stat.get(prefix + name, 0) for name in ("inactive_anon", "active_anon", "unevictable"))
@@ -168,7 +167,7 @@ def read_stat(directory: Path) -> dict[str, int]:
 
 
 def read_pairs(path: Path) -> dict[str, int]:
-    """A file of ``name value`` lines as a dict; lines of any other shape are passed over."""
+    """A file of ``name value`` lines as a dict; other lines are ignored."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -178,7 +177,7 @@ def read_pairs(path: Path) -> dict[str, int]:
 
 
 def read_int(path: Path) -> int | None:
-    """The number in a one-line file; None for ``max``, for anything else and for a file that is not there."""
+    """The number in a one-line file; None for ``max``, for anything else and for a missing file."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -211,8 +210,8 @@ def _cgroup_mounts(mounts: str, version: int) -> list[tuple[str, str]]:
 
 
 def _directories(path: str, mount_root: str, mount_point: Path, version: int) -> tuple[Path, ...]:
-    """The cgroup's directory and its ancestors up to the mount point; the mount point alone when the path
-    lies outside it."""
+    """The cgroup's directory and its ancestors up to the mount point; the mount point alone if the path
+    is outside it."""
     inside = _relative(path, mount_root)
     own = mount_point / inside if inside is not None else mount_point
     if not own.is_dir():
@@ -220,7 +219,7 @@ def _directories(path: str, mount_root: str, mount_point: Path, version: int) ->
     chain = [own]
     while chain[-1] != mount_point:
         chain.append(chain[-1].parent)
-    # A v2 root of a hybrid machine has no memory files at all: then this hierarchy says nothing about memory.
+    # The v2 root of a hybrid machine has no memory files: then this hierarchy says nothing about memory.
     probe = "memory.stat" if version == 2 else "memory.limit_in_bytes"
     return tuple(chain) if any((directory / probe).exists() for directory in chain) else ()
 

@@ -1,9 +1,8 @@
-"""What lies under a file: its filesystem, the kernel's read-ahead for it, the alignment that direct reads
-need.
+"""What a file is stored on: its filesystem, the kernel's read-ahead for it, the alignment that direct reads need.
 
-They ask about the very file, not the disk we suppose it is on. Cost: one stat and one small read each;
-statx through ctypes. What the system does not tell is None (or the name "unknown"), never a guess. macOS:
-all three are unknown.
+Each question is about the file itself, not about the disk it seems to be on. Cost: one stat and one small read each;
+statx through ctypes. Anything the system does not tell is None (or the name "unknown"), never a guess. macOS: all three
+are unknown.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class FileKind:
 
 
 def file_kind(path: str | os.PathLike[str], *, root: Path = ROOT) -> FileKind:
-    """The filesystem a file lies on, as /proc/self/mountinfo names it; "unknown" where that cannot be
+    """The filesystem a file lies on, as /proc/self/mountinfo names it; "unknown" if that cannot be
     read."""
     return kind_named(_filesystem(path, root))
 
@@ -61,7 +60,7 @@ def kind_named(name: str) -> FileKind:
 
 
 def mounted(pid: int | None = None, *, root: Path = ROOT) -> dict[int, str]:
-    """Device number -> filesystem name of every mount a process sees; empty where that cannot be read."""
+    """Device number -> filesystem name of every mount a process sees; empty if that cannot be read."""
     try:
         lines = _mountinfo(pid, root)
     except OSError:
@@ -71,7 +70,7 @@ def mounted(pid: int | None = None, *, root: Path = ROOT) -> dict[int, str]:
 
 
 def tmpfs_mounts(pid: int | None = None, *, root: Path = ROOT) -> list[str]:
-    """Where a process sees a tmpfs; empty where that cannot be read."""
+    """Where a process sees a tmpfs; empty if that cannot be read."""
     try:
         lines = _mountinfo(pid, root)
     except OSError:
@@ -81,8 +80,8 @@ def tmpfs_mounts(pid: int | None = None, *, root: Path = ROOT) -> list[str]:
 
 
 def read_ahead_bytes(path: str | os.PathLike[str], *, root: Path = ROOT) -> int | None:
-    """How much the kernel reads ahead for this file's device; None when it does not say. Taken when a file
-    is opened."""
+    """How much the kernel reads ahead for this file's device; None if it does not say. The kernel
+    fixes it when a file is opened."""
     device = _device(Path(path).stat().st_dev)
     for place in (
         f"class/bdi/{device}/read_ahead_kb",
@@ -96,8 +95,8 @@ def read_ahead_bytes(path: str | os.PathLike[str], *, root: Path = ROOT) -> int 
 
 
 def direct_alignment(fd: int, *, root: Path = ROOT) -> int | None:
-    """Bytes to which offset, length and address of an O_DIRECT read must be aligned; None if it cannot or
-    nobody knows."""
+    """Bytes to which offset, length and address of an O_DIRECT read must be aligned; None if that is
+    impossible or unknown."""
     told = _statx_alignment(fd) if sys.platform == "linux" else None
     if told is not None:
         return told or None
@@ -113,8 +112,8 @@ def direct_alignment(fd: int, *, root: Path = ROOT) -> int | None:
 
 
 def _statx_alignment(fd: int) -> int | None:
-    """statx's answer: 0 says direct reads are not possible, None says this kernel or filesystem does not
-    tell."""
+    """statx's answer: 0 means that direct reads are impossible, None that this kernel or filesystem does not
+    say."""
     import ctypes
 
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
@@ -146,7 +145,7 @@ def _filesystem(path: str | os.PathLike[str], root: Path) -> str:
         fields, kind = before.split(), after.split()[0]
         if fields[2] == device:
             return kind
-        # btrfs and overlayfs give files another device than their mount: there the mount point decides.
+        # On btrfs and overlayfs a file's device differs from its mount's: there the mount point decides.
         point = unescape(fields[4])
         if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
             longest, name = len(point), kind

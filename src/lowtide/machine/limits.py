@@ -1,7 +1,7 @@
 """How much memory may be used here: the machine's, or the smallest enclosing cgroup's.
 
-Every level that limits us (each ancestor cgroup, then the machine) has a limit and bytes it
-cannot give back; what is left for the page cache is the smallest difference. Cost: a handful of small reads
+Every level that limits us (each ancestor cgroup, then the machine) has a limit and bytes that cannot be reclaimed; the
+smallest difference is left for the page cache. Cost: a handful of small reads
 in /proc and /sys. macOS: the machine's size through sysconf, no cgroups, and "unreclaimable" unknown,
 reported as 0.
 """
@@ -18,7 +18,7 @@ from lowtide.units import format_size
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A limit in bytes (None: unknown), what must stay inside it, and who sets it."""
+    """A limit in bytes (None: unknown), the bytes in it that cannot be reclaimed, and who sets it."""
 
     limit: int | None
     unreclaimable: int
@@ -30,7 +30,7 @@ class MemoryLimit:
 
 
 def available_memory(*, root: Path = ROOT) -> int:
-    """Bytes the machine can hand out without swapping (MemAvailable; free pages where the kernel does not
+    """Bytes the machine can hand out without swapping (MemAvailable; free pages if the kernel does not
     say; else 0)."""
     facts = _meminfo(root)
     if "MemAvailable" in facts:
@@ -39,7 +39,7 @@ def available_memory(*, root: Path = ROOT) -> int:
 
 
 def total_memory(*, root: Path = ROOT) -> int:
-    """Bytes of memory in the machine, 0 where unknown."""
+    """Bytes of memory in the machine, 0 if unknown."""
     return _meminfo(root).get("MemTotal") or _sysconf_bytes("SC_PHYS_PAGES")
 
 
@@ -53,14 +53,14 @@ def memory_limit(pid: int | None = None, *, root: Path = ROOT) -> MemoryLimit:
 
 
 def room_for_cache(*, root: Path = ROOT) -> tuple[int, str]:
-    """Bytes left for the page cache beside what cannot be reclaimed, at the tightest level, and why in
+    """Bytes left for the page cache beside what cannot be reclaimed, at the tightest level, and the reason in
     words."""
     known = [level for level in _levels(None, root) if level.left is not None]
     if not known:
         return available_memory(root=root), "no limit could be read; this is the memory now available"
     tightest = min(known, key=lambda level: level.left or 0)
     allows, holds = format_size(tightest.limit or 0), format_size(tightest.unreclaimable)
-    return tightest.left or 0, f"{tightest.source} allows {allows} and holds {holds} it cannot give back"
+    return tightest.left or 0, f"{tightest.source} allows {allows} and holds {holds} that cannot be reclaimed"
 
 
 def _levels(pid: int | None, root: Path) -> list[MemoryLimit]:
@@ -82,7 +82,7 @@ def _machine(root: Path) -> MemoryLimit:
 
 
 def _meminfo(root: Path) -> dict[str, int]:
-    """/proc/meminfo in bytes; empty where there is none."""
+    """/proc/meminfo in bytes; empty if there is none."""
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:

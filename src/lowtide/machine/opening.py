@@ -1,9 +1,9 @@
-"""Opening files: regular ones only, with one owner from the system call on.
+"""Opening files: only regular ones, each owned by one object from the system call on.
 
-A path may have become a FIFO since somebody looked at it, and opening or reading one waits for ever: so files are
-opened without waiting, and what was opened is looked at before anybody reads. The descriptor belongs to an object
-before a line of Python can run, so an interrupt at any moment closes it, and it is closed by C code, so that the end of
-the interpreter does too. Costs three small system calls more than a bare ``open``.
+A path may have become a FIFO since it was checked, and opening or reading one waits for ever. So files are opened
+without waiting, and what was opened is checked before anybody reads. The descriptor belongs to an object before a line
+of Python can run, so an interrupt at any moment closes it; C code closes it, so the end of the interpreter does too.
+Costs three small system calls more than a bare ``open``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ACCESS = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "r+"}
 
 
 class Descriptor(io.FileIO):
-    """One open file, closed with its last reference: whoever reads by its number holds the object meanwhile."""
+    """One open file, closed with its last reference: keep the object for as long as you read by its number."""
 
-    # FileIO warns of files that nobody closed where `_finalizing` is set: here that is how they are closed.
+    # FileIO warns about unclosed files once its `_finalizing` is set; this slot of the same name prevents that.
     __slots__ = ("_finalizing", "number", "status")
     number: int
     status: os.stat_result  # when it was opened
@@ -40,11 +40,11 @@ def owned(path: str | os.PathLike[str], flags: int, mode: int = 0o666, dir_fd: i
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> Descriptor:
-    """Open a file to read it, never waiting for anybody; what is not a regular file is a ``ReadError``."""
+    """Open a file to read it, without ever waiting; anything but a regular file is a ``ReadError``."""
     _refuse_other(path, os.stat(path))  # noqa: PTH116 - a directory is not even opened
     made = owned(path, os.O_RDONLY | os.O_NONBLOCK | flags)
     _refuse_other(path, made.status)
-    os.set_blocking(made.number, True)  # io_uring would take the flag for a wish not to wait for the disk
+    os.set_blocking(made.number, True)  # io_uring would take the flag to mean: do not wait for the disk
     return made
 
 

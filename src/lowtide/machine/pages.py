@@ -1,9 +1,9 @@
-"""How much of one file the page cache holds, and how to throw that file's clean pages out.
+"""How much of one file the page cache holds, and how to evict that file's clean pages.
 
 ``cachestat`` (Linux 6.5) answers for a whole file in one system call without mapping it; older
 kernels answer page by page through ``mincore`` on windows of bounded size. Cost: cachestat walks the cached
 pages, 0.05 ms per GiB held in large folios and up to 20 ms per GiB in single pages; mincore also maps each
-window. Both need a file one owns or may write (the kernel's rule against spying). Neither says which
+window. Both need a file that you own or may write to (the kernel's rule against spying). Neither says which
 process brought a page in. macOS: mincore sees the mapping's pages only.
 """
 
@@ -21,13 +21,13 @@ from typing import Any
 PAGE: int = mmap.PAGESIZE
 
 _CACHESTAT = 451  # the same number on every architecture but alpha
-_WINDOW = 256 * 1024**2  # of address space for mincore: 64 Ki pages, a 64 KiB answer
+_WINDOW = 256 * 1024**2  # address space for mincore: 64 Ki pages, a 64 KiB answer
 
 
 @dataclass(frozen=True)
 class PageCache:
     """Bytes of a file's range in the page cache. ``how`` is "cachestat", or "mincore", which knows
-    ``cached`` only."""
+    only ``cached``."""
 
     cached: int
     dirty: int
@@ -37,8 +37,8 @@ class PageCache:
 
 
 def page_cache(path_or_fd: str | os.PathLike[str] | int, offset: int = 0, length: int | None = None) -> PageCache:
-    """What the page cache holds of a file, or of ``length`` bytes of it from ``offset``; OSError where
-    nobody can tell."""
+    """What the page cache holds of a file, or of ``length`` bytes of it from ``offset``; OSError if
+    the kernel does not say."""
     if isinstance(path_or_fd, int):
         return _page_cache_of(path_or_fd, offset, length, f"descriptor {path_or_fd}")
     fd = os.open(path_or_fd, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block us
@@ -49,7 +49,7 @@ def page_cache(path_or_fd: str | os.PathLike[str] | int, offset: int = 0, length
 
 
 def drop_page_cache(path: str | os.PathLike[str]) -> None:
-    """Write a file's dirty pages out, then evict its pages for every process. Pages somebody maps stay. For
+    """Write a file's dirty pages out, then evict its pages for every process. Pages that are mapped stay. For
     tests and benchmarks."""
     if not hasattr(os, "posix_fadvise"):
         raise OSError(
@@ -83,7 +83,7 @@ def _page_cache_of(fd: int, offset: int, length: int | None, name: str) -> PageC
 
 
 def _cachestat(fd: int, offset: int, length: int) -> PageCache | int:
-    """The answer, or the errno of its refusal."""
+    """The kernel's answer, or its errno."""
     import ctypes
 
     libc = _libc(ctypes)
@@ -99,7 +99,7 @@ def _mincore(fd: int, offset: int, length: int, name: str) -> PageCache:
     import ctypes
 
     if not _mincore_tells_the_truth(fd):
-        raise PermissionError(errno.EPERM, "mincore answers only for files one owns or may write", name)
+        raise PermissionError(errno.EPERM, "mincore answers only for files that you own or may write to", name)
     libc = _libc(ctypes)
     pages = 0
     start = offset - offset % mmap.ALLOCATIONGRANULARITY

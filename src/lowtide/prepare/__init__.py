@@ -3,7 +3,7 @@
 The input is cut into sections, a section is read as blocks of text, each block is encoded, and encoded blocks in input
 order become shards; an engine only decides where the encoding happens. Read ``inputs/`` (files to documents),
 ``tokenizers/`` (documents to ids and back), then ``encoding.py`` -> ``processes.py`` or ``cluster.py`` ->
-``assemble.py`` -> ``job.py``. The shards themselves are `lowtide.corpus`'s.
+``assemble.py`` -> ``job.py``. The shards themselves are written by `lowtide.corpus`.
 """
 
 from lowtide.corpus.request import Request

@@ -1,7 +1,7 @@
 """Encoded blocks in order become shards: each document to its corpus, once, with checkpoints on the way.
 
-All that depends on order happens here, in one process - which corpus a document goes to, whether it was seen
-before, where a shard ends - so engines need no agreement among themselves. A checkpoint is taken at the end of a block,
+Everything that depends on order - which corpus a document goes to, whether it was seen before, where a shard ends -
+is decided here, in one process, so engines need not coordinate. A checkpoint is taken at the end of a block,
 after every finished shard and every `OFTEN` bytes. Costs the block at hand, the writers' blocks and the table of seen
 documents.
 """
@@ -26,25 +26,25 @@ DROPPED = -1
 
 
 class Assembler:
-    """Takes encoded blocks from where the journal stopped."""
+    """Takes encoded blocks, beginning where the journal stopped."""
 
     def __init__(self, journal: Journal, recipe: Recipe, target: Path, seen_bytes: int, single: int = 0) -> None:
-        """``single``: bytes of the one document that is all there is, which is then cut where a part ends; else 0."""
+        """``single``: bytes of the only document of the input, which is then cut where a part ends; else 0."""
         state = journal.read("journal.json") or {}
         request = recipe.request
         self._journal = journal
         self.section, self.block = (int(number) for number in state.get("position", (0, 0)))
         self.done = int(state.get("done", 0))  # bytes of input
         self.tally = Tally(**state.get("tally", {}))
-        self._open: int | None = state.get("open")  # where the document goes that is not at its end yet
+        self._open: int | None = state.get("open")  # the part of the document that has not ended yet
         shares = {part: share for part, share in (("val", request.val), ("test", request.test)) if share}
         self.parts = ("train", *shares) if shares else ("",)
         self._shares = np.cumsum(list(shares.values()))
-        # Where in a single document parts end, in bytes of input: train first, the others behind it.
+        # Where parts end in a single document, in bytes of input: train first, the others after it.
         behind = np.cumsum(list(shares.values())[::-1])[::-1]
         self._ends = single * (1 - behind) if single and shares else None
         self._eot = recipe.vocabulary.eot
-        self.least = float(state.get("least", 1.0))  # the smallest share that would have left train a document less
+        self.least = float(state.get("least", 1.0))  # the smallest --val that would have taken a document from train
         before = state.get("writers", [{}] * len(self.parts))
         dtype, size = recipe.vocabulary.dtype, request.shard_tokens
         self.writers = [
@@ -81,7 +81,7 @@ class Assembler:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Everything on disk, counted, named."""
+        """Put everything on disk, count it in the journal, then give finished shards their names."""
         self._journal.write(
             "journal.json",
             {
@@ -111,7 +111,7 @@ class Assembler:
             self._seen.close()
 
     def _routed(self, block: EncodedBlock) -> Iterator[tuple[int, NDArray[Any], NDArray[np.int64]]]:
-        """Neighbouring documents with the same goal, in order."""
+        """Runs of neighbouring documents that go to the same part, in order."""
         assert block.hashes is not None
         goals = self._goals(block)
         if not len(goals):
@@ -126,7 +126,7 @@ class Assembler:
             first = last
 
     def _cut(self, block: EncodedBlock) -> Iterator[tuple[int, NDArray[Any], NDArray[np.int64]]]:
-        """A block of the only document: its tokens to the parts in turn, an end of text where one part ends."""
+        """A block of the only document, its tokens dealt to the parts in turn, with an end of text after each part."""
         assert self._ends is not None
         first, count = 0, len(block.ids)
         for part, border in enumerate((*self._ends.tolist(), np.inf)):

@@ -1,12 +1,12 @@
-"""The Ray engine: the same sections, encoded by tasks of a Ray cluster, the same bytes in the same order.
+"""The Ray engine: the same sections, encoded by tasks of a Ray cluster into the same bytes in the same order.
 
-A task is one section and gives its blocks as a stream; a bounded number of tasks is under way, and each stream
-stops by itself while nobody takes from it. Ray does again what a lost worker or node was doing, and as a block is a
-pure function of its section, a second try gives the same bytes. This process takes the blocks in order and writes, so
+A task is one section and streams its blocks; a bounded number of tasks is under way, and each stream pauses while
+nobody takes from it. Ray repeats the tasks of a lost worker or node, and as a block is a pure function of its section,
+a second try gives the same bytes. This process takes the blocks in order and writes, so
 the output lies where the command runs; every node must see the inputs under the same paths and have Lowtide installed.
 
-Costs the blocks under way in Ray's object store, which spills to disk when it is full. Restarting is the journal's
-work, as for the local engine. ray is imported when it is asked for.
+Costs the blocks under way in Ray's object store, which spills to disk when it is full. The journal handles restarts,
+as for the local engine. ray is imported only when this engine is asked for.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from lowtide.errors import LowtideError
 from lowtide.prepare.encoding import BlockEncoder, EncodedBlock, Recipe
 from lowtide.prepare.inputs.sections import InputSection
 
-_TRIES = 8  # of a task whose worker or node is lost
-_BLOCKS_AHEAD = 8  # of one section that wait before it stops
-_encoders: dict[str, BlockEncoder] = {}  # of a Ray worker process: loading a tokenizer costs more than a section
+_TRIES = 8  # how often a task is run again when its worker or node is lost
+_BLOCKS_AHEAD = 8  # blocks of one section that may wait before its task pauses
+_encoders: dict[str, BlockEncoder] = {}  # kept in a Ray worker process: loading a tokenizer costs more than a section
 
 
 def encoded_by_ray(
     sections: Iterator[InputSection], recipe: Recipe, skip: int, address: str, tasks: int
 ) -> Iterator[EncodedBlock]:
-    """Every block in order. ``tasks``: how many sections are under way; 0: twice the cluster's processors."""
+    """Every block in order. ``tasks``: how many sections are under way at once; 0: twice the cluster's processors."""
     ray = _ray()
     with _connected(ray, address):
         options = {
@@ -71,7 +71,7 @@ def _taken(ray: Any, stream: Any) -> Iterator[EncodedBlock]:
     except ray.exceptions.RayError as problem:
         raise LowtideError(
             f"ray: expected the cluster to finish a task in {_TRIES} tries, got {type(problem).__name__}. "
-            "Check the cluster with 'ray status' and run the same command again: it goes on where it stopped."
+            "Check the cluster with 'ray status' and run the same command again: it continues where it stopped."
         ) from problem
 
 

@@ -1,8 +1,8 @@
-"""The control: what one reading pass over a corpus through a kept ``np.memmap`` holds, in a fresh process.
+"""The control: what one pass over a corpus holds in a fresh process that reads through a kept ``np.memmap``.
 
 A claim that memory stays low means something only beside what the plain way holds on the same data. A child
-maps every shard, keeps the maps, reads windows in a shuffled order as training would, and says how much of them
-is then resident, by kind. Costs one pass over the corpus and as much memory as the corpus has: that is the point.
+maps every shard, keeps the maps, reads windows in a shuffled order as training would, and reports how much of them
+is then resident, by kind. Costs one pass over the corpus and as much memory as the corpus is large: that is the point.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a block of text to its ids: what a worker process, a Ray task or this process does with it.
+"""From a block of text to its ids, the same in a worker process, a Ray task or this process.
 
 An encoded block is a pure function of its text and the recipe, so that any engine, retry or restart gives the same
 bytes. Costs the block, its documents and their ids.
@@ -26,12 +26,12 @@ from lowtide.prepare.tokenizers.vocabulary import Vocabulary
 from lowtide.units import format_size
 
 _PER_BYTE, _SHORT_WORD = 160, 64 * 1024
-_BEGINNING = 64 * 1024  # of a large document, known before its end is
+_BEGINNING = 64 * 1024  # bytes by which a large document is known before it has been read to its end
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All a worker needs to know, once."""
+    """All that a worker needs to know, sent to it once."""
 
     request: Request
     vocabulary: Vocabulary
@@ -49,7 +49,7 @@ class EncodedBlock:
     ends: NDArray[np.int64]
     hashes: (
         NDArray[np.uint64] | None
-    )  # of every document that begins or goes on here, two words each; the second 0: never dropped
+    )  # two words for every document that begins or continues here; a second word of 0: never dropped
     continues: bool
     opens: bool
     tally: Tally
@@ -93,7 +93,7 @@ class BlockEncoder:
 
 
 def refuse_long_words(documents: Sequence[bytes], cut: str, path: str) -> None:
-    """BudgetError for a word whose merging would take more memory than there is: `_PER_BYTE` for each of its bytes."""
+    """BudgetError for a word whose merges need more memory than there is: `_PER_BYTE` for each of its bytes."""
     left = memory_limit().left
     most = LARGE_DOCUMENT if left is None else max(_SHORT_WORD, left // _PER_BYTE)
     for text in documents:

@@ -1,8 +1,8 @@
 """``prepare``: the whole job, from names of files to a corpus with its manifest.
 
-Plan, go on from where the journal stopped, write the manifest last. Until then the output directory holds
-finished shards and the work directory; after it, the corpus alone. Whatever happens in between - kill, full disk, lost
-node - the same command goes on, and the bytes are those of one that was never stopped.
+Plan, continue where the journal stopped, write the manifest last. Until then the output directory holds finished
+shards and the work directory; afterwards, only the corpus. Whatever happens in between - a kill, a full disk, a lost
+node - the same command continues, and gives the same bytes as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vo
 from lowtide.storage.own_files import atomic_write
 from lowtide.units import MIB
 
-_FINISHED = "finished.json"  # in the work directory of a run that has only to remove it
+_FINISHED = "finished.json"  # in a work directory that only has to be removed
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far it is."""
+    """How far a job is."""
 
     stage: str  # "gathering" (this machine's own text), "tokenizer", "encoding", "writing"
     done: int = 0  # bytes of input
@@ -67,7 +67,7 @@ class Prepared:
     notes: tuple[str, ...]
     seconds: float
     input_bytes: int
-    went_on: bool  # from where an earlier try stopped
+    went_on: bool  # an earlier try had stopped halfway
     was_complete: bool = False  # nothing was left to do
 
 
@@ -80,7 +80,7 @@ def prepare(
 ) -> Prepared:
     """Make a token corpus in ``output`` from files, globs, directories or standard input ('-').
 
-    Killed at any moment, the same call goes on where it stopped. ``progress`` is told how far it is.
+    If it is killed, the same call continues where it stopped. ``progress`` is told how far it is.
     """
     request, resources = request or Request(), resources or Resources()
     target, begun = Path(output), time.monotonic()
@@ -98,7 +98,7 @@ def prepare(
     vocabulary = None if request.train_bpe else _loaded(request)
     if finished:
         _refuse_other_corpus(target, finished[0], request, listed, vocabulary)
-        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed at its very end
+        shutil.rmtree(work, ignore_errors=True)  # left by a run that was killed at its very end
         return _prepared(target, finished, (), 0.0, was_complete=True)
     journal = Journal(target)
     with journal.held():
@@ -109,7 +109,7 @@ def prepare(
             listed = list_inputs(inputs, request, spool)
         went_on = journal.read("journal.json") is not None
         before = journal.read(_FINISHED)
-        if before is not None and journal.read("plan.json") is None:  # killed while it removed what it no longer needs
+        if before is not None and journal.read("plan.json") is None:  # killed while it cleaned up
             manifests, notes = before["manifests"], tuple(before["notes"])
         else:
             _remove_temporaries(target)
@@ -126,7 +126,7 @@ def _remove_temporaries(target: Path) -> None:
 
 
 def _remove_work(journal: Journal) -> None:
-    """The work directory, so that a kill at any moment leaves what the next try needs: `_FINISHED` goes last."""
+    """Remove the work directory, `_FINISHED` last, so that a kill at any moment leaves what the next try needs."""
     (journal.path / "plan.json").unlink(missing_ok=True)
     for entry in journal.path.iterdir():
         if entry.name == "corpus":
@@ -139,7 +139,7 @@ def _remove_work(journal: Journal) -> None:
 
 def _loaded(request: Request) -> Vocabulary:
     if Path(request.tokenizer).is_file():
-        # What loading and then encoding takes, so that one number suffices for both.
+        # Loading and encoding together, so that the one number in the error suffices for both.
         refuse_little_memory(request.tokenizer, 48 * MIB + 15 * Path(request.tokenizer).stat().st_size)
     return load_vocabulary(request.tokenizer, request.eot)
 
@@ -147,7 +147,7 @@ def _loaded(request: Request) -> Vocabulary:
 def _prepared(
     target: Path, manifests: list[dict[str, Any]], notes: tuple[str, ...], took: float, **told: bool
 ) -> Prepared:
-    """What came out, by the manifests of the parts."""
+    """What came out, according to the manifests of the parts."""
     first = manifests[0]
     provenance = first["provenance"]
     return Prepared(
@@ -168,7 +168,7 @@ def _prepared(
 
 
 class _Job:
-    """One job under its lock."""
+    """One job, run while its lock is held."""
 
     def __init__(
         self,
@@ -184,13 +184,13 @@ class _Job:
         self._tokenizer = f"--train-bpe {request.train_bpe}" if request.train_bpe else request.tokenizer
 
     def finish(self, vocabulary: Vocabulary | None) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-        """Everything that is left to do; the manifests, and what is worth a note."""
+        """Do everything that is left to do; returns the manifests and notes for the summary."""
         fingerprint = vocabulary.fingerprint if vocabulary is not None else ""
         planned = [(one.path, one.size, one.modified) for one in self._inputs]
         self._journal.agree(self._request, planned, tokenizer=fingerprint)
         if vocabulary is None:
             vocabulary = self._trained()
-        limit = memory_limit()  # before libraries are loaded, which the needs count
+        limit = memory_limit()  # measured before the libraries are loaded: `needed_memory` includes them
         choice = self._chosen(vocabulary, limit.left)
         needed = needed_memory(choice.name, vocabulary)
         self._workers = self._resources.worker_count(needed, limit.left)
@@ -214,7 +214,7 @@ class _Job:
         manifests = [self._manifest(assembler, writer, vocabulary, choice) for writer in assembler.writers]
         if foreign:
             write_foreign(target, self._journal, self._request.format, self._request.shard_tokens)
-        note = f"one document: {', '.join(assembler.parts)} are cut from it at a token, in this order"
+        note = f"one document: {', '.join(assembler.parts)} are cut from it at token borders, in this order"
         notes = (*([note] if single else ()), *choice.notes)
         self._journal.write(_FINISHED, {"manifests": manifests, "notes": notes})
         return manifests, notes
@@ -236,11 +236,11 @@ class _Job:
                 way = (
                     f"Use --val {share:g}"
                     if 0 < share < 0.6
-                    else "Tell more documents apart with --lines or --separator"
+                    else "Cut the text into more documents with --lines or --separator"
                 )
                 raise FormatError(
                     f"{self._inputs[0].path}: expected documents for {part}, got none of {assembler.tally.documents}: "
-                    f"each goes to one part whole, by its hash. {way}, in an empty directory."
+                    f"the hash of a document decides its part. {way}, in an empty directory."
                 )
 
     def _blocks(self, assembler: Assembler, recipe: Recipe) -> Iterator[EncodedBlock]:
@@ -259,7 +259,7 @@ class _Job:
         return Status("encoding", assembler.done, self._total, assembler.tokens, documents, assembler.shards)
 
     def _trained(self) -> Vocabulary:
-        """The tokenizer this job trains, or trained before it was stopped."""
+        """The tokenizer that this job trains, or had trained before it was stopped."""
         place = self._journal.path / "tokenizer.json"
         if not place.exists():
             self._progress(Status("tokenizer"))
@@ -269,13 +269,13 @@ class _Job:
             most = SAMPLE if left is None else min(SAMPLE, (left - least) // 8)
             texts = sample_texts(self._inputs, self._request, most)
             text, trainer = trained(texts, self._request.train_bpe, self._journal.path)
-            small = most if most < SAMPLE and most < self._total else 0  # another tokenizer: that is recorded
+            small = most if most < SAMPLE and most < self._total else 0  # gives another tokenizer, so it is recorded
             self._journal.write("trainer.json", {"trainer": trainer, **({"sample": small} if small else {})})
             _write(place, text.encode())
         return from_json(str(place), place.read_text(encoding="utf-8"), self._request.eot)
 
     def _chosen(self, vocabulary: Vocabulary, room: int | None) -> Choice:
-        """Which library encodes: settled once for a job."""
+        """Which library encodes: decided once per job."""
         before = self._journal.read("encoder.json")
         if before is not None:
             return Choice(before["name"], before["version"], tuple(before["notes"]))
@@ -283,7 +283,7 @@ class _Job:
         choice = choose_encoder(vocabulary, self._resources.tokenizer_engine, room)
         if (twice := vocabulary.features.repeated) is not None:
             raise FormatError(
-                f"{self._tokenizer}: expected every merge once, got {twice[0]!r} as merge {twice[1]} and again "
+                f"{self._tokenizer}: expected each merge once, got {twice[0]!r} as merge {twice[1]} and again "
                 f"as merge {twice[2]}. Remove the second: it would override the rank of the first."
             )
         if vocabulary.size < self._request.train_bpe:
@@ -295,8 +295,8 @@ class _Job:
     def _manifest(
         self, assembler: Assembler, writer: ShardWriter, vocabulary: Vocabulary, choice: Choice
     ) -> dict[str, Any]:
-        """Tokenizer beside the shards, then the manifest: with it a corpus is whole. It has no paths and no times,
-        so that equal input gives equal bytes anywhere."""
+        """Write the tokenizer beside the shards, then the manifest, which makes the corpus complete. It has no paths
+        and no times, so that equal input gives equal bytes anywhere."""
         trainer = self._journal.read("trainer.json")
         inputs = {"files": len(self._inputs), "bytes": self._total, "sha256": inputs_digest(self._inputs)}
         part = {"part": writer.directory.name} if self._request.val + self._request.test else {}
@@ -335,15 +335,15 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _settings(request: Request) -> dict[str, Any]:
-    """Of a manifest: without what it records elsewhere, or not at all."""
+    """The settings in a manifest, without those it records elsewhere or not at all."""
     return {name: value for name, value in vars(request).items() if name not in ("tokenizer", "format")}
 
 
-_DEFAULTS = Request()  # of settings that an older manifest does not name
+_DEFAULTS = Request()  # for settings that an older manifest does not name
 
 
 def _finished_manifests(target: Path) -> list[dict[str, Any]]:
-    """Of a corpus, or of its parts."""
+    """The manifests of a corpus or of its parts, if it was prepared by us."""
     found = [stated_manifest(place) for place in corpora_in(target)]
     return [content for content in found if isinstance(content.get("provenance"), dict)]
 
@@ -351,7 +351,7 @@ def _finished_manifests(target: Path) -> list[dict[str, Any]]:
 def _refuse_other_corpus(
     target: Path, content: dict[str, Any], request: Request, inputs: list[Input], vocabulary: Vocabulary | None
 ) -> None:
-    """A finished corpus is fine when it is the one that was asked for, and refused by name when not."""
+    """Accept a finished corpus only if it is the one asked for; the error names what differs."""
     told, advice = content["provenance"], "Name another directory with -o"
     for name, value in _settings(request).items():
         if (was := told["settings"].get(name, getattr(_DEFAULTS, name))) != value:

@@ -1,10 +1,10 @@
 """A corpus of the text a machine has anyway: manual pages, what pydoc prints, READMEs and other documentation.
 
-No download: pages become documents in an order that only their names decide. Where a machine has few of them, what
-pydoc prints of its modules fills the corpus up, then their sources: every machine with Python has those. A byte-level
-BPE is trained on it (a byte is a token where no tokenizer is installed); train and val are told apart by document hash,
-so that the val loss is about pages the model never saw. Prepared once into Lowtide's cache directory and used again
-until Python's packages change.
+No download: pages become documents, ordered by name alone. If a machine has few of them, the corpus is filled up with
+what pydoc prints about its modules, then with their sources: every machine with Python has those. A byte-level BPE is
+trained on it (a byte is a token if no tokenizer is installed); train and val are divided by document hash, so that the
+val loss is about pages the model never saw. Prepared once in Lowtide's cache directory and reused until Python's
+packages change.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from lowtide.prepare.job import Status, prepare
 from lowtide.prepare.resources import Resources
 
 VOCAB = 4096  # the output layer of a small model costs as much as all its blocks at 8,192 ids
-CORPUS_PREFIX = "corpus-machine-"  # of the directory in the cache
-WORDS_NEED = "tokenizers"  # the package without which a byte is a token
+CORPUS_PREFIX = "corpus-machine-"  # how its directory in the cache begins
+WORDS_NEED = "tokenizers"  # the package; without it, a byte is a token
 VAL = 0.01
 TOKENS = 40_000_000  # about; more text than this is left out
 _PAGES = (".rst", ".md", ".txt")
@@ -52,7 +52,7 @@ _BYTES_PER_TOKEN = 3.2  # of such text with 4,096 ids, measured
 
 @dataclass(frozen=True)
 class MachineCorpus:
-    """Where it lies and how large it is."""
+    """Where the corpus is and how large it is."""
 
     path: Path  # holds train/ and val/
     tokens: int
@@ -68,7 +68,7 @@ def machine_corpus(
 ) -> MachineCorpus:
     """The corpus of this machine's text, prepared now unless the cache has it.
 
-    ``roots``: directories to take text from; unstated, those of the manual, of the system's documentation, and the
+    ``roots``: directories to take text from; by default those of the manual and the system's documentation, and the
     standard library and packages of this interpreter.
     """
     kind = ["documentation", f"bpe {VOCAB}" if has_words() else "bytes"]
@@ -88,7 +88,7 @@ def has_words() -> bool:
 
 
 def _prepare(texts: Iterator[str], target: Path, progress: Callable[[Status], None]) -> None:
-    """Through one file of JSON lines: thousands of small files of many kinds are one input with one order."""
+    """Prepare by way of one file of JSON lines, so that thousands of small files become one input in one order."""
     target.parent.mkdir(parents=True, exist_ok=True)
     gathered = target.parent / f"{target.name}.jsonl"
     if not gathered.exists():
@@ -108,7 +108,7 @@ def _prepare(texts: Iterator[str], target: Path, progress: Callable[[Status], No
 
 
 def _texts(roots: Sequence[str | Path], tokens: int, bytes_per_token: float) -> Iterator[str]:
-    """Documents until there are about so many tokens: pages; where those are few what pydoc prints, then sources."""
+    """Documents until there are about so many tokens: pages first, then what pydoc prints, then sources."""
     places = [Path(root) for root in roots] or _own_places()
     files = [file for place in places for file in _files(place)]
     sources = [file for file in files if file.name.endswith(_SOURCES)]
@@ -193,7 +193,7 @@ def _manual_pages() -> Iterator[_TextFile]:
 
 
 def _installed() -> list[str]:
-    """Python and every installed package with its version: the same list, the same text, without looking at files."""
+    """Python and every installed package with its version: an equal list means equal text, and no file is read."""
     found = {f"{one.metadata['Name']}=={one.version}" for one in distributions()}
     return [f"python {sys.version_info[:3]}", *sorted(found)]
 

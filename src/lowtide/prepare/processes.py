@@ -1,13 +1,13 @@
 """The local engine: worker processes on this machine, or none.
 
-Tasks go out in input order to whoever has least to do, blocks come back in any order and wait in a buffer of
-bounded size for their turn; when it is full only the block that is next in order is taken, and workers wait at their
-sockets. What can only be read from the beginning - compressed files - is read by a thread here and its blocks are
-handed out, so that one large .gz keeps every worker busy. A worker that is killed is replaced once per task.
+Tasks go out in input order to the worker with the least to do. Blocks come back in any order and wait for their turn in
+a buffer of bounded size; when it is full, only the next block in order is taken, and workers wait at their sockets.
+Compressed files, which can only be read from the beginning, are read by a thread here that hands out their blocks, so
+that one large .gz keeps every worker busy. A worker that is killed is replaced once per task.
 
 Blocks travel through sockets by pickle: for processes this program started, never for data files. Costs what ``held``
-says for blocks, and two tasks per worker. Bytes are encoded without workers: widening is faster than any way to send it
-to another process; so is everything where there is no memory for a second process.
+says for blocks, and two tasks per worker. Bytes are encoded without workers, because
+widening is faster than sending; so is everything else if there is no memory for a second process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
 from lowtide.storage.release import release
 
 Item = TypeVar("Item")
-_AHEAD = 2  # tasks a worker has: the one it works on and the next
+_AHEAD = 2  # tasks per worker: the current one and the next
 
 
 @dataclass
@@ -69,8 +69,8 @@ class _Process:
 
 
 def encoded_here(sections: Iterator[InputSection], recipe: Recipe, skip: int, depth: int) -> Iterator[EncodedBlock]:
-    """Every block in order, encoded by this process, ``depth`` blocks ahead by a thread of it. 0: memory is scarce, and
-    what the libraries freed is given back after every block (164 MiB against 55 with a vocabulary of 50,000)."""
+    """Every block in order, encoded by a thread of this process ``depth`` blocks ahead. 0: memory is scarce, and memory
+    that the libraries freed is given back after every block (164 MiB against 55 with a vocabulary of 50,000)."""
     encoder = BlockEncoder(recipe)
 
     def blocks() -> Iterator[EncodedBlock]:
@@ -133,14 +133,14 @@ class _Pool:
             process.stop()
 
     def _idlest(self) -> _Process | None:
-        """A worker that can take another task; none while too much waits for its turn."""
+        """A worker that can take another task; none while too many blocks wait for their turn."""
         if self._held > self._most:
             return None
         process = min(self._processes, key=lambda one: len(one.tasks))
         return process if len(process.tasks) < _AHEAD else None
 
     def _receive(self, head: _Task) -> None:
-        """Wait for a message: from anyone, or, when too much waits already, from the one whose turn it is."""
+        """Wait for a message from any worker or, if too many blocks wait already, from the one whose turn it is."""
         full = self._held > self._most
         asked = {process.end: process for process in self._processes if not full or head in process.tasks}
         for end in wait(list(asked)):
@@ -164,7 +164,7 @@ class _Pool:
             self._held += content.ids.nbytes
 
     def _replace(self, process: _Process) -> None:
-        """A worker is gone: another takes its tasks, from the block that did not arrive."""
+        """Replace a worker that is gone; its tasks continue from the first block that did not arrive."""
         process.process.wait()
         code, tasks = process.process.returncode, list(process.tasks)
         if tasks:
@@ -172,7 +172,7 @@ class _Pool:
             if tasks[0].deaths > 1:
                 raise LowtideError(
                     f"{tasks[0].section.source.path}: expected a worker to encode it, got two that died (exit {code}). "
-                    "Give fewer workers more memory with --workers, and run the same command again."
+                    "Leave more memory for each with a smaller --workers, and run the same command again."
                 )
         process.stop()
         fresh = _Process(self._recipe)
@@ -193,13 +193,13 @@ def _tasks(sections: Iterator[InputSection], recipe: Recipe, skip: int) -> Itera
 
 @dataclass(frozen=True)
 class _Ended:
-    """Nothing more comes, because of this problem if there is one."""
+    """End the stream, with this problem if there is one."""
 
     problem: BaseException | None = None
 
 
 def ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
-    """``items`` made by a thread, ``depth`` of them before they are asked for."""
+    """``items``, made by a thread up to ``depth`` ahead of the consumer."""
     line: queue.Queue[Item | _Ended] = queue.Queue(depth)
     stopped = threading.Event()
 

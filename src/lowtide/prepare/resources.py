@@ -1,8 +1,8 @@
 """How a corpus is made: engine, workers and memory, none of which changes a byte of it.
 
-What may change between two tries of the same command is apart from what must not (`lowtide.corpus.request`). Checked
-here and nowhere else. Where a cgroup leaves little memory there are fewer workers, or none: then this process encodes
-alone, and below what that takes a run is refused before it is begun.
+These settings may change between two tries of the same command; those in `lowtide.corpus.request` may not. Checked here
+and nowhere else. If a cgroup leaves little memory, there are fewer workers, or none: then this process encodes alone. A
+run that cannot do even that is refused before it begins.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from lowtide.machine import MemoryLimit, memory_limit
 from lowtide.units import MIB, format_size, parse_size
 
 ENCODING_ENGINES = ("local", "ray")
-# A worker at rest is Python and its libraries, which no setting of ours changes; what it may hold beside
-# that is counted here: its block of text, the encoded block and the tokenizer's cache.
+# An idle worker holds Python and its libraries, which no setting of ours changes. Counted here is what it may hold in
+# addition: its block of text, the encoded block and the tokenizer's cache.
 WORKER_SHARE = 64 * MIB
 _PROCESS = 40 * MIB  # Python and NumPy
 LEAST_PREPARE_BUDGET = 96 * MIB
@@ -25,7 +25,7 @@ LEAST_PREPARE_BUDGET = 96 * MIB
 
 @dataclass(frozen=True)
 class Resources:
-    """How to get there: nothing here changes a byte of the corpus."""
+    """How a corpus is made: nothing here changes a byte of it."""
 
     engine: str = "local"
     address: str = ""
@@ -51,8 +51,8 @@ class Resources:
         return parse_size(self.dedup_memory, what="--dedup")
 
     def worker_count(self, each: int, left: int | None) -> int:
-        """Workers the processors, the budget and ``left`` bytes of memory allow where one needs ``each`` beside Python,
-        or what was stated; 0: this process encodes."""
+        """The number stated, or as many workers as the processors, the budget and ``left`` bytes of memory allow if one
+        needs ``each`` bytes beside Python; 0: this process encodes."""
         if self.workers:
             return self.workers
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -69,7 +69,7 @@ class Resources:
 
 
 def refuse_little_memory(what: str, needed: int, limit: MemoryLimit | None = None) -> None:
-    """BudgetError where the smallest limit around this process leaves less than ``needed`` bytes."""
+    """BudgetError if the tightest memory limit of this process leaves less than ``needed`` bytes."""
     limit = limit or memory_limit()
     if limit.left is not None and limit.left < needed:
         enough = -(-((limit.limit or 0) - limit.left + needed) // (16 * MIB)) * 16

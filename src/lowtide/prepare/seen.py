@@ -1,9 +1,9 @@
 """Which documents were seen before, exactly, in a stated amount of memory.
 
-A table of 128-bit hashes in one array, open addressing, filled to three quarters at most; a batch of
-documents is looked up with a few array operations. Costs 16 bytes per slot, allocated once. When it is full the job
+One array is a hash table of 128-bit hashes (open addressing, at most three quarters full); a batch of documents is
+looked up with a few array operations. Costs 16 bytes per slot, allocated once. When it is full the job
 stops and says how much it needs: a table that quietly forgets would keep duplicates. Hashes of kept documents are also
-appended to a file, from which going on fills the table again.
+appended to a file, from which a resumed run fills the table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SLOT = 16
 
 
 class Seen:
-    """First appearances of hashes; ``file`` keeps them for going on after a stop."""
+    """Tells first appearances of hashes; ``file`` keeps them for a resumed run."""
 
     def __init__(self, memory: int, file: Path, count: int = 0) -> None:
         slots = 1 << max(8, (max(memory, 1) // _SLOT).bit_length() - 1)
@@ -34,18 +34,18 @@ class Seen:
         self.count = 0
         file.touch()
         self._file: BinaryIO = file.open("r+b", buffering=0)
-        self._file.truncate(count * _SLOT)  # what was written beyond the last checkpoint
+        self._file.truncate(count * _SLOT)  # drops what was written after the last checkpoint
         self._fill(count)
 
     def first(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether each appears for the first time, in order; those with a second word of 0 always do."""
+        """For each hash in order, whether it appears for the first time; one with a second word of 0 always does."""
         result = np.ones(len(hashes), np.bool_)
         asked = np.flatnonzero(hashes[:, 1] != 0)
         if not asked.size:
             return result
         _, places = np.unique(hashes[asked], axis=0, return_index=True)
         once = np.zeros(len(asked), np.bool_)
-        once[places] = True  # of equal ones in this batch, the first
+        once[places] = True  # of equal hashes in this batch, only the first
         once[np.flatnonzero(once)] = ~self._known(hashes[asked[once]])
         new = hashes[asked[once]]
         self._insert(new)
@@ -81,12 +81,12 @@ class Seen:
         return known
 
     def _insert(self, hashes: NDArray[np.uint64]) -> None:
-        """Hashes that are not in the table and differ from each other."""
+        """Add hashes that differ from each other and are not in the table."""
         if self.count + len(hashes) > self._most:
             raise BudgetError(
                 f"--dedup: expected at most {self._most} documents in {format_size(self._memory)}, got more. "
                 f"Run it again with --dedup {format_size(2 * self._memory).replace(' ', '')}: "
-                "it goes on where it stopped."
+                "it continues where it stopped."
             )
         waiting, slots = np.arange(len(hashes)), hashes[:, 0] & self._mask
         while waiting.size:

@@ -1,8 +1,8 @@
 """A worker process of the local engine: sections or text blocks in, encoded blocks out, until the other side is gone.
 
-It is started as a program of its own (``python -m lowtide.prepare.worker``) and knows nothing but a socket, so it ends
-by itself when whoever started it is killed. A thread takes tasks in, so that neither side can wait for the other while
-both are sending.
+It is started as a program of its own (``python -m lowtide.prepare.worker``) and has only a socket, so it ends by itself
+when the process that started it is killed. A thread receives tasks, so that the two sides can never block each other
+while both are sending.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lowtide.prepare.encoding import BlockEncoder
 
 
 def serve(end: Connection) -> None:
-    """Work on what comes until nothing comes."""
+    """Work on tasks until there are no more."""
     encoder = BlockEncoder(end.recv())
     tasks: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_take_in, args=(end, tasks), daemon=True).start()
@@ -28,7 +28,7 @@ def serve(end: Connection) -> None:
             if block is None:
                 for encoded in encoder.blocks(section, skip):
                     end.send((number, encoded))
-            elif not skip:  # a worker that died may have sent it already
+            elif not skip:  # a worker that died may have sent these blocks already
                 end.send((number, encoder.encode(block)))
             end.send((number, None))
         except (BrokenPipeError, ConnectionResetError):
@@ -46,7 +46,7 @@ def _take_in(end: Connection, tasks: queue.Queue[Any]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it decides what an interrupt means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it decides what an interrupt means
     try:
         serve(Connection(int(sys.argv[1])))
     except (EOFError, BrokenPipeError, ConnectionResetError):

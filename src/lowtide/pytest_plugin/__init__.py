@@ -1,11 +1,11 @@
 """The pytest plugin: ``@pytest.mark.memory_budget(anon="64 MiB", mapped="16 MiB")`` and ``memory_growth``.
 
-Kinds are anon, mapped, shmem and tables (growth of this process, sampled every 10 ms, its children not counted), rss
-(the kernel's own high-water mark, which no peak escapes) and cache (page cache of ``files=``, read at the end). Growth
+Kinds are anon, mapped, shmem and tables (growth of this process without its children, sampled every 10 ms), rss
+(the kernel's own high-water mark, which misses no peak) and cache (page cache of ``files=``, read at the end). Growth
 counts from after the fixtures to the end of the test. ``fresh=True`` runs the test in a process of its own. Without
 /proc the test runs and a warning says that its budget was not checked.
 
-This file is loaded into every pytest run of the machine, so what measures is imported when a test asks for it.
+This file is loaded into every pytest run of the machine, so the measuring code is imported only when a test needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MARK = "memory_budget"
 
 
 def __getattr__(name: str) -> Any:
-    """``Meter``, for those who annotate the fixture."""
+    """``Meter``, for annotating the fixture."""
     if name == "Meter":
         from lowtide.pytest_plugin.meter import Meter
 
@@ -43,7 +43,7 @@ class MemoryBudgetWarning(pytest.PytestWarning):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    # How a fresh process is told where to leave its reports; nobody types it.
+    # Tells a fresh process where to leave its reports; not for users.
     parser.addoption("--lowtide-fresh", metavar="FILE", default=None, help="used by memory_budget(fresh=True) only")
 
 
@@ -93,7 +93,7 @@ def memory_growth(request: pytest.FixtureRequest) -> Iterator[Meter]:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Measure around the test itself, inside every other plugin's work."""
+    """Measure around the test itself, inside all other plugins."""
     budget = item.stash.get(_BUDGET, None)
     elsewhere = isinstance(item.runtest, partial)
     if elsewhere or (budget is None and _METER not in item.stash):
@@ -120,7 +120,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 
 class _TestNotes:
-    """In a fresh process only: keeps the reports for the parent."""
+    """Only in a fresh process: keep the reports for the parent."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -1,7 +1,7 @@
 """What ``@pytest.mark.memory_budget(...)`` allows, and whether a measurement kept it. Pure.
 
-A budget is a size for each kind, checked when tests are collected: a misspelt kind or size is answered with the nearest
-right word instead of guarding nothing.
+A budget is a size for each kind, checked when tests are collected: a misspelt kind or size is an
+error that suggests the right word, instead of a budget that guards nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lowtide.units import MIB, format_size, parse_size
 BUDGET_KINDS = ("anon", "mapped", "shmem", "tables", "rss", "cache")
 _IN_RSS = ("anon", "mapped", "shmem")
 _OPTIONS = ("fresh", "files")
-_JUMP = MIB  # a kind that no sample saw grow by this much did not cause a jump between samples
+_JUMP = MIB  # a kind that never grew by this much in a sample did not cause a jump between samples
 _EXAMPLE = '@pytest.mark.memory_budget(anon="64 MiB", mapped="16 MiB")'
 
 
@@ -32,8 +32,8 @@ class StatedBudget:
 
 @dataclass(frozen=True)
 class Measured:
-    """The most each kind grew by, in bytes, and when; ``unseen`` is what the kernel's own high-water mark of
-    RSS rose beyond every sample."""
+    """The most each kind grew by, in bytes, and when; ``unseen`` is how far the kernel's own
+    high-water mark of RSS rose above every sample."""
 
     peak: Mapping[str, int]
     when: Mapping[str, float]
@@ -44,7 +44,7 @@ class Measured:
 
 def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> StatedBudget:
     """One budget from the marks of a test, its class and its module, the nearest mark winning for each word.
-    ValueError with the nearest right word."""
+    ValueError suggests the right word."""
     words: dict[str, Any] = {}
     for positional, named in marks:  # nearest first
         if positional:
@@ -90,8 +90,8 @@ def _kind_words(kind: str, allowed: int, measured: Measured) -> str:
 
 
 def _jumped(budget: StatedBudget, measured: Measured) -> bool:
-    """Memory taken and freed between two samples. It broke the budget if every kind it can have been is
-    stated, and what they had left is less than the jump."""
+    """Memory taken and freed between two samples. It broke the budget if every kind it may have been is
+    stated, and together they had less left than the jump."""
     suspects = [kind for kind in _IN_RSS if kind in budget.allowed or measured.peak[kind] >= _JUMP]
     if measured.unseen <= _JUMP or not suspects or not set(suspects) <= set(budget.allowed):
         return False

@@ -1,8 +1,8 @@
 """Run one test in a process of its own and bring its outcome back.
 
-No fixture is set up and no test code runs here; a new pytest runs that one node id, where nothing ran before, and
-writes what it found to a file. Costs about a second. Options given on the command line for plugins of your own do not
-travel; ini settings and PYTEST_ADDOPTS do.
+No fixture is set up and no test code runs here; a new pytest process runs that one node id, where nothing ran before,
+and writes its reports to a file. Costs about a second. Command-line options for plugins of your own are not passed on;
+ini settings and PYTEST_ADDOPTS are.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _repeat(report: dict[str, Any]) -> None:
         pytest.xfail(report["wasxfail"])
     if report["outcome"] == "skipped":
         pytest.skip(report["reason"])
-    if report["outcome"] == "failed" and not report["text"].startswith(_XPASS):  # the parent's own xfail says that
+    if report["outcome"] == "failed" and not report["text"].startswith(_XPASS):  # the parent's own xfail adds that
         pytest.fail(report["text"], pytrace=False)
 
 

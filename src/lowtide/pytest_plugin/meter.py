@@ -1,8 +1,8 @@
 """Growth of this process by kind while a test runs.
 
 A thread reads /proc/self/status every 10 ms for growth by kind, and the kernel's own
-high-water mark of RSS, set back when the test starts, tells whether something rose and fell between two
-readings. Costs about 2 % of one core. Memory of child processes is not counted.
+high-water mark of RSS, set back when the test starts, tells whether memory rose and fell between two
+samples. Costs about 2 % of one core. Memory of child processes is not counted.
 The page cache of files is read once, when the test ends: asking takes milliseconds per GiB.
 """
 
@@ -19,7 +19,7 @@ from lowtide.machine import page_cache
 from lowtide.memory.measure.process import process_memory, read_proc
 from lowtide.pytest_plugin.budgets import Measured
 
-_SAMPLE_EVERY = 0.01  # seconds; at half of it a busy machine paid 3 % of a core
+_SAMPLE_EVERY = 0.01  # seconds; half of it cost 3 % of a core on a busy machine
 _SAMPLED = ("anon", "mapped", "shmem", "tables")
 
 
@@ -60,7 +60,7 @@ class Meter:
 
     @property
     def cache(self) -> int:
-        """Growth of the page cache of the counted files, without what this process maps more than before."""
+        """Growth of the page cache of the counted files, minus the growth of what this process maps."""
         cached = sum(_cached(path) - before for path, before in self._files.items())
         return max(0, cached - max(0, self.mapped))
 
@@ -95,7 +95,7 @@ class Meter:
             self._thread.join()
 
     def measured(self) -> Measured:
-        """What was seen until now."""
+        """What was measured so far."""
         with self._lock:
             self._take()
             rss_peak = max(self._rss_peak, self._high_water() - self._rss_base if self._exact else 0)
@@ -137,7 +137,7 @@ class Meter:
 
 
 def _reset_high_water() -> bool:
-    """Set the kernel's high-water mark of RSS back to now (5 in proc(5)); False where that is not allowed."""
+    """Set the kernel's high-water mark of RSS back to now (5 in proc(5)); False if that is not allowed."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -149,4 +149,4 @@ def _cached(path: str) -> int:
     try:
         return page_cache(path).cached
     except FileNotFoundError:
-        return 0  # not made yet: all its pages will be growth
+        return 0  # not there yet: all its pages will be growth

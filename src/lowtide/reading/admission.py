@@ -1,6 +1,6 @@
-"""The one admission to the budget: two batches, and what is held only while one is filled, must fit.
+"""The only check against the budget: two batches must fit, with what is held while one is filled.
 
-A for loop holds one batch while the next is filled. What cannot fit is refused before a byte is read, with the number
+A for loop holds one batch while the next is filled. What cannot fit is refused before a byte is read, naming the number
 to change; a budget that was not stated grows instead.
 """
 

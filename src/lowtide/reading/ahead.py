@@ -1,11 +1,11 @@
 """Batches by position, and those that are started before they are asked for.
 
 Which batch comes next is known, so while data is cold the next two are started early: the native engine's threads fill
-them while the caller works, or the kernel is told of their reads. Whoever reads does not know which. While everything
-is cached this does nothing. What is under way is given up as soon as somebody else needs its room in the budget.
+them while the caller works, or the kernel is told of their reads. The reader does not know which. While everything
+is cached this does nothing. Batches under way are given up as soon as their room in the budget is needed.
 
 Numbers are computed in blocks that double, up to 64 KiB: a block costs little more than one batch, and the first
-request computes just what was asked for, so that any single step comes at once.
+request computes just what was asked for, so that any single step is fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lowtide.storage.read import Temperature
 from lowtide.storage.store import Store
 
 BLOCK = 8192  # numbers computed at a time: 64 KiB, and the order's fixed cost spread over many batches
-AHEAD = 2  # batches under way beside the one in the caller's hands
+AHEAD = 2  # batches under way beside the one the caller holds
 
 _NOTHING: tuple[int, Numbers] = 0, np.empty(0, np.int64)
 
@@ -61,14 +61,14 @@ class Reader(Protocol):
 
 
 class Follower(Protocol):
-    """Told of every step before it is read: announces what lies far ahead."""
+    """Told of every step before it is read; announces what is far ahead."""
 
     def approach(self, position: int) -> None: ...
     def leave(self) -> None: ...
 
 
 class Later(Batch):
-    """A batch for which there was no room yet: the kernel may have been told of it (``announced``), no more."""
+    """A batch for which there was no room yet; at most, the kernel was told of it (``announced``)."""
 
     __slots__ = ()
 
@@ -78,14 +78,14 @@ class Later(Batch):
 
 def _read_now(reader: Reader, numbers: Any, announced: bool) -> Any:
     found = reader.start(numbers).finish()
-    if announced:  # what was announced is there by now: that does not make the disk warm
+    if announced:  # announced data is cached by now, which does not mean that the rest is
         for temperature in reader.temperatures:
             temperature.cold = True
     return found
 
 
 class LazyNumbers:
-    """The numbers of a batch too large to hold them all: computed a slice at a time."""
+    """The numbers of a batch that is too large to hold them all: computed a slice at a time."""
 
     __slots__ = ("_at", "_batches", "_count")
 
@@ -105,8 +105,8 @@ class Batches:
 
     def __init__(self, reader: Reader, stream: Stream, steps: Steps) -> None:
         self.reader, self.stream, self.steps = reader, stream, steps
-        self.tail_reader: Reader | None = None  # of the one shorter row that a finite stream may end with
-        self._known = _NOTHING  # one value, so that threads never see half of it: where the block begins, and the block
+        self.tail_reader: Reader | None = None  # for the one shorter row that a finite stream may end with
+        self._known = _NOTHING  # where the block begins, and the block: one value, so that threads never see half of it
 
     def start(self, at: int, early: bool = False) -> Batch:
         """The batch of the step at ``at``."""
@@ -149,7 +149,7 @@ class Ahead:
     def __init__(self, batches: Batches, follower: Follower | None = None) -> None:
         self._batches = batches
         self._follower = follower
-        # The kernel reads ahead of items in order by itself, and a follower announces what its stream needs.
+        # For items in order the kernel reads ahead by itself, and a follower announces what its stream needs.
         looks = follower is None and not isinstance(batches.stream, InOrder)
         self._temperatures = batches.reader.temperatures if looks else ()
         self._registered = False
@@ -165,7 +165,7 @@ class Ahead:
         return self._started.pop(at, None) if self._started else None
 
     def keep(self, at: int) -> None:
-        """Have the next batches under way, while starting them early pays."""
+        """Start the next batches early, as long as that pays."""
         if self._follower is not None:
             self._follower.approach(at)
         for temperature in self._temperatures:
@@ -193,7 +193,7 @@ class Ahead:
             self._follower.leave()
 
     def shrink(self) -> None:
-        """Give up what is under way: somebody needs its room."""
+        """Give up batches under way: their room is needed."""
         self._started = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -201,6 +201,6 @@ class Ahead:
 
 
 def prepared_ahead(store: Store) -> tuple[int, int]:
-    """Batches that may be under way beside those of the caller, and bytes of staging for them: what a plan counts."""
+    """Batches that may be under way beside the caller's, and bytes of staging for them, as a plan counts them."""
     strategy = store.strategy
     return (AHEAD, (1 + AHEAD) * strategy.staging) if strategy.prepares else (0, 0)

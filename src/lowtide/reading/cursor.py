@@ -1,8 +1,8 @@
 """The cursor: the one iterator. It alone knows position, lock, rollback, epochs and look-ahead.
 
-Feeds and the iterators of arrays are thin faces of it. A step that fails, or is interrupted at any line, delivers
-nothing and moves nothing. Position, state and fingerprint can be asked for at any moment, from any thread and from a
-signal handler, without waiting for a batch in flight: nothing here takes the lock but the steps themselves, and the
+Feeds and the iterators of arrays are thin wrappers around it. A step that fails, or is interrupted at any line,
+delivers nothing and does not move. Position, state and fingerprint can be asked for at any moment, from any thread and
+from a signal handler, without waiting for a batch in flight: only the steps themselves take the lock, and the
 fingerprint is read with the first batch.
 """
 
@@ -25,7 +25,7 @@ WAITS = 8 * 64  # kinds of wait: up to 2**63 nanoseconds
 
 
 def _forget(trace: TracebackType | None) -> None:
-    """Let go of what the frames of a failed step hold: a caller that keeps the error must not keep the buffer too."""
+    """Clear the frames of a failed step: a caller that keeps the error must not keep the buffer too."""
     while trace is not None:
         try:  # noqa: SIM105 - on the way of an interrupt: no more code than this
             trace.tb_frame.clear()
@@ -48,7 +48,7 @@ class Cursor:
         self._turn = Turn()
         self._fingerprint: dict[str, Any] | None = None
         self._forget_times()
-        self.sought = 0  # how often: also to where the cursor stood already
+        self.sought = 0  # number of seeks, even to where the cursor already was
 
     def __iter__(self) -> Self:
         return self
@@ -74,11 +74,11 @@ class Cursor:
                     # Eight kinds of wait for each doubling: two shifts find it, and no function of ours is called.
                     nanoseconds = int((now - began) * 1e9) | 8
                     wait = (doubling := nanoseconds.bit_length()) * 8 + (nanoseconds >> (doubling - 4)) - 8
-                    # A handler may have come in meanwhile. No call stands from here to moving, so none does any more.
-                    if self.delivered != had:  # it took a batch, and that was this one: the following one is ours
+                    # A signal handler may have run meanwhile. There is no call from here to the move, so no other can.
+                    if self.delivered != had:  # it took this very batch: ours is the next one
                         batch = arrays = None
                         continue
-                    if self.position == before and self.sought == sought:  # nobody sought
+                    if self.position == before and self.sought == sought:  # nobody called seek
                         after = self.position = following
                     self.delivered += 1
                     self._seconds += now - began
@@ -86,7 +86,7 @@ class Cursor:
                     self._waits[wait] += 1
                     return arrays
         except BaseException as problem:
-            if self.position == after:  # interrupted after the position moved: the batch comes again
+            if self.position == after:  # interrupted after the position moved: this batch will come again
                 self.position = before
             batch = None
             _forget(problem.__traceback__)
@@ -124,7 +124,7 @@ class Cursor:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this is, and of which data and order: a few integers and a fingerprint, safe for JSON.
+        """The position, and the data and order it belongs to: a few integers and a fingerprint, safe for JSON.
 
         >>> state = a.shuffled(4096, seed=0).state_dict()
         """
@@ -135,7 +135,7 @@ class Cursor:
         return {"lowtide": VERSION, self.counts: at, **self._settings(at), "data": self.fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where the state was; ``StateError``, naming what differs, if it is of other data or another order.
+        """Go to the position of the state; ``StateError``, naming what differs, if its data or order is another.
 
         >>> it = a.shuffled(4096, seed=0)
         >>> it.load_state_dict(a.shuffled(4096, seed=0, start=8192).state_dict())
@@ -156,7 +156,7 @@ class Cursor:
         raise NotImplementedError
 
     def _end(self) -> int | None:
-        """The last position there is; None: endless."""
+        """The last possible position; None: endless."""
         raise NotImplementedError
 
     @property

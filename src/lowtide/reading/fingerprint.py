@@ -1,7 +1,7 @@
 """What makes data this data, wherever it is copied: never path, time or inode.
 
-Dtype, counts, the sizes of the files in order and a hash of blocks sampled at fixed places. Costs 16 small
-reads once; a change between the sampled blocks is not seen.
+Dtype, counts, the sizes of the files in order and a hash of blocks sampled at fixed places. Costs 16 small reads once;
+a change between the sampled blocks goes unnoticed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def digest(*parts: Any) -> str:
 
 
 def hash_of_sizes(sizes: Iterable[int]) -> str:
-    """Of file sizes in order: thousands of shards make one short word."""
+    """A short hash of file sizes in order, even for thousands of shards."""
     return digest(np.array(list(sizes), "<i8").tobytes())
 
 
 def hash_of_blocks(store: Store, item: int, first: int, count: int) -> str:
-    """Of blocks at fixed shares of ``count`` items of ``item`` bytes from ``first`` on, both ends among them."""
+    """A hash of blocks at fixed fractions of ``count`` items of ``item`` bytes from ``first`` on, both ends too."""
     size = min(max(1, BLOCK_BYTES // max(1, item)), count)
     # Integer arithmetic: a float would round differently from 2**53 items on.
     starts = [first + (count - size) * block // (BLOCKS - 1) for block in range(BLOCKS)]

@@ -1,7 +1,7 @@
 """What people write by habit from NumPy, pandas and torch, answered with what to write here instead.
 
-One table for names, one for keywords and one list of operators: whatever is opened has them from here. Nothing of it is
-on the way of a batch; a name that is not in the tables is Python's own error.
+One table for names, one for keywords and one list of operators: everything that is opened uses them. None of it
+runs on the path of a batch; a name that is not in the tables is Python's own error.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ _OPERATORS = {
 
 
 class OnDisk:
-    """Rows or tokens on disk, which are not numbers in memory: comparing and computing say so."""
+    """Rows or tokens on disk: comparing or computing with them is an error that says what to write instead."""
 
     where: Any
-    not_here: Mapping[str, str] = {}  # names that it has not, and what to write instead
+    not_here: Mapping[str, str] = {}  # names that it lacks, and what to write instead
     __hash__ = object.__hash__  # by identity, although == is refused
 
     def __getattr__(self, name: str) -> Any:
@@ -92,8 +92,8 @@ def _refusing(sign: str, *, swapped: bool = False) -> Callable[[OnDisk, Any], An
             return NotImplemented
         written = f"... {sign} X[:]" if swapped else f"X[:] {sign} ..."
         raise TypeError(
-            f"{self.where}: expected numbers in memory for {sign}, got what is on disk. Read them first: {written}, or "
-            "one chunk at a time where they do not fit in memory."
+            f"{self.where}: expected numbers in memory for {sign}, got numbers on disk. Read them first: {written}, or "
+            "one chunk at a time if they do not fit in memory."
         )
 
     return refuse
@@ -106,7 +106,7 @@ for _name, _sign in _OPERATORS.items():
 
 
 def answers_habits(call: Callable[P, R]) -> Callable[P, R]:
-    """``call``, where keywords of other libraries are answered in our words instead of Python's."""
+    """``call``, with our own errors, instead of Python's, for keywords of other libraries."""
     code = call.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     table = {**_KEYWORDS, **_FEED_KEYWORDS} if "length" in known or call.__name__ == "batches" else _KEYWORDS
@@ -136,5 +136,5 @@ def answers_habits(call: Callable[P, R]) -> Callable[P, R]:
             )
         return call(*args, **given)
 
-    call.__qualname__ = call.__name__  # what Python says of a missing argument: not the class that happens to have it
+    call.__qualname__ = call.__name__  # so that Python's error for a missing argument does not name an internal class
     return answered

@@ -1,4 +1,4 @@
-"""What everything opened has: it is closed by hand or by a ``with`` block, and a notebook shows it as a small table."""
+"""What everything opened shares: ``close()``, a ``with`` block, and a small table in notebooks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Opened:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close its files, for every part, feed and iterator of it; what it was made of stays open. Arrays already
-        handed out stay valid; closing twice is fine. A ``with`` block does it."""
+        """Close its files, for all its parts, feeds and iterators; what it was made from stays open. Arrays already
+        handed out stay valid; closing twice is fine. A ``with`` block does the same."""
         for store in self.stores:
             store.close()
 
@@ -30,7 +30,7 @@ class Opened:
 
 def html_table(title: str, facts: Mapping[str, str]) -> str:
     """A caption and one line per fact; every text escaped, no style beyond the notebook's own."""
-    from html import escape  # here: notebooks alone need it
+    from html import escape  # here: only notebooks need it
 
     rows = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class DocumentPlace(NamedTuple):
-    """Where a document, or what stands of it in a row, begins, and how many tokens it has there."""
+    """Where a document, or the piece of it in a row, begins, and how many tokens it has there."""
 
     file: str
     offset: int

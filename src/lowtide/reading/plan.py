@@ -1,7 +1,7 @@
 """What an opened object will hold and how it will read, before it does.
 
-A plan is measured against afterwards - tests assert that no kind of memory passes what was projected - so it is a
-promise in numbers, with the reason for every choice beside it.
+A plan is a promise in numbers, with the reason for every choice: tests assert that no kind of memory exceeds what was
+projected.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ def project(store: Store, held: int, *, announced: int, why: tuple[str, ...] = (
     """The plan of a store whose user and iterators hold at most ``held`` bytes of buffers.
 
     ``announced``: bytes of the batch being read and the next one, which pass through the page cache even when dropped.
-    ``kept``: of what the budget has set aside, bytes of memory that no strategy maps: indices, rows kept.
+    ``kept``: bytes that the budget has set aside for other things than mappings: indices, rows kept.
     """
     budget = store.budget
     name = store.strategy.name
     files = sum(store.files.sizes)
     aside_mapped = max(0, budget.aside - kept - store.tables) if name in ("remap", "advise") else 0
     limit = budget.limit if budget.stated else max(budget.limit, held + budget.aside)
-    # However small the allowance, one span that lies across two page tables may map all that they cover.
+    # However small the allowance, one span across two page tables may map everything they cover.
     strategy_mapped = max(aside_mapped, min(files, 2 * FAULT_MOST)) if aside_mapped else 0
     if strategy_mapped > limit:
-        why = (*why, f"one mapped span may hold the two page tables it lies across, {format_size(2 * FAULT_MOST)}")
+        why = (*why, f"one mapped span may hold two page tables, {format_size(2 * FAULT_MOST)}")
     engine_why = f"engine {store.engine.name}: {store.engine.why}"
-    # What the kernel reads ahead of sequential reads is in flight when a chunk is dropped.
+    # Read-ahead of sequential reads is in flight when a chunk is dropped.
     passing = announced + 16 * MIB + 512 * PAGE
     return Plan(
         anon=min(limit, held + budget.aside) - aside_mapped,

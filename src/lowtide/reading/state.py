@@ -1,7 +1,7 @@
 """Is a saved state of this data and this order? If not, what differs?
 
-Only what fixes the order is compared - data, length, order, seed - so another batch size, world size or machine resumes
-a feed exactly, and everything else is refused with both values.
+Only what fixes the order is compared - data, length, order, seed - so a feed resumes exactly with another batch
+size, world size or machine; any other difference is refused, naming both values.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ DAMAGED = "The state is damaged: use an older one"
 
 
 def check_state(state: Any, mine: dict[str, Any], position: str, maker: str, most: int | None) -> int:
-    """The position that ``state`` holds under the name ``position``, if it is of the same data and order as ``mine``.
+    """The position that ``state`` holds under the name ``position``, if its data and order are those of ``mine``.
 
-    StateError names the first thing that differs. ``maker``: what makes such states; ``most``: the last position there
-    is, None for an endless order.
+    StateError names the first thing that differs. ``maker``: what makes such states; ``most``: the last possible
+    position, None for an endless order.
     """
     if not isinstance(state, dict) or state.get("lowtide") != VERSION or position not in state:
         found = type(state).__name__ if not isinstance(state, dict) else f"version {state.get('lowtide')!r}"
         if isinstance(state, dict) and state.get("lowtide") == VERSION:
-            found = f"one without {position!r}, of something else"
+            found = f"one without {position!r}"
         article = "an" if maker[0] in "aeiou" else "a"
         raise StateError(
             f"state: expected {article} {maker}'s state_dict() of version {VERSION}, got {found}. "
@@ -55,7 +55,7 @@ def check_state(state: Any, mine: dict[str, Any], position: str, maker: str, mos
         if state.get(name) != mine.get(name):
             raise StateError(
                 f"state: expected {name}={mine.get(name)!r}, got {state.get(name)!r}. "
-                f"Make the {maker} with {name}={state.get(name)!r} to go on where it was."
+                f"Make the {maker} with {name}={state.get(name)!r} to continue from there."
             )
     _check_data(state.get("data"), mine["data"])
     most = MOST_ROWS if most is None else most
@@ -88,7 +88,7 @@ def _check_data(data: Any, mine: dict[str, Any]) -> None:
 
 
 def _of_today(name: str, value: Any) -> Any:
-    """States once listed every file's size; now they hold a hash of the list."""
+    """Old states list every file's size; new ones hold a hash of the list."""
     if name == "files" and isinstance(value, list) and all(isinstance(size, int) for size in value):
         return hash_of_sizes(value)
     return value

@@ -1,8 +1,8 @@
-"""A range of token ids over a store, whatever files they lie in.
+"""A range of token ids over a store, whatever files they are in.
 
 Tokens are rows of one integer; a split is another range over the same store and budget, and windows cross file
-boundaries because the store knows none. Ids are checked against ``vocab`` on every read and never wrapped.
-``tokens.py`` puts what users call on top; readers of windows and documents read from here.
+boundaries because the store has none. Ids are checked against ``vocab`` on every read and never wrapped.
+``tokens.py`` adds what users call; readers of windows and documents read from here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TokenRange:
         return len(self) * self.dtype.itemsize
 
     def own(self, rows: range | Numbers) -> NDArray[Any]:
-        """These tokens of the range, in an array of the caller's own."""
+        """These tokens of the range, in a new array."""
         if isinstance(rows, range):
             rows = range(self.first + rows.start, self.first + rows.stop)
         else:
@@ -66,7 +66,7 @@ class TokenRange:
         return tokens
 
     def check(self, tokens: NDArray[Any], position: Callable[[int], int]) -> None:
-        """Refuse ids outside the vocabulary; ``position(index)`` tells where in the corpus the i-th id stands."""
+        """Refuse ids outside the vocabulary; ``position(index)`` tells where in the corpus the i-th id is."""
         if self.vocab is None or tokens.size == 0:
             return
         low = int(tokens.min()) if tokens.dtype.kind == "i" else 0
@@ -76,7 +76,7 @@ class TokenRange:
         raise self.refused(int(tokens.reshape(-1)[index]), *self.place(position(index)))
 
     def refused(self, found: int, path: str, offset: int) -> FormatError:
-        """That an id outside the vocabulary stands there."""
+        """The error for an id outside the vocabulary."""
         assert self.vocab is not None
         return FormatError(
             f"{path}: expected ids from 0 to {self.vocab - 1} (vocab={self.vocab}), got {found} at byte {offset}. "

@@ -1,8 +1,8 @@
 """Windows of tokens as ``x`` and ``y``: read once, widened twice.
 
-A window of ``length + 1`` tokens is read as it lies on disk and widened into two contiguous arrays on one buffer, ``y``
-one token ahead of ``x``, in one call of the engine. Windows that follow one another (a ``range`` of them) are one long
-read; those, and types the engine does not widen, pass through a scratch buffer of narrow tokens. Nothing is converted
+A window of ``length + 1`` tokens is read as it is on disk and widened into two contiguous arrays on one buffer, ``y``
+one token ahead of ``x``, in one call of the engine. Consecutive windows (a ``range`` of them) are one long read; they,
+and types the engine does not widen, pass through a scratch buffer of narrow tokens. Nothing is converted
 on disk. Costs a dozen Python calls per batch.
 """
 
@@ -32,17 +32,17 @@ from lowtide.storage.read import RESIDENT, SCATTERED, SEQUENTIAL
 from lowtide.storage.store import StartedReads
 from lowtide.units import format_size
 
-Starts = Numbers | range  # first tokens, counted from the range's beginning; a range: of windows that follow another
+Starts = Numbers | range  # first tokens, counted from the range's beginning; a range: of consecutive windows
 XY = tuple[NDArray[Any], NDArray[Any]]
-Noted = NDArray[np.int64] | None  # where the id that marks documents stands, if reading noted it
+Noted = NDArray[np.int64] | None  # where the id that marks documents occurs, if reading noted it
 
 
 class WindowReader:
     """Reads batches of windows of one length from one range of tokens; ``how``: as the store has it."""
 
-    docs: DocsFiller | None = None  # of readers that say which document a token is of
-    copying = 0.0  # seconds that widening took where the engine did not do it while reading
-    held: HeldArrays | None = None  # tables of ours that such a reader looks things up in
+    docs: DocsFiller | None = None  # for readers that tell which document a token belongs to
+    copying = 0.0  # seconds that widening took, if the engine did not do it while reading
+    held: HeldArrays | None = None  # the tables that such a reader uses
 
     def __init__(self, tokens: TokenRange, length: int, dtype: DTypeLike = "int64", *, how: int = SCATTERED) -> None:
         self.tokens = tokens
@@ -57,9 +57,9 @@ class WindowReader:
         self.first = tokens.first
         self.item = tokens.dtype.itemsize
         self.window = (length + 1) * self.item  # bytes on disk
-        self.source = tokens.dtype.name  # asked once: NumPy works a name out anew every time
+        self.source = tokens.dtype.name  # asked once: NumPy computes the name every time
         self.widens = tokens.dtype.isnative and self.source in SOURCES and self.dtype.name in ("int32", "int64")
-        # Ids that might not fit are looked at, batch by batch, instead of being wrapped.
+        # Ids that might not fit are checked in every batch, so that none wraps.
         self.narrows = not np.can_cast(tokens.dtype, self.dtype, "safe")
         self._known = -1, 0, 0  # rows of the last batch, the bytes of its x, and of all of it
 
@@ -73,7 +73,7 @@ class WindowReader:
         return found
 
     def shorter(self, tokens: int) -> WindowReader:
-        """Windows of fewer tokens: the one row that a finite order ends with."""
+        """A reader of shorter windows, for the one short row at the end of a finite order."""
         return WindowReader(self.tokens, tokens, self.dtype)
 
     # Batches, lent
@@ -103,18 +103,18 @@ class WindowReader:
         return pair if self.docs is None else self.documented(numbers, pair, noted, root)
 
     def announced(self, numbers: Starts) -> Batch:
-        """Only tell the kernel. What comes next in order it finds out by itself, and a local shuffle's it was told."""
+        """Only tell the kernel, unless it sees the order by itself or a local shuffle has told it."""
         if isinstance(numbers, range) or self.how == RESIDENT:
             return Later(self, numbers)
         self.store.announce(numbers + self.first, self.item, self.window)
         return Later(self, numbers, announced=True)
 
     def room(self, size: int) -> Bytes | None:
-        """A buffer for an early batch; None where it must not be read yet but only announced."""
+        """A buffer for an early batch; None if it may only be announced yet."""
         return self.store.pool.try_take(size) if self.store.prepares else None
 
     def _start_narrow(self, numbers: Starts, early: bool, pair: XY, root: Bytes) -> Batch:
-        """x and y, widened by NumPy from the tokens as they lie on disk."""
+        """x and y, widened by NumPy from the tokens as they are on disk."""
         rows, item = len(numbers), self.item
         scratch = self.room(rows * self.window) if early else self.store.pool.take(rows * self.window)
         if scratch is None:
@@ -143,20 +143,20 @@ class WindowReader:
             self.copying += perf_counter() - began
         return pair if self.docs is None else self.documented(numbers, pair, None, root)
 
-    # Documents, of readers that have them
+    # Documents, for readers that have them
 
     def notes(self, root: Bytes, first: int, last: int) -> tuple[Noted, int]:  # noqa: ARG002
         """Where in the buffer the ends of documents are noted while tokens are widened, and by which id."""
         return None, 0
 
     def documented(self, numbers: Starts, pair: XY, noted: Noted, root: Bytes) -> Any:  # noqa: ARG002
-        """The batch with its documents, behind x and y in the buffer."""
+        """The batch with its documents, which follow x and y in the buffer."""
         return pair
 
     # What it refuses
 
     def refused(self, problem: tuple[int, str, int]) -> FormatError:
-        """The error for an id that may not be there: outside the vocabulary, or too large for the dtype asked for."""
+        """The error for a refused id: outside the vocabulary, or too large for the dtype asked for."""
         value, path, offset = problem
         vocab = self.tokens.vocab
         if vocab is not None and not 0 <= value < vocab:
@@ -164,7 +164,7 @@ class WindowReader:
         return FormatError(f"{self.store.where}: expected ids that fit {self.dtype}, got {value}. Use dtype='int64'.")
 
     def check(self, narrow: NDArray[Any], numbers: Starts) -> None:
-        """The same for tokens as they lie on disk, of windows at these numbers."""
+        """The same for tokens as they are on disk, of windows at these numbers."""
 
         def position(index: int) -> int:
             row, column = divmod(index, self.length + 1)
@@ -174,7 +174,7 @@ class WindowReader:
         self.check_fits(narrow)
 
     def check_fits(self, narrow: NDArray[Any]) -> None:
-        """Refuse ids that the dtype asked for does not hold."""
+        """Refuse ids that the dtype asked for cannot hold."""
         if self.narrows and narrow.size:
             low, high, limits = int(narrow.min()), int(narrow.max()), np.iinfo(self.dtype)
             if low < limits.min or high > limits.max:
@@ -193,21 +193,21 @@ class WindowReader:
         return self.sizes(rows)[1]
 
     def scratch(self, rows: int) -> int:
-        """Of the narrow tokens they are widened from."""
+        """Bytes of the narrow tokens that x and y are widened from."""
         return rows * self.window
 
     def places(self, numbers: Numbers) -> list[Place]:
         return [Place(*self.tokens.place(int(start) + self.first)) for start in numbers]
 
     def settings(self) -> dict[str, Any]:
-        """What fixes the rows beside the data and their order, safe for JSON."""
+        """What fixes the rows, apart from the data and their order, safe for JSON."""
         return {"length": self.length}
 
     def fingerprint(self) -> dict[str, Any]:
         return self.tokens.fingerprint()
 
     def needs(self, rows: int) -> int:
-        """Bytes of the budget that batches of so many rows use where it has room."""
+        """Bytes of the budget that batches of so many rows use, if there is room."""
         prepared, staging = prepared_ahead(self.store)
         return (2 + prepared) * self.nbytes(rows) + whole_pages(self.scratch(rows)) + staging
 
@@ -216,12 +216,10 @@ class WindowReader:
         why = [f"batches of {format_size(size)}, one held and one being filled, widened from {format_size(scratch)}"]
         prepared, _ = prepared_ahead(self.store)
         if prepared:
-            why[0] += f"; {prepared} more are prepared in advance while data is cold, where the budget has room"
+            why[0] += f"; {prepared} more are prepared in advance while data is cold, if the budget has room"
         if self.held is not None:
             fits = self.held.fits(held)
-            how = (
-                "are held in memory" if fits else "are read batch by batch, for they do not fit the budget beside them"
-            )
+            how = "are held in memory" if fits else "are read batch by batch: they do not fit the budget"
             why.append(f"the index's tables, {format_size(self.held.nbytes)}, {how}")
             held += self.held.nbytes if fits else 0
         return project(self.store, held, announced=2 * rows * (self.window + 2 * PAGE), why=tuple(why))

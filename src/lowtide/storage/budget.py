@@ -3,8 +3,8 @@
 Bytes are held by an object, a ``Holding``, for exactly as long as that object lives. Nothing has to be given back, so
 nothing can be forgotten: an exception at any line drops the object, and the bytes come back with it.
 
-Costs a sum over the live holdings (a handful) whenever something new is reserved; buffers that are used again reserve
-nothing. Does not allocate.
+Costs a sum over the live holdings (a handful) whenever something new is reserved; reused buffers reserve nothing. Does
+not allocate.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def whole_pages(size: int) -> int:
 
 
 class Trimmable(Protocol):
-    """Somebody who keeps buffers for later that nobody uses."""
+    """Keeps unused buffers for later."""
 
     def trim(self) -> None: ...
 
 
 class Shrinkable(Protocol):
-    """Somebody who holds bytes of a budget without needing them."""
+    """Holds bytes of a budget that it can do without."""
 
     def shrink(self) -> None:
         """Give them up."""
@@ -77,13 +77,13 @@ class Budget:
 
     @property
     def aside(self) -> int:
-        """Of ``held``: what strategies keep for themselves as long as their store is open."""
+        """The part of ``held`` that strategies keep for themselves as long as their store is open."""
         return sum(holding.size for holding in self._living() if holding.aside)
 
     def admit(self, batch: int, *, copies: int, where: str, smaller: str, extra: int = 0) -> None:
-        """Refuse, before a byte is read, batches of which ``copies`` cannot be held; an unstated budget grows instead.
+        """Refuse batches, before a byte is read, if ``copies`` cannot be held; an unstated budget grows instead.
 
-        ``smaller`` is what else would help, if anything would: ``use chunks(512)``.
+        ``smaller``: another way out, if there is one: ``use chunks(512)``.
         """
         batch = max(batch, 1)  # rows without bytes have buffers too
         aside = self.aside
@@ -102,10 +102,10 @@ class Budget:
             )
 
     def reserve(self, size: int, *, aside: bool = False, urgent: bool = False) -> Holding | None:
-        """Hold ``size`` bytes for as long as the result lives, or None where they do not fit.
+        """Hold ``size`` bytes for as long as the result lives; None if they do not fit.
 
-        Free buffers make room first; for what is ``urgent`` also batches under way that nobody has asked for yet, and
-        arrays caught in reference cycles, which are not the user's any more.
+        Free buffers make room first. If ``urgent``, so do batches under way that nobody has asked for yet, and arrays
+        caught in reference cycles, which the user no longer has.
         """
         found = self._reserved(size, aside)
         for make_room in (self.trim, self.shrink, gc.collect) if urgent else (self.trim,):
@@ -127,7 +127,7 @@ class Budget:
             return holding
 
     def may_trim(self, idle: Trimmable) -> None:
-        """``idle`` keeps free buffers that count against this budget."""
+        """Note that ``idle`` keeps free buffers that count against this budget."""
         self._idle.add(weakref.ref(idle, self._idle.discard))
 
     def trim(self) -> None:
@@ -138,7 +138,7 @@ class Budget:
                 idle.trim()
 
     def may_shrink(self, other: Shrinkable) -> None:
-        """``other`` holds bytes of this budget that it can do without."""
+        """Note that ``other`` holds bytes of this budget that it can do without."""
         self._others.add(weakref.ref(other, self._others.discard))
 
     def shrink(self) -> None:

@@ -1,8 +1,8 @@
-"""Page-aligned buffers, counted against a budget before they exist, filled, lent out, and free again.
+"""Page-aligned buffers: counted against a budget before they exist, filled, lent out, and reused.
 
-``Pool.take`` gives an array over a whole buffer. Whoever may still write into the buffer, or look at it, holds that
-array, a view of it or a tensor over it; when the last of them is gone the buffer is back in the pool. So no lock and no
-flag has to say when, an exception at any line loses nothing, and nothing is overwritten under anyone.
+``Pool.take`` gives an array over a whole buffer. Anyone who may still write to the buffer or look at it holds that
+array, a view of it or a tensor over it; when the last of them is gone, the buffer is back in the pool. So it needs no
+lock or flag, an exception at any line loses nothing, and nothing in use is overwritten.
 
 Costs about a microsecond per batch. Page-aligned because the kernel copies up to five times faster into an aligned
 buffer (12 against 2.3 GiB/s on Zen 3); last-in first-out because a buffer just used is still in the CPU's cache.
@@ -37,7 +37,7 @@ def allocate_anonymous(size: int) -> mmap.mmap:
 
 class _Lease(weakref.ref[Bytes]):
     """Notices that the last array on a buffer is gone. Its callback is ``list.append`` itself: C code, which no signal
-    handler can enter, where a Python finaliser may be cut off half-way."""
+    handler can enter, whereas a Python finaliser may be cut off half-way."""
 
     __slots__ = ("holding", "memory")
     memory: Any
@@ -56,19 +56,19 @@ class Pool:
         renew_in_children(self)
 
     def renew_after_fork(self) -> None:
-        """A child begins with no buffers; those it inherited live as long as somebody there holds an array on them."""
+        """A child begins with no buffers; those it inherited live as long as it holds an array on them."""
         self._back: dict[int, list[_Lease]] = {}
-        self._out: dict[int, _Lease] = {}  # every lease, also of buffers that are back: a dead one calls nobody
+        self._out: dict[int, _Lease] = {}  # every lease, even of buffers that are back: a dead one would not call
 
     def take(self, size: int) -> Bytes:
-        """At least ``size`` bytes, within the budget or not at all: refused before anything is read into them."""
+        """At least ``size`` bytes, within the budget; refused before anything is read into them."""
         found = self.try_take(size)
         if found is None:
             found = self._after_shrinking(size)
         return found
 
     def try_take(self, size: int) -> Bytes | None:
-        """The same, or None at once."""
+        """The same, or None if the budget has no room."""
         capacity = -(-size // PAGE) * PAGE or PAGE
         back = self._back.get(capacity)
         if back is None:
@@ -78,7 +78,7 @@ class Pool:
             try:  # noqa: SIM105 - `suppress` costs three calls
                 old = back.pop()  # the buffer that came back last
             except IndexError:
-                pass  # another thread was quicker
+                pass  # another thread was faster
         if old is None:
             return self._new(capacity, back)
         self._out.pop(id(old), None)
@@ -104,7 +104,7 @@ class Pool:
         self.budget.shrink()
         found = self.try_take(size)
         if found is None:
-            gc.collect()  # arrays caught in reference cycles are not the user's any more
+            gc.collect()  # arrays caught in reference cycles are no longer the user's
             found = self.try_take(size)
         if found is not None:
             return found
@@ -124,7 +124,7 @@ class Pool:
         """Give every free buffer back to the kernel."""
         for back in list(self._back.values()):
             back.clear()
-        # An interrupt may have left one that is in neither list: whatever nobody holds an array on is free.
+        # An interrupt may have left a buffer that is in neither list: it is free if nobody holds an array on it.
         for number, lease in list(self._out.items()):
             if lease() is None:
                 self._out.pop(number, None)

@@ -1,7 +1,7 @@
-"""Locks and caches that a forked child finds new.
+"""Locks and caches that are renewed in a forked child.
 
-A child inherits every lock as it was at the fork, also one that a thread of the parent holds and that nobody
-in the child will ever release. So whatever has a lock or descriptors registers here, and is renewed in the child before
+A child inherits every lock as it was at the fork, even one held by a thread of the parent, which nobody in the child
+will ever release. So whatever has a lock or descriptors registers here, and is renewed in the child before
 the child runs a line of its own.
 
 Costs a weak reference per object. Nothing is done in the parent.
@@ -26,7 +26,7 @@ _registered: set[weakref.ref[Renewable]] = set()
 
 def renew_in_children(thing: Renewable) -> None:
     """Call ``thing.renew_after_fork()`` in every forked child in which it still exists."""
-    # `discard` as the callback is one atomic call, so a finalizer may run it anywhere, also in the middle of `add`.
+    # `discard` as the callback is one atomic call, so a finalizer may run it anywhere, even in the middle of `add`.
     _registered.add(weakref.ref(thing, _registered.discard))
 
 

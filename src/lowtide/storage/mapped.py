@@ -1,11 +1,11 @@
-"""Strategies ``remap``, ``advise`` and ``map``: both known cures and the plain map, with the verbs of ``read``.
+"""Strategies ``remap``, ``advise`` and ``map``: both known cures and the plain map, with the same methods as ``read``.
 
-Bytes are copied out of a mapping, and the pages are taken back behind the copy: by dropping the mapping (``remap``), by
+Bytes are copied out of a mapping, and its pages are given back after the copy: by dropping the mapping (``remap``), by
 ``madvise(DONTNEED)`` on it (``advise``), or not at all (``map``, the negative control).
 
 The cures map at an address that is not congruent to the file offset modulo 2 MiB, so that no fault maps a folio of 2
 MiB at once: 60 to 220 KiB per random row were measured, against 230 to 2,048. No fault maps beyond a page table, so
-what a round of copying may hold mapped follows from its spans, and nothing has to be learned while it runs.
+the most that a round of copying may map follows from its spans.
 
 **Danger**: a file truncated while it is mapped kills the process with SIGBUS. The size is checked before every round,
 but nothing can check it during one. ``read`` has no such danger.
@@ -31,7 +31,7 @@ PROBES = 4  # spans looked at to guess whether a call's data is cached
 
 
 class MappedReads:
-    """Copies out of a mapping, made by ``finish``."""
+    """Copies out of a mapping, which ``finish`` makes."""
 
     __slots__ = ("_how", "_places", "_spans", "_strategy", "_target")
 
@@ -43,8 +43,8 @@ class MappedReads:
 
 
 class Mapped:
-    """Strategy ``map``: one kept mapping per file, nothing taken back; and the cures ``remap`` and ``advise``, of which
-    ``allowance`` is the most bytes of pages they hold mapped at any moment."""
+    """Strategy ``map``: one kept mapping per file, no pages given back; and the cures ``remap`` and ``advise``, which
+    never hold more than ``allowance`` bytes of pages mapped."""
 
     prepares = False
     staging = 0
@@ -78,7 +78,7 @@ class Mapped:
         self.copy(one, bytes_, SCATTERED)
 
     def copy(self, spans: Spans, target: Any, how: int, places: Any = None) -> Refused | None:
-        """Every span into ``target``, or raise; an id that was refused is told."""
+        """Fill ``target`` with every span, or raise; returns an id that was refused."""
         if self.cured and how == SCATTERED:
             self.temperature.cold = not self._probably_cached(spans)
             if self.temperature.cold:
@@ -104,7 +104,7 @@ class Mapped:
             if self.name == "advise":
                 for offset, length in _bytes_of(runs):
                     mapping.take_back(offset, length)
-            del mapping  # the last reference to a remapped file, and the mapping goes with it
+            del mapping  # the last reference to a remapped file, which unmaps it
         if found is None:
             return None
         kind, number, at, value = found
@@ -124,7 +124,7 @@ class Mapped:
         return refused
 
     def _probably_cached(self, spans: Spans) -> bool:
-        """A look at a few spans with reads that refuse to wait."""
+        """Whether a few spans are cached, by reads that do not wait."""
         probe, count = bytearray(1), len(spans[1])
         try:
             for number in range(0, count, max(1, count // PROBES)):
@@ -144,7 +144,7 @@ class Mapped:
         return found
 
     def _made(self, file: int, descriptor: Descriptor, how: int) -> FileMapping:
-        """A new mapping; what the system refuses is a ``ReadError`` with the file's path."""
+        """A new mapping; a refusal of the system is a ``ReadError`` with the file's path."""
         number, scattered = descriptor.number, how != SEQUENTIAL and self.cured
         try:
             return self.engine.mapping(number, self.files.sizes[file], self.cured, scattered)
@@ -178,7 +178,7 @@ def _bytes_of(runs: Any) -> list[tuple[int, int]]:
 
 
 def copies(spans: Spans, target: Any, places: Any) -> list[tuple[Spans, Any, int]]:
-    """The spans by file: those of one file, as runs with their places in ``target``, and the file."""
+    """For each file, its spans as runs with their places in ``target``, and the file."""
     files, numbers, stride, shift, length = spans
     if isinstance(files, int):
         return [(spans, (-1, np.ascontiguousarray(numbers), length, places, None, stride, shift), files)]
@@ -194,14 +194,14 @@ def copies(spans: Spans, target: Any, places: Any) -> list[tuple[Spans, Any, int
 
 
 def item_of(target: Any) -> int:
-    """Bytes of what places in the target count: tokens of windows, else bytes."""
+    """Bytes of the unit in which places of the target are counted: a token for windows, else a byte."""
     return np.dtype(target[3]).itemsize if isinstance(target, tuple) else 1
 
 
 def rounds(spans: Spans, runs: Any, item: int, allowance: int) -> list[Any]:
-    """The same runs in rounds that touch no more page tables than ``allowance`` pays for; a span too long is cut.
+    """The same runs in rounds that touch no more page tables than ``allowance`` permits; a span too long is cut.
 
-    One span always passes, though it may lie across two tables: ``plan()`` counts that.
+    One span is always let through, even if it lies across two tables: ``plan()`` counts that.
     """
     _, numbers, stride, shift, length = spans
     tables = max(1, allowance // FAULT_MOST)
@@ -212,7 +212,7 @@ def rounds(spans: Spans, runs: Any, item: int, allowance: int) -> list[Any]:
     places = (np.cumsum(lengths) - lengths) // item if runs[3] is None else runs[3]
     if int(lengths.max(initial=0)) > FAULT_MOST:
         return _cut_rounds((offsets, lengths, places), item, max(1, tables - 1) * FAULT_MOST)
-    # Mappings begin one page behind a border of tables.
+    # Mappings begin one page after a border of tables.
     touched = (offsets + lengths - 1 + PAGE) // FAULT_MOST - (offsets + PAGE) // FAULT_MOST + 1
     upto = np.cumsum(touched)
     found, first = [], 0

@@ -1,13 +1,13 @@
-"""Files of ours beside other people's data: made, opened and believed only where nobody else could have put them.
+"""Files of ours beside other people's data: made, opened and trusted only where nobody else could have put them.
 
-A data directory may be one that everybody writes to. So what we keep there lies in a directory that is ours and that
-nobody else may write to, opened once and checked by its descriptor; everything inside is opened from that descriptor,
-never through a link, and is looked at - a regular file, ours, under one name - before a byte of it is believed or
-written. Where such a directory cannot be had, the user's own cache directory serves instead. New files come under a
-random name that nobody can have taken (O_EXCL), reach the disk, and only then take their own: a reader, a crash or a
-full disk never meets half of one.
+A data directory may be one that everybody writes to. So what we keep there is in a directory that is ours and that
+nobody else may write to, opened once and checked by its descriptor. Everything inside is opened from that descriptor,
+never through a link, and is checked - a regular file, ours, with one name - before a byte of it is trusted or written.
+If there can be no such directory, the user's own cache directory is used instead. New files are made under a random
+name that nobody can have taken (O_EXCL), reach the disk, and only then get their own name: no reader ever sees half a
+file, even after a crash or on a full disk.
 
-Costs a few system calls per file, and two fsyncs per file written. What the disk refuses is a ``WriteError``.
+Costs a few system calls per file, and two fsyncs per file written. A refusal of the disk is a ``WriteError``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class NotOursError(PermissionError):
 
 
 class OwnDirectory:
-    """A directory that is ours and that nobody else may write to, held open; ``make``: if there is none.
+    """A directory that is ours and that nobody else may write to, held open; ``make``: make it if there is none.
 
-    ``NotOursError`` where it is a link, somebody else's, or open to others; other refusals are the system's own.
+    ``NotOursError`` if it is a link, somebody else's, or open to others; other refusals are the system's own.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, make: bool = True) -> None:
@@ -62,7 +62,7 @@ class OwnDirectory:
             raise _not_ours(self.path, "a directory that only you may write to", f"mode {status.st_mode & 0o777:o}")
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> Descriptor:
-        """A file of ours; FileNotFoundError where there is none."""
+        """A file of ours; FileNotFoundError if there is none."""
         return _opened(self.path / name, name, flags, 0o600, self.number, (os.geteuid(),))
 
     def has(self, name: str) -> bool:
@@ -85,9 +85,9 @@ class OwnDirectory:
 
 
 def beside_or_cache(beside: str | os.PathLike[str], *inside: str, make: bool) -> Iterator[OwnDirectory]:
-    """The directory ``beside`` where it is ours, or can be made, and the user's own cache directory, in that order.
+    """The directory ``beside`` if it is ours or can be made, then the user's own cache directory.
 
-    ``inside``: which directory of the cache's.
+    ``inside``: the directory inside the cache.
     """
     for place in (Path(beside), user_cache().joinpath(*inside)):
         with contextlib.suppress(OSError):
@@ -101,15 +101,15 @@ def user_cache() -> Path:
 
 
 def open_own(path: str | os.PathLike[str], flags: int) -> Descriptor:
-    """A file of ours in a directory that the user named (a lock, a log): never through a link, and only where its owner
-    is this user, or the directory's, who runs things there as somebody else now and then."""
+    """A file of ours in a directory that the user named (a lock, a log): never through a link, and only if its owner
+    is this user, or the directory's owner, who may sometimes run as another user."""
     owners = (os.geteuid(), os.stat(Path(path).parent).st_uid)  # noqa: PTH116
     return _opened(Path(path), path, flags, 0o644, None, owners)
 
 
 def locked(file: Descriptor) -> bool:
-    """Take the lock of an open file for as long as it is open; False where another process has it. Where the
-    filesystem has no locks nobody can know, and it counts as taken by us."""
+    """Take the lock of an open file for as long as it is open; False if another process has it. If the
+    filesystem has no locks, it counts as taken by us."""
     try:
         fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -121,7 +121,7 @@ def locked(file: Descriptor) -> bool:
 
 
 def wait_for_lock(number: int) -> None:
-    """The same, however long it takes; where the filesystem has no locks, do without."""
+    """The same, however long it takes; without a lock if the filesystem has none."""
     with contextlib.suppress(OSError):
         fcntl.flock(number, fcntl.LOCK_EX)
 
@@ -129,7 +129,7 @@ def wait_for_lock(number: int) -> None:
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary file that becomes ``path`` when the block ends well, and vanishes when it does not. Of two writers the
-    last one wins, whole."""
+    last one wins, with its whole file."""
     directory = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with _replacing(Path(path), directory, 0o666) as file:
@@ -149,8 +149,8 @@ def sync_directory(directory: Path) -> None:
 
 
 def seal(kind: str, made_of: Any) -> str:
-    """A digest of what a file of ours was made from, keyed by its kind and its user: what it says of itself."""
-    import hashlib  # here, both: milliseconds that those who keep nothing need not pay
+    """A digest of what a file of ours was made from, keyed by its kind and its user, which the file itself records."""
+    import hashlib  # both here: they take milliseconds, and most programs keep nothing
     import json
 
     said = json.dumps(made_of, sort_keys=True).encode()
@@ -159,7 +159,7 @@ def seal(kind: str, made_of: Any) -> str:
 
 @contextlib.contextmanager
 def telling(path: str | os.PathLike[str], wanted: int | None = None) -> Iterator[None]:
-    """What the disk refuses inside the block becomes a ``WriteError`` of ``path``, with both numbers."""
+    """A refusal of the disk inside the block becomes a ``WriteError`` of ``path``, with both numbers."""
     try:
         yield
     except WriteError:
@@ -196,7 +196,7 @@ def write_failed(
 
 @contextlib.contextmanager
 def _replacing(target: Path, directory: int, mode: int) -> Iterator[BinaryIO]:
-    # A name of its own for every writer: two processes that save the same target must not share a temporary.
+    # Each writer has its own name: two processes that save the same target must not share a temporary file.
     temporary = f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with telling(target):
@@ -220,7 +220,7 @@ def _opened(
     try:
         file = owned(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode, directory)
     except OSError as problem:
-        refused = problem.errno == errno.EACCES and path.is_symlink()  # fs.protected_symlinks was quicker
+        refused = problem.errno == errno.EACCES and path.is_symlink()  # fs.protected_symlinks refused first
         if problem.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR) and not refused:
             raise
         raise _not_ours(path, "a file of yours", "a link, a pipe or a directory") from None

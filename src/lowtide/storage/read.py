@@ -2,12 +2,12 @@
 
 ``start`` says what is wanted; nothing happens before ``finish`` unless the batch is started early, in a *lane*: a
 thread of the native engine with a queue of its own. The engine copies what is cached at once and reads the misses
-together: through io_uring or Linux AIO with O_DIRECT where nothing is to stay in the page cache, through announced
-reads elsewhere.
+together: through io_uring or Linux AIO with O_DIRECT if nothing is to stay in the page cache, otherwise through
+announced reads.
 
 Whether data is cold is learnt from the reads themselves: the engine says how many it found in the page cache. Costs a
 few microseconds per batch; queues of direct reads hold staging memory, counted against the budget and given back when
-somebody needs the room. A truncated file is a short read here, never SIGBUS.
+the room is needed. A truncated file is a short read here, never SIGBUS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lowtide.storage.watched_files import Files
 from lowtide.units import KIB, MIB
 
 # How a call treats the page cache: reads from all over the file; one long read among neighbours; reads of pages that
-# somebody else brings in and drops.
+# others bring in and drop.
 SCATTERED, SEQUENTIAL, RESIDENT = range(3)
 
 DEPTH = 128  # reads in flight: this batch and the next of the usual 64 windows
@@ -38,17 +38,17 @@ STAGING = MIB  # what a queue of direct reads needs: 128 windows, each widened t
 LEAST_STAGING = 128 * KIB
 QUEUED = ("uring", "aio")  # the ways that keep many direct reads in flight, the better one first
 WAY_NAMES = {"uring": "io_uring", "aio": "Linux AIO", "announce": "announced reads", "read": "plain reads"}
-RECHECK = 32  # an unannounced cold batch costs about twice an announced one: 3 % of one in 32
-FEW_MISSES = 16  # one miss in so many does not make data cold: it is announced and read with its batch
+RECHECK = 32  # an unannounced cold batch costs about twice an announced one: once in 32, that is 3 %
+FEW_MISSES = 16  # fewer misses than one in so many do not make data cold
 
-Refused = tuple[int, str, int]  # an id that may not be there, its file and byte
+Refused = tuple[int, str, int]  # an id outside the vocabulary, its file and byte
 # Files, offsets, stride, shift, lengths: spans that were found among watched files, whose descriptors tell them apart.
 WatchedSpans = tuple[WatchedFiles, Any, int, int, Any]
 Laned = tuple[ReadLane, Holding | None]  # a lane, and what its staging holds of the budget
 
 
 class Temperature:
-    """``cold`` is what the last reads said. One per store; races between threads only cost a wrong guess."""
+    """``cold``: whether the last reads missed the cache. One per store; races between threads cost a wrong guess."""
 
     __slots__ = ("asked", "cold")
 
@@ -58,8 +58,8 @@ class Temperature:
 
 
 class Reads:
-    """The reads of one batch, under way in a lane or still to be made. Dropped half-way it does no harm: a lane that is
-    dropped waits until nobody can write into the target any more."""
+    """The reads of one batch, under way in a lane or still to be made. It is safe to drop half-way: a dropped lane
+    waits until nobody can write into the target any more."""
 
     __slots__ = ("_held", "_lane", "_plan", "_spans", "_strategy", "_target")
 
@@ -71,14 +71,14 @@ class Reads:
         self._lane: Laned | None = None
 
     def start_in(self, lane: Laned) -> Reads:
-        """Let a lane's thread make them."""
+        """Let a lane's thread make the reads."""
         runs, drop, _ = self._plan
         lane[0].start(runs, self._target, drop)
         self._lane = lane
         return self
 
     def finish(self) -> Refused | None:
-        """None once all is there; a read that failed is raised, an id that was refused is told."""
+        """Wait for all of it; raises if a read failed, and returns an id that was refused, else None."""
         strategy = self._strategy
         runs, drop, how = self._plan
         lane = self._lane
@@ -102,10 +102,10 @@ class Reads:
 
 
 class Read:
-    """Reads spans through queues of the engine. ``alignment``: of direct reads; None where they cannot be had."""
+    """Reads spans through queues of the engine. ``alignment``: of direct reads; None if they are impossible."""
 
     name = "read"
-    note = ""  # what plan() should say beside
+    note = ""  # what plan() should add
 
     def __init__(
         self,
@@ -132,9 +132,9 @@ class Read:
     # Reading
 
     def start(self, spans: Spans, target: Any, how: int, early: bool, places: Any = None) -> Reads:
-        """These spans into ``target``: at ``finish``, or now in a lane, where there is one to be had.
+        """Read these spans into ``target``: at ``finish``, or now in a lane if one is available.
 
-        ``places``: where each goes, in bytes or, for windows, tokens; else one after the other.
+        ``places``: where each goes, in bytes or, for windows, tokens; by default one after the other.
         """
         files, numbers, stride, shift, length = spans
         scattered = how != SEQUENTIAL
@@ -166,10 +166,10 @@ class Read:
         return Reads(self, (files, runs[1], 1, 0, runs[2]), (runs, KEEP, SCATTERED), target, held)
 
     def announce(self, spans: Spans) -> bool:
-        """Tell the kernel of scattered reads to come, which it starts all at once; whether that was done."""
+        """Tell the kernel of scattered reads to come, which it starts all at once; returns whether that was done."""
         temperature = self.temperature
         temperature.asked += 1
-        # Now and then nothing is said, to learn whether the cache has filled meanwhile.
+        # Now and then a batch is not announced, to learn whether the cache has filled meanwhile.
         if self.way != "announce" or self.files.in_memory or temperature.asked % RECHECK == 0:
             return False
         runs, held = self._of_many(spans, True, False)
@@ -199,7 +199,7 @@ class Read:
         return (fds, np.ascontiguousarray(numbers), lengths, places, others, stride, shift), (held, direct)
 
     def judge(self, found: tuple[str, int, int, int], spans: Any, runs: Any) -> Refused:
-        """An id that may not be there, with its place; a read that failed is raised."""
+        """An id outside the vocabulary, with its place; raises if a read failed."""
         kind, number, at, value = found
         if isinstance(spans[0], WatchedFiles):
             file = int(np.flatnonzero(spans[0].fds == runs[0][number])[0])
@@ -230,7 +230,7 @@ class Read:
                 self._queued = found = self._with_staging(self.engine.queue)
             if found is not None:
                 return found[0]
-            if self.way == way:  # nothing was refused but the room
+            if self.way == way:  # only the room was refused
                 self.do_without("the budget has no room for its staging")
             return self.queue(how)
         known: ReadQueue | None = getattr(self._of_thread, way, None)
@@ -240,8 +240,8 @@ class Read:
         return known
 
     def _with_staging(self, make: Callable[..., Any]) -> Any:
-        """A queue or lane and what its staging holds of the budget; None where the budget has no room for that, or
-        the system nothing to make it of: then the next way is taken."""
+        """A queue or lane and what its staging holds of the budget; None if the budget has no room for that, or
+        the system cannot make one: then the next way is used."""
         holding = None
         if self.way in QUEUED:
             holding = self._budget.reserve(self.staging) if self.staging else None
@@ -264,9 +264,9 @@ class Read:
             return found
 
     def _without_threads(self) -> None:
-        """A limit on processes, of this user or this container: reads are made in the calling thread."""
+        """No thread can be started (a limit of this user or container): reads are made in the calling thread."""
         self.prepares = False
-        self.note = "; nothing is read ahead: there is no thread to be had here (ulimit -u, or the container's limit)"
+        self.note = "; nothing is read ahead: no thread can be started here (ulimit -u, or the container's limit)"
 
     def _settings(self, holding: Holding | None) -> dict[str, int]:
         staging = STAGING if holding is None else holding.size
@@ -274,17 +274,17 @@ class Read:
 
     @property
     def staging(self) -> int:
-        """Bytes a queue of direct reads holds; 0 where none is used."""
+        """Bytes that a queue of direct reads holds; 0 if none is used."""
         size = min(STAGING, self._budget.limit // 16) // PAGE * PAGE
         return size if self.way in QUEUED and size >= LEAST_STAGING else 0
 
     def do_without(self, why: str, ways: tuple[str, ...] = QUEUED) -> None:
-        """From now on read scattered misses by none of these."""
+        """From now on use none of these ways for scattered misses."""
         self._missing = {**self._missing, **dict.fromkeys(ways, why)}
         self.way = self._best_way()
 
     def shrink(self) -> None:
-        """Give the staging back: somebody needs the room."""
+        """Give the staging memory back: its room is needed."""
         self.idle = []
         queued, self._queued = self._queued, None
         if queued is not None:
@@ -342,8 +342,8 @@ def announce_now(files: Files, spans: Spans) -> None:
 def drop_pages(number: int, offset: int, length: int, *, sequential: bool = False) -> None:
     """Evict bytes, rounded out to whole pages: the kernel keeps pages that are only partly named.
 
-    Behind sequential reads it keeps whole folios of up to 2 MiB that are only partly named; a range that starts at a
-    folio's bounds also takes the one that the read before ended in.
+    After sequential reads it keeps whole folios of up to 2 MiB that are only partly named; a range that starts at a
+    folio boundary also evicts the folio in which the read before it ended.
     """
     unit = 512 * PAGE if sequential else PAGE
     first = offset // unit * unit
@@ -351,7 +351,7 @@ def drop_pages(number: int, offset: int, length: int, *, sequential: bool = Fals
 
 
 def advise_file(number: int, offset: int, length: int, advice: str) -> None:
-    """A hint to the kernel: where it is refused, or not known, nothing is lost."""
+    """A hint to the kernel: if it is refused or unknown, nothing is lost."""
     if hasattr(os, advice):
         try:
             os.posix_fadvise(number, offset, length, getattr(os, advice))
@@ -364,8 +364,8 @@ def read_failed(path: str, offset: int, problem: OSError) -> ReadError:
     way_out = "Check the disk and open the file again"
     if problem.errno == errno.EBADF:
         way_out = (
-            "Other code of this process closed it (os.closerange, a library that turns into a daemon): ask again, and "
-            "it is opened anew"
+            "Other code of this process closed it (os.closerange, a library that becomes a daemon): ask again, and "
+            "it is reopened"
         )
     return ReadError(
         f"{path}: expected to read at byte {offset}, got {name} ({problem.strerror}). {way_out}.",

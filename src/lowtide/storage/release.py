@@ -1,7 +1,7 @@
-"""``lowtide.release(memmap)`` and ``lowtide.release()``: give memory back that this process need not hold.
+"""``lowtide.release(memmap)`` and ``lowtide.release()``: give back memory that this process need not hold.
 
-Each call says what came back. With a memmap, ``madvise(DONTNEED)`` on the mmap below the array takes its resident
-pages back at once; the next access reads them again, and the page cache keeps the data. Without an argument,
+Each call says what came back. With a memmap, ``madvise(DONTNEED)`` on the mmap below the array drops its resident
+pages at once; the next access reads them again, and the page cache keeps the data. Without an argument,
 ``malloc_trim`` makes the C library give back the heap that the program has freed; what is in use stays. Cost: a walk
 over the free chunks of every arena, 10 ms per GiB. Needs glibc; elsewhere nothing is freed, and the answer says so.
 """
@@ -75,7 +75,7 @@ def _trim() -> Released:
     before = _heap_resident()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
-        note = "this system's C library has no malloc_trim, so nothing could be asked of it"
+        note = "this system's C library has no malloc_trim, so nothing was freed"
         return Released(before, before, "heap", note)
     trim(ctypes.c_size_t(0))
     return Released(before, _heap_resident(), "heap", "what is left is in use, or too scattered to give back")
@@ -90,7 +90,7 @@ def _heap_resident() -> int:
 
 
 def _memmap_of(array: Any) -> np.memmap[Any, Any]:
-    """The memmap that ``array`` is or shows. Any other mapping may be private memory, which this would wipe."""
+    """The memmap that ``array`` is or is a view of. Any other mapping may be private memory, which this would wipe."""
     below = array
     while isinstance(below, np.ndarray):
         if isinstance(below, np.memmap) and isinstance(getattr(below, "_mmap", None), mmap.mmap):

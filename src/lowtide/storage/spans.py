@@ -1,6 +1,6 @@
-"""Where bytes lie: logical positions, all data of a store laid end to end, turned into files and offsets.
+"""Where bytes are: turns logical positions, with all data of a store laid end to end, into files and offsets.
 
-A *span* is bytes that are read as one. The only file that knows extents, or merges neighbours. Pure functions on
+A *span* is a run of bytes read as one. Only this file knows extents and merges neighbours. Pure functions on
 integers; reads nothing.
 """
 
@@ -23,7 +23,7 @@ Lengths = int | Offsets  # one for all, or one for each
 # ``numbers[i] * stride + shift`` on. A plain tuple, because one is made for every call.
 Spans = tuple[int | list[int], Offsets, int, int, Lengths]
 
-# Two spans this close are read as one. A read costs as much as copying 4 KiB; over a network, a round trip.
+# Two spans this close are read as one: a read costs as much as copying 4 KiB; over a network, a round trip.
 GAP = PAGE
 NETWORK_GAP = 256 * 1024
 # Spans this long gain nothing from being merged: the read itself dominates.
@@ -52,7 +52,7 @@ def each_of(spans: Spans) -> Iterator[tuple[int, int, int]]:
 
 
 def few_files(spans: Spans, most: int) -> Iterator[tuple[Spans, int]]:
-    """The same spans in turns of at most ``most`` files, each with the byte of the target where it begins."""
+    """The same spans in turns of at most ``most`` files, each turn with the byte of the target where it begins."""
     files, numbers, stride, shift, length = spans
     if isinstance(files, int) or len(set(files)) <= most:
         yield spans, 0
@@ -84,7 +84,7 @@ class Located:
         # file offset = logical offset + shift of its extent
         self.shift = offsets - (self.ends - lengths)
         self.total = int(self.ends[-1]) if len(lengths) else 0
-        self.single = int(self.shift[0]) if len(lengths) == 1 else None  # the shift, where there is one extent
+        self.single = int(self.shift[0]) if len(lengths) == 1 else None  # the shift, if there is one extent
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +92,7 @@ class Located:
         return int(self.which.nbytes + self.ends.nbytes + self.shift.nbytes)
 
     def spans(self, numbers: Offsets, stride: int, length: Lengths) -> Spans:
-        """Where the bytes at ``number * stride`` lie, cut where they reach into the next extent."""
+        """Where the bytes at ``number * stride`` are, cut where they reach into the next extent."""
         if self.single is not None:
             return 0, numbers, stride, self.single, length
         offsets = numbers * stride
@@ -129,7 +129,7 @@ def _in_pieces(extents: tuple[Extent, ...], which: NDArray[np.int32]) -> tuple[N
 @dataclass(frozen=True, slots=True)
 class MergedRound:
     """Neighbouring spans merged into fewer: read ``lengths[k]`` bytes at ``starts[k]``, packed; span ``numbers[i]``
-    then lies at byte ``inside[i]`` of what was read."""
+    is then at byte ``inside[i]`` of what was read."""
 
     starts: Offsets
     lengths: Offsets
@@ -152,7 +152,7 @@ def joined(numbers: Offsets, stride: int, least: int) -> tuple[Offsets, int, Off
 def merge(offsets: Offsets, length: int, *, gap: int, most: int) -> list[MergedRound] | None:
     """Merge spans within ``gap`` bytes of each other; each round reads at most ``2 * most`` bytes (``most >= length``).
 
-    None when merging would not save at least a quarter of the reads: then one read per span is the faster way.
+    None if merging would not save at least a quarter of the reads: then one read per span is faster.
     """
     count = len(offsets)
     if count < 2 or length >= MERGE_BELOW:

@@ -1,8 +1,8 @@
 """A store: bytes on disk, opened read-only, read many spans per call into buffers we own.
 
-The caller says which logical bytes it wants and where they go; ``start`` promises them and ``finish`` has them. How -
-strategy, merging, announcing, dropping, threads - is the store's own business, inside one budget. Every strategy fills
-the same bytes. Costs one look-up and one ``fstat`` per call on top of the reads. Knows no dtypes, rows or seeds.
+The caller says which logical bytes it wants and where they go; ``start`` begins the read and ``finish`` completes it.
+How - strategy, merging, announcing, dropping, threads - is up to the store, inside one budget. Every strategy gives the
+same bytes. Costs one look-up and one ``fstat`` per call on top of the reads. Knows no dtypes, rows or seeds.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from lowtide.units import KIB, MIB, format_size
 STRATEGIES = ("auto", "read", "remap", "advise", "map")
 CACHES = ("auto", "keep", "drop")
 
-MERGE_ROUND = 256 * KIB  # bytes merged reads bring in at a time: stays in the CPU's second-level cache
+MERGE_ROUND = 256 * KIB  # bytes that merged reads bring in at a time: fits the CPU's second-level cache
 LARGEST_ALLOWANCE = 16 * MIB
 SMALLEST_ALLOWANCE = 256 * KIB
 
-SMALL_TABLES = 64 * KIB  # bytes of tables that say where data lies, from which on they are counted
+SMALL_TABLES = 64 * KIB  # tables that say where data is are counted from this size on
 
-DANGER = "a file truncated while it is mapped kills the process with SIGBUS: use strategy='read' where that may happen"
+DANGER = "a file truncated while it is mapped kills the process with SIGBUS: use strategy='read' if that may happen"
 
 
 # How bytes leave the file: all strategies fill the same bytes or raise the same errors.
@@ -81,8 +81,8 @@ class Store:
     ) -> None:
         if strategy == "direct":
             raise ValueError(
-                "strategy: expected one of auto, read, remap, advise, map, got 'direct', which is no more. "
-                "Use cache='drop': it reads what is not cached by O_DIRECT."
+                "strategy: expected one of auto, read, remap, advise, map, got 'direct', which no longer exists. "
+                "Use cache='drop': it reads uncached data by O_DIRECT."
             )
         self.asked = one_of("strategy", strategy, STRATEGIES), one_of("cache", cache, CACHES), engine
         self.engine = chosen_engine(engine)
@@ -127,7 +127,7 @@ class Store:
     def start(
         self, numbers: Offsets, stride: int, length: Lengths, target: Any, how: int = SCATTERED, early: bool = False
     ) -> StartedReads:
-        """The bytes at ``number * stride``, ``length`` of each, into ``target``; ``finish`` has them.
+        """Read ``length`` bytes at each ``number * stride`` into ``target``; ``finish`` completes it.
 
         ``target``: a writable buffer, filled one span after the other, or the pair that windows are widened into.
         """
@@ -137,7 +137,7 @@ class Store:
         return self._start_in_many(strategy, numbers, stride, length, target, how, early)
 
     def gather(self, numbers: Offsets, stride: int, length: int, target: Any, how: int = SCATTERED) -> None:
-        """Fill ``target`` with bytes that may be neighbours: where that saves reads, they are read together."""
+        """Fill ``target`` with bytes that may be neighbours; they are read together if that saves reads."""
         if length == stride and (runs := joined(numbers, length, self.gap // 2)) is not None:
             self.start(*runs, target, how).finish()
             return
@@ -166,7 +166,7 @@ class Store:
             self.start(np.array([offset], np.int64), 1, view.nbytes, memoryview(view).cast("B")).finish()
 
     def announce(self, numbers: Offsets, stride: int, length: Lengths) -> bool:
-        """Tell the kernel of scattered reads to come, where that helps; whether it was told."""
+        """Tell the kernel of scattered reads to come if that helps; returns whether it was told."""
         if not len(numbers):
             return False
         spans, _ = next(few_files(self.located.spans(numbers, stride, length), KEPT.together))
@@ -178,17 +178,17 @@ class Store:
             announce_now(self.files, spans)
 
     def read_again(self, offsets: Offsets, length: int, when: Offsets) -> None:
-        """Told when these bytes are read next, in bytes of reading: of use to who has to choose what stays."""
+        """Told when these bytes will be read next, in bytes read until then: helps to choose what stays cached."""
 
     def drop_long(self, offsets: Offsets, length: int) -> None:
-        """Evict these bytes from the page cache, whoever read them."""
+        """Evict these bytes from the page cache, for every process."""
         for spans, _ in few_files(self.located.spans(offsets, 1, length), KEPT.together):
             for file, start, size in each_of(spans):
                 drop_pages(self.files.descriptor(file, True).number, start, size)
 
     def sample(self, offsets: list[int], length: int) -> bytes:
-        """Small blocks, one after the other: by plain reads that need no queue and no lock, so that a signal handler
-        may ask for a fingerprint while a batch is under way."""
+        """Small blocks, one after the other: by plain reads that need no queue or lock, so that a signal handler
+        may ask for a fingerprint while a batch is being read."""
         found = []
         for offset in offsets:
             for file, start, size in each_of(self.located.spans(np.array([offset], np.int64), 1, length)):
@@ -202,7 +202,7 @@ class Store:
 
     @property
     def prepares(self) -> bool:
-        """Whether a batch that is started early is read by a thread of its own."""
+        """Whether a batch that is started early is read by another thread."""
         return (self._strategy or self._ready()).prepares
 
     @property
@@ -217,7 +217,7 @@ class Store:
 
     @property
     def strategy_why(self) -> str:
-        """How the strategy came to be chosen, in words for ``plan()``."""
+        """Why this strategy was chosen, in words for ``plan()``."""
         return self._why + self.strategy.note
 
     def keep_for_ranks(self, world: int) -> None:
@@ -276,12 +276,12 @@ class Store:
         fds, offsets = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
         numbers = np.ascontiguousarray(numbers)
         if not self.engine.locate(table, numbers, stride, length, fds, offsets):
-            return None  # the usual way finds out why, and says it
+            return None  # the slower path finds out why and raises
         found: StartedReads = strategy.start_located((fds, offsets, length, None, None, 1, 0), table, target, held)
         return found
 
     def _gather_merged(self, rounds: list[MergedRound], length: int, target: Any, how: int) -> bool:
-        """Read neighbours together into scratch, then put each span in its place; False if there is no room for it."""
+        """Read neighbours together into scratch, then put each span in its place; False if it has no room."""
         scratch = self.pool.try_take(max(int(turn.lengths.sum()) for turn in rounds))
         if scratch is None:
             return False
@@ -312,7 +312,7 @@ class Store:
     def _make_strategy(self, asked: str) -> tuple[Strategy, str]:
         why = f"strategy={asked!r} was asked for"
         if asked == "auto":
-            why = "reads into our own buffers: bounded, and no mapping to be killed by"
+            why = "reads into our own buffers: bounded, and no mapping that could end in SIGBUS"
         if asked in ("auto", "read"):
             alignment = self._direct_alignment() if self.engine.name == "native" else None
             made = Read(self.files, self.engine, self.budget, self.temperature, drop=self.drop, alignment=alignment)
@@ -323,7 +323,7 @@ class Store:
         return Mapped(*made_of, name=asked, drop=self.drop, allowance=allowance), why
 
     def _allow(self, name: str) -> int:
-        """Set aside what the strategy may hold mapped as long as it is open."""
+        """Set aside what the strategy may hold mapped while it is open."""
         allowance = max(SMALLEST_ALLOWANCE, min(LARGEST_ALLOWANCE, self.budget.limit // 4))
         if self.budget.limit >= 4 * SMALLEST_ALLOWANCE:
             self._aside = self.budget.reserve(allowance, aside=True, urgent=True)
@@ -346,7 +346,7 @@ class Store:
 
 
 class InTurns:
-    """Spans of more files than one call may hold open: some of the files at a time."""
+    """Spans of more files than one call may hold open, read some of the files at a time."""
 
     __slots__ = ("_how", "_parts", "_store", "_strategy", "_target")
 
@@ -363,7 +363,7 @@ class InTurns:
             if refused is not None:
                 return refused
         if isinstance(self._target, tuple) and self._target[5] is not None:
-            self._target[5][0] = -1  # each turn noted its own marks: none that hold for all
+            self._target[5][0] = -1  # each turn noted only its own marks: there are none for the whole batch
         return None
 
 
@@ -371,7 +371,7 @@ StartedReads = Reads | MappedReads | InTurns
 
 
 def _scatter(scratch: Bytes, turn: MergedRound, length: int, out: Bytes) -> None:
-    """Spans that lie anywhere in ``scratch`` to their rows of ``out``, in steps: what NumPy copies between is small."""
+    """Copy spans from anywhere in ``scratch`` to their rows of ``out``, in steps with small temporaries."""
     anywhere = as_strided(scratch, (len(scratch) - length + 1, length), (1, 1), writeable=False)
     rows = out[: len(out) // length * length].reshape(-1, length)
     step = max(1, MERGE_ROUND // length)

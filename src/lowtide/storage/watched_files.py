@@ -1,12 +1,12 @@
 """Open files: descriptors on demand, one cap for the whole process, and a watch on what happens to the files.
 
-A store's data lies in extents, and any number of extents may lie in one file: files are opened, counted and checked
-once each, and stores of one process that read the same file share its descriptor. One closes itself when the last
-reader lets go, so closing one (thousands of shards, a few hundred descriptors) can never make another thread read from
-a reused number.
+A store's data is in extents, and one file may have any number of them: files are opened, counted and checked once each,
+and stores of one process that read the same file share its descriptor. A descriptor closes itself when its last reader
+lets go, so closing one (thousands of shards, a few hundred descriptors) can never make another thread read from a
+reused number.
 
-Costs one ``fstat`` per file and call (0.5 microseconds): it tells a file that was truncated, grown, rewritten, replaced
-or deleted. Reads no data.
+Costs one ``fstat`` per file and call (0.5 microseconds): it notices a file that was truncated, grown, rewritten,
+replaced or deleted. Reads no data.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from lowtide.machine import Descriptor, file_kind, open_regular
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.units import format_size
 
-MOST_TOGETHER = 64  # files one call reads from at a time: it keeps their descriptors, whatever else is closed meanwhile
+MOST_TOGETHER = 64  # files that one call reads from at a time: it holds their descriptors until it is done
 MOST_KEPT = 2048  # descriptors and mappings kept open, however many the process may have
-MOST_WATCHED = 256  # files of a store, up to which all of them are open before long
+MOST_WATCHED = 256  # a store of at most so many files soon has all of them open
 
 OpenKey = tuple[int, bool, int]  # file, scattered, flags
 
@@ -55,8 +55,8 @@ class FilePieces:
 class Extent:
     """Data bytes that follow one another in a file; ``size`` is the whole file's when its header was read.
 
-    ``may_change``: the caller may write to the file meanwhile (a memmap opened for writing), so times prove nothing.
-    ``made``: what the bytes are made of, where they do not lie here; then ``path`` names that for people.
+    ``may_change``: the caller may write to the file meanwhile (a memmap opened for writing), so its times prove
+    nothing. ``made``: what the bytes are made from, if they are not local; ``path`` then names that for people.
     """
 
     path: str
@@ -103,19 +103,19 @@ class ReadCounts:
 
     asked: int = 0
     read: int = 0  # left the files, the gaps between merged neighbours included
-    cached: int = 0  # of those, known to have come from the page cache
+    cached: int = 0  # known to have come from the page cache
 
 
 class Keeper(Protocol):
-    """Somebody who keeps things open and can let go of them; one still in use stays open until its reader is done."""
+    """Keeps things open and can let go of them; one still in use stays open until its reader is done."""
 
     def let_go(self, key: Any) -> None: ...
 
 
 class KeptDescriptors:
-    """What this process keeps open, over all stores: beyond ``most``, what was opened first is let go.
+    """What this process keeps open, over all stores: beyond ``most``, those opened first are closed.
 
-    Knows who keeps what, not the things themselves: a store that dies closes its own.
+    Knows who keeps what, not the things themselves: a store that is dropped closes its own.
     """
 
     def __init__(self) -> None:
@@ -139,13 +139,13 @@ class KeptDescriptors:
         return max(1, min(MOST_TOGETHER, self.most // 4))
 
     def add(self, keeper: Keeper, key: Any) -> None:
-        """``keeper`` opened something; the oldest go where there are too many."""
+        """``keeper`` opened something; the oldest are closed if there are too many."""
         self._order[id(keeper), key] = weakref.ref(keeper)
         if len(self._order) > self.most:
             self.make_room(len(self._order) - self.most)
 
     def share(self, key: tuple[str, bool, int], descriptor: Descriptor) -> None:
-        """Let other stores of this process have it too, as long as somebody keeps it open."""
+        """Share it with other stores of this process for as long as somebody keeps it open."""
         if len(self._shared) > 2 * MOST_KEPT:
             self._shared = {key: one for key, one in list(self._shared.items()) if one() is not None}
         self._shared[key] = weakref.ref(descriptor)
@@ -153,11 +153,11 @@ class KeptDescriptors:
     def shared(self, key: tuple[str, bool, int]) -> Descriptor | None:
         reference = self._shared.get(key)
         found = None if reference is None else reference()
-        # While one closes itself other threads run, and its weak reference still answers: its number is not its own.
+        # While one closes itself other threads run and its weak reference still works, but its number may be reused.
         return None if found is None or found.closed else found
 
     def make_room(self, count: int | None = None) -> None:
-        """Let go of so many, or of everything: descriptors are needed elsewhere."""
+        """Close so many, or all: descriptors are needed elsewhere."""
         with self._turn.lock:
             many = len(self._order) if count is None else count
             oldest = [self._order.popitem(last=False) for _ in range(min(many, len(self._order)))]
@@ -168,13 +168,13 @@ class KeptDescriptors:
 
 
 KEPT = KeptDescriptors()
-_LOST: list[Descriptor] = []  # closed by others: their numbers may be anybody's by now, so nobody may close them again
+_LOST: list[Descriptor] = []  # closed by others: their numbers may be reused by now, so we must not close them
 
 
 class Files:
     """The files of a store, opened at first use. A file that is no longer what was opened is a ``ReadError``.
 
-    ``which[e]`` is the file in which extent e lies.
+    ``which[e]`` is the file of extent e.
     """
 
     def __init__(self, extents: tuple[Extent, ...], engine: Engine) -> None:
@@ -192,10 +192,10 @@ class Files:
         self._open: dict[OpenKey, Descriptor] = {}
         self._watched: tuple[WatchedFiles, tuple[Descriptor, ...]] | None = None
         self._known: dict[int, os.stat_result] = {}  # as each was when the store was made
-        self._changed = [-1] * len(self.paths)  # nanoseconds: when it was last changed; no file has -1
+        self._changed = [-1] * len(self.paths)  # nanoseconds of the last change; -1: unknown
         devices: dict[int, bool] = {}
         for file, path in enumerate(self.paths):
-            with contextlib.suppress(OSError):  # one that is missing is reported when it is read
+            with contextlib.suppress(OSError):  # a missing file is reported when it is read
                 status = os.stat(path)  # noqa: PTH116
                 self._is_now(file, status)
                 if status.st_dev not in devices:
@@ -220,11 +220,11 @@ class Files:
         return descriptor
 
     def descriptors(self, files: list[int], scattered: bool, flags: int = 0) -> dict[int, Descriptor]:
-        """Those of all these files, each checked once."""
+        """The descriptors of these files, each checked once."""
         return {file: self.descriptor(file, scattered, flags) for file in set(files)}
 
     def watched(self, ends: Any, shift: Any, which: Any) -> tuple[WatchedFiles, tuple[Descriptor, ...]]:
-        """What is open, as the arrays that ``Engine.locate`` wants, and the descriptors, which stay open with it."""
+        """The open files as the arrays that ``Engine.locate`` takes, and their descriptors, which it keeps open."""
         known = self._watched
         if known is None:
             opened = list(self._open.items())
@@ -258,7 +258,7 @@ class Files:
         )
 
     def _checked(self, key: OpenKey, descriptor: Descriptor) -> Descriptor:
-        """A closer look: what was closed by others is opened again, what was only renamed or given rights is fine."""
+        """A closer look: files closed by others are reopened; a new name or new permissions are fine."""
         file = key[0]
         try:
             status = os.fstat(descriptor.number)
@@ -284,7 +284,7 @@ class Files:
             return False
         if status.st_mtime_ns != known.st_mtime_ns:
             return True
-        # A change without a write: of names, owner or rights; else its bytes are others and the time was put back.
+        # A change without a write is of names, owner or permissions; otherwise bytes changed and the time was put back.
         rights = (status.st_mode, status.st_uid, status.st_gid, status.st_nlink)
         if rights == (known.st_mode, known.st_uid, known.st_gid, known.st_nlink):
             with contextlib.suppress(OSError):
@@ -337,12 +337,12 @@ def _opened(extent: Extent, flags: int) -> Descriptor:
         except OSError as problem:
             if problem.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            KEPT.make_room()  # somebody else in this process has taken what was left: ours can all be opened again
+            KEPT.make_room()  # others in this process took the last descriptors: ours can all be reopened
             return open_regular(extent.path, flags)
-    except ReadError:  # not a regular file: in our words already
+    except ReadError:  # not a regular file: the message is ours already
         raise
     except OSError as problem:
-        way_out = "Put it back and open it anew"
+        way_out = "Put it back and open it again"
         if problem.errno in (errno.EMFILE, errno.ENFILE):
             way_out = "Close files this program no longer needs, or raise the limit (ulimit -n)"
         elif problem.errno in (errno.EACCES, errno.EPERM):

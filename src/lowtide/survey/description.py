@@ -1,8 +1,8 @@
 """What files hold and how Lowtide would read them, as one frozen value.
 
 Everything here comes from headers, the machine and the plan of an opened object; a guess is marked as one and decides
-nothing. Reads headers, and sixteen small blocks to notice a dtype that is probably wrong. Only the counts of documents,
-which are asked for apart, may take a pass over the tokens.
+nothing. Reads headers, and sixteen small blocks to notice a dtype that is probably wrong. Only counting documents,
+which must be asked for, may take a pass over the tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lowtide.survey.projection import Plan
 from lowtide.survey.subject import Opening, Subject, opened
 from lowtide.tokens import Tokens
 
-_MOST_FILES = 1000  # files asked for their page cache; a corpus of more is not worth the wait
+_MOST_FILES = 1000  # files whose page cache is looked up; for more, it is not worth the wait
 
 
 @dataclass(frozen=True)
 class Description:
-    """Everything there is to say about one array or corpus; None: not known, or there is none."""
+    """Everything there is to say about one array or corpus; None: unknown or absent."""
 
     paths: tuple[str, ...]
     format: str
@@ -41,14 +41,14 @@ class Description:
     documents: int | None
     vocab: int | None
     eot: int | None
-    parts: dict[str, int]  # tokens of each part, this one first, of a directory that holds several
+    parts: dict[str, int]  # tokens of each part of a directory that holds several, this one first
     filesystem: str
     read_ahead: int | None
     cached: int | None  # bytes in the page cache now
     notes: tuple[str, ...]
     guess: str | None  # a dtype that looks wrong
     plan: Plan
-    stated: tuple[str, ...]  # names of what the user stated
+    stated: tuple[str, ...]  # names of the settings the user stated
     open: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def describe(subject: Subject, opening: Opening) -> Description:
         cached=_cached(layout),
         notes=layout.notes,
         guess=dtype_smell(layout),
-        plan=replace(plan, why=tuple(reason for reason in plan.why if reason not in layout.notes)),  # said as notes
+        plan=replace(plan, why=tuple(reason for reason in plan.why if reason not in layout.notes)),  # shown as notes
         stated=tuple(name for name, value in said.items() if value not in (None, "auto")),
         open=subject.call(opening),
     )
@@ -93,9 +93,9 @@ def describe(subject: Subject, opening: Opening) -> Description:
 def survey_documents(
     subject: Subject, opening: Opening, *, eot: int | None, bos: int | None, window: int, progress: Progress = None
 ) -> tuple[str, DocumentCounts]:
-    """What tells the documents apart, in a word or two, and their counts, from the same index that training uses.
+    """How documents are known, in a word or two, and their counts, from the same index that training uses.
 
-    Where there is none yet, it is built here and stays, so that looking first costs a run nothing later.
+    If there is none yet, it is built here and kept, so a later run does not have to.
     """
     layout = subject.layout
     if eot is not None or bos is not None:
@@ -114,12 +114,12 @@ def survey_documents(
 def _documents(layout: Layout) -> int | None:
     if layout.documents is None:
         return None
-    # Megatron's table has one boundary more than documents: the first is where the first begins.
+    # Megatron's table has one boundary more than documents: its first is where document 0 begins.
     return sum(max(0, shard.count - (shard.kind == "megatron")) for shard in layout.documents)
 
 
 def _cached(layout: Layout) -> int | None:
-    """Bytes of the data in the page cache now, where the kernel tells."""
+    """Bytes of the data in the page cache now, if the kernel tells."""
     if len(layout.extents) > _MOST_FILES or any(extent.made is not None for extent in layout.extents):
         return None
     with contextlib.suppress(OSError):

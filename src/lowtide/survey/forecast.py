@@ -1,6 +1,6 @@
 """A whole run forecast: what it will hold, read and take, as one frozen value.
 
-The data is opened as the run would open it and asked for its plan, and the rest is multiplication. Reads headers and,
+The data is opened as the run would open it and asked for its plan; the rest is arithmetic. Reads headers and,
 for the size of a feed's state, sixteen blocks of 4 KiB; only ``measure`` reads data, for as long as it says.
 """
 
@@ -27,7 +27,7 @@ from lowtide.tokens import Tokens
 class RunAsked:
     """The run to project; None: not stated."""
 
-    batch: int = 64  # tokens: windows per step, of all ranks together; arrays: rows per rank
+    batch: int = 64  # tokens: windows per step over all ranks; arrays: rows per rank
     length: int = 1024
     order: str = "shuffled"
     locality: Stated | None = None
@@ -41,7 +41,7 @@ class RunAsked:
 
 @dataclass(frozen=True)
 class CacheOutlook:
-    """Whether the page cache keeps the data, and whether it has the room: half of what it may come to."""
+    """Whether the page cache keeps the data, and whether it has room for it: half of what it could become."""
 
     kept: bool
     fits: bool
@@ -59,11 +59,11 @@ class Forecast:
     dtype: str
     dtype_guessed: bool
     shape: tuple[int, ...]
-    parts: dict[str, int]  # tokens of each part, this one first, of a directory that holds several
+    parts: dict[str, int]  # tokens of each part of a directory that holds several, this one first
     what: str  # "windows" | "rows"
     order: str
     length: int | None
-    batch: int  # items per step, of all ranks together
+    batch: int  # items per step over all ranks
     batch_per_rank: int  # at most
     world: int
     ranks_here: int
@@ -133,7 +133,7 @@ def forecast(subject: Subject, opening: Opening, asked: RunAsked) -> Forecast:
 
 
 def steps_per_second(epoch: Callable[[int], Iterable[Any]], seconds: float) -> float | None:
-    """Steps per second that one rank is fed, epoch after epoch, with the page cache as it is; None: no step at all."""
+    """Steps per second at which one rank is fed, epoch after epoch, with the page cache as it is; None: no steps."""
     steps = turn = 0
     start = time.perf_counter()
     while time.perf_counter() < start + seconds:
@@ -157,8 +157,8 @@ def _given_rate(asked: RunAsked, work: Workload) -> float | None:
 def _of_tokens(tokens: Tokens, asked: RunAsked) -> _OpenedRun:
     length, item, order = asked.length, tokens.dtype.itemsize, asked.order
     feed = tokens.batches(asked.batch, length=length, order=order, locality=asked.locality, rank=0, world=asked.world)
-    # Every token but the first is predicted once: in order by whole windows and a shorter last one. At random an epoch
-    # is as many windows as that takes.
+    # Every token but the first is predicted once: in order, by full windows and a shorter last one. For random order,
+    # an epoch is counted as that many windows.
     in_order = -(-(len(tokens) - 1) // length)
     work = Workload(
         items=windows_per_epoch(len(tokens), length) if order == "shuffled" else in_order,
@@ -174,7 +174,7 @@ def _of_tokens(tokens: Tokens, asked: RunAsked) -> _OpenedRun:
     )
 
     def epoch(_: int) -> Iterable[Any]:
-        feed.seek(0)  # shuffled and random feeds never end, and never come here again
+        feed.seek(0)  # a sequential feed ended; shuffled and random feeds never do
         return feed
 
     chosen = "" if order == "shuffled" else f", order={json.dumps(order)}"
@@ -189,7 +189,7 @@ def _of_rows(array: Array, asked: RunAsked) -> _OpenedRun:
     count, world, order = len(array), asked.world, asked.order
     if count == 0:
         raise FormatError(f"{array.layout.extents[0].path}: expected rows to read, got none. Use another file.")
-    share = count if order == "random" else -(-count // world)  # of the last rank: none has more
+    share = count if order == "random" else -(-count // world)  # the largest share of any rank
     each = asked.batch if order == "random" else min(asked.batch, share)
     layout, row = array.layout, array.layout.row_nbytes
     work = Workload(
@@ -214,7 +214,7 @@ def _of_rows(array: Array, asked: RunAsked) -> _OpenedRun:
 
     if order != "shuffled":
         locality_of(asked.locality, row, order=order)  # refuses one
-    first = epoch(0)  # what the budget cannot hold is refused here, also when nothing is measured
+    first = epoch(0)  # refuses what the budget cannot hold, even if nothing is measured
     ranks = f", rank=rank, world={world}" if world > 1 else ""
     seeds = ", seed=rank" if world > 1 else ""
     calls = {

@@ -1,7 +1,7 @@
 """What ``--mix`` means: corpora by name with weights, and the weights from later rows on.
 
-It is one text, so that a checkpoint remembers it like any other setting: ``web=PATH:0.7,code=PATH:0.3``, with
-``;ROW:web=0.5,math=PATH:0.5`` for each change, or a TOML file's table as JSON. `lowtide.mix` checks the weights' sums.
+It is one string, so that a checkpoint keeps it like any other setting: ``web=PATH:0.7,code=PATH:0.3``, with
+``;ROW:web=0.5,math=PATH:0.5`` for each change, or a TOML file's table as JSON. `lowtide.mix` checks the weights.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class MixPlan:
     then: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def joined(self, parts: Mapping[str, Part]) -> dict[str, tuple[Part, float]]:
-        """What `lowtide.mix` begins with, of these corpora by name."""
+        """The first argument of `lowtide.mix`, given these corpora by name."""
         return {name: (parts[name], weight) for name, weight in self.first.items()}
 
     def joined_later(self, parts: Mapping[str, Part]) -> dict[int, dict[str, float | tuple[Part, float]]]:
-        """Its ``then``: a name that comes new is given with its corpus."""
+        """Its ``then``: a new name comes with its corpus."""
         known = set(self.first)
         later: dict[int, dict[str, float | tuple[Part, float]]] = {}
         for row, weights in self.then.items():
@@ -39,7 +39,7 @@ class MixPlan:
 
 
 def mix_plan(text: str) -> MixPlan:
-    """The plan a setting spells; ValueError for what is none."""
+    """The plan that a setting spells; ValueError if it is not one."""
     table = _from_json(text) if text.lstrip().startswith("{") else _from_flag(text)
     paths: dict[str, str] = {}
     changes = table.pop(_THEN, {})
@@ -89,7 +89,7 @@ def _number(text: str, entry: str) -> float:
 
 
 def _weights(where: str, table: object, paths: dict[str, str]) -> dict[str, float]:
-    """Weights by name; new names' paths are added to those known."""
+    """Weights by name; the paths of new names are added to ``paths``."""
     if not isinstance(table, Mapping) or not table:
         raise _wrong("corpora by name", table)
     found: dict[str, float] = {}

@@ -1,12 +1,12 @@
 """The arithmetic of a run before it starts: memory, bytes, requests and time.
 
 What a feed does is arithmetic on a few integers - windows per epoch, pages under a window, reads per step - so a run
-can be projected: exactly where it is exact, as an expectation where it depends on where windows fall. Pure: numbers in,
-numbers out; tests hold it against brute force and real runs.
+can be projected: exactly, or as an expectation if it depends on where windows fall. Pure: numbers in, numbers out;
+tests compare it with brute force and real runs.
 
-Memory comes from ``plan()`` (a promise, never passed); this file multiplies it by the ranks of a machine. It counts
-what Lowtide holds, not the interpreter or the model beside it. The only file outside the library's core that knows what
-a plan looks like.
+Memory comes from ``plan()`` (a promise, never exceeded); this file multiplies it by the ranks of a machine. It counts
+what Lowtide holds, not the interpreter or the model beside it. Outside the library's core, only this file knows what a
+plan looks like.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from lowtide.reading.plan import Plan as Plan
 
 ORDERS = ("shuffled", "random", "sequential")
 MAPPED = ("map", "remap", "advise")  # strategies that fault pages in instead of asking for bytes
-FEW_NEIGHBOURS = 64  # data this many times longer than a batch: next to none of its rows lie side by side
+FEW_NEIGHBOURS = 64  # if data is this many times longer than a batch, hardly any rows of a batch are neighbours
 
 
 @dataclass(frozen=True)
 class Workload:
     """What one step of a run reads: ``batch`` items (windows or rows) of ``item_bytes``, from ``items`` per epoch.
 
-    ``alignment``: items begin at multiples of this many bytes (a token's size, a row's size). ``places``: an item lies
+    ``alignment``: items begin at multiples of this many bytes (a token's size, a row's size). ``places``: an item is
     in so many places (the columns of a Fortran-ordered array). ``overlap``: bytes that it shares with the next one in
-    order. ``steps``: per epoch, where that is not simply ``items / batch``.
+    order. ``steps``: per epoch, if that is not simply ``items / batch``.
     """
 
     items: int
     item_bytes: int
     alignment: int
     batch: int  # of all ranks together
-    world: int  # among which the batch is shared out
+    world: int  # ranks that share the batch
     total_bytes: int  # of the data
     units: int  # tokens predicted by an item, or 1 for a row
     order: str = "shuffled"
@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def requests(self) -> int:
-        """Reads per step, at most: rows in order are one run, and nothing else need be."""
+        """Reads per step, at most: rows in order are one run; nothing else has to be."""
         rows_in_order = self.order == "sequential" and self.units == 1
         return self.places * (self.world if rows_in_order else self.batch)
 
@@ -57,18 +57,18 @@ class Workload:
 
 @dataclass(frozen=True)
 class Projection:
-    """A run in numbers. Bytes per step are of all ranks together; None: no rate was given, so no time is known."""
+    """A run in numbers. Bytes per step are for all ranks together; None: no rate was given, so no time is known."""
 
     items_per_epoch: int
     steps_per_epoch: float
     useful_bytes_per_step: int
-    device_bytes_per_step: int  # page-rounded, while nothing of it is cached
+    device_bytes_per_step: int  # page-rounded, as long as nothing is cached
     device_bytes_first_epoch: int
-    device_bytes_later_epochs: int  # each; of random order with a page cache that holds the data: the second
+    device_bytes_later_epochs: int  # each; for random order and a page cache that holds the data, the second one
     requests_per_step: int | None  # reads of all ranks together; None: a mapped strategy faults instead
     requests_at_most: bool  # neighbours in a batch may be read together, so there may be fewer
     process: dict[str, int]  # bytes by kind, at most, of one rank
-    machine: dict[str, int]  # of all its ranks; the page cache is one for all
+    machine: dict[str, int]  # of all its ranks, which share the page cache
     steps_per_second: float | None = None
     units_per_second: float | None = None
     requests_per_second: float | None = None
@@ -97,17 +97,17 @@ def keeps_cache(plan: Plan) -> bool:
 
 
 def pages_under(length: int, alignment: int, page: int = PAGE) -> float:
-    """Pages that ``length`` bytes touch on average when they begin at any multiple of ``alignment`` alike.
+    """Pages that ``length`` bytes touch on average if every multiple of ``alignment`` is an equally likely start.
 
-    A run of n bytes at offset o touches ``(o % page + n - 1) // page + 1`` pages; this is that, averaged over the
-    offsets the alignment allows, without walking them.
+    A run of n bytes at offset o touches ``(o % page + n - 1) // page + 1`` pages; this is its average over the
+    offsets that the alignment allows, without enumerating them.
     """
     if length <= 0:
         return 0.0
-    step = math.gcd(alignment, page)  # offsets modulo the page are the multiples of this, each as often as any other
+    step = math.gcd(alignment, page)  # offsets modulo the page are the multiples of this, all equally often
     offsets = page // step
     full, rest = divmod(length - 1, page)
-    # Offsets from which the bytes beyond whole pages reach into one page more.
+    # Offsets at which the bytes beyond whole pages reach into one more page.
     crossing = offsets - -(-(page - rest) // step)
     return 1 + full + crossing / offsets
 
@@ -127,17 +127,17 @@ def project_run(
     steps_per_second: float | None = None,
 ) -> Projection:
     """The whole run. ``cached``: the page cache will hold the data; ``ranks_here``: ranks on one machine; ``room``: the
-    most its page cache can ever come to."""
+    most its page cache can ever hold."""
     first, later = _epochs(work, cached=cached)
     most = math.inf if room is None else room
     process = {"anon": plan.anon, "mapped": plan.mapped, "cache": int(min(plan.cache, most))}
     machine = {
         "anon": plan.anon * ranks_here,
-        # Ranks map the same file: its pages are there once, whoever maps them.
+        # Ranks map the same file: its pages are in memory once, however many map them.
         "mapped": min(plan.mapped * ranks_here, max(plan.mapped, work.total_bytes)),
         "cache": int(min(plan.cache * ranks_here, max(plan.cache, work.total_bytes), most)),
     }
-    # Windows in order lie side by side, and rows of a small array often do: neighbours may be read together.
+    # Windows in order are neighbours, and rows of a small array often are: neighbours may be read together.
     close = work.order == "sequential" and work.units > 1
     found = Projection(
         items_per_epoch=work.items,
@@ -159,7 +159,7 @@ def _per_rank(work: Workload) -> int:
 
 
 def _device_step(work: Workload) -> int:
-    """Bytes of whole pages under one step's items: each on its own, or in order one run per rank."""
+    """Bytes of whole pages under one step's items: each item separately or, in order, one run per rank."""
     runs, items = (work.world, _per_rank(work)) if work.order == "sequential" else (work.batch, 1)
     run = (items * (work.item_bytes - work.overlap) + work.overlap) // work.places
     pages = round(runs * work.places * pages_under(run, work.alignment))

@@ -1,7 +1,7 @@
 """What a step was made of: every row's file, byte, document, ids and text.
 
-The rows of a step are a pure function of the corpus and a few settings, so a spike in the loss can be looked at long
-after the run, on another machine, without a checkpoint of that moment. Reads the step's rows and, where the format
+The rows of a step are a pure function of the corpus and a few settings, so a spike in the loss can be examined long
+after the run, on another machine, without a checkpoint from that moment. Reads the step's rows and, where the format
 keeps document boundaries, its index up to the last of them. Prints nothing.
 """
 
@@ -32,7 +32,7 @@ class DocumentAt:
 
 @dataclass(frozen=True)
 class PackedDocument:
-    """A document of a packed row, or the piece of it that stands there: where it begins and its tokens there."""
+    """A document of a packed row, or the piece of it in that row: where it begins and its tokens."""
 
     file: str
     offset: int
@@ -42,8 +42,8 @@ class PackedDocument:
 
 @dataclass(frozen=True)
 class StepRow:
-    """One row: ``row`` counts from the beginning of the stream; ``ids`` are those of x and the last one of y, of a
-    packed row those of its documents. ``document`` is the one that a row at a stride begins in."""
+    """One row: ``row`` counts from the beginning of the stream; ``ids`` are those of x and the last one of y; in a
+    packed row, those of its documents. ``document`` is the one that a row at a stride begins in."""
 
     row: int
     file: str
@@ -51,17 +51,17 @@ class StepRow:
     token: int
     corpus: str | None
     document: DocumentAt | None
-    ends: tuple[int, ...]  # columns of x that end a document, where an end-of-text id is known
+    ends: tuple[int, ...]  # columns of x that end a document, if an end-of-text id is known
     ids: tuple[int, ...]
     text: str | None
-    packed: tuple[PackedDocument, ...] = ()  # what stands in a packed row, in its order
-    padding: int = 0  # tokens of a packed row behind its last document; they are not among the ids
+    packed: tuple[PackedDocument, ...] = ()  # the documents of a packed row, in order
+    padding: int = 0  # tokens of a packed row after its last document; they are not among the ids
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-Read = TokenRange | Mapping[str, TokenRange]  # what a feed reads: one corpus, or those of a mixture by name
+Read = TokenRange | Mapping[str, TokenRange]  # what a feed reads: one corpus, or the corpora of a mixture by name
 
 
 def step_rows(feed: Feed, tokens: Read, steps: Sequence[int], words: Words) -> list[StepRow]:
@@ -110,18 +110,18 @@ def _pieces(place: Place) -> tuple[Place | DocumentPlace, ...]:
 
 
 def _token(layout: Layout, place: Place | DocumentPlace) -> int:
-    """Which token of the corpus stands there, counted over all files."""
+    """Which token of the corpus is at this place, counted over all files."""
     before = 0
     for extent, rows in zip(layout.extents, layout.rows, strict=True):
         at = extent.at(place.offset) if extent.path == place.file else None
         if at is not None:
             return before + at // layout.dtype.itemsize
         before += rows
-    raise LookupError(place)  # a place always is one of the layout's own
+    raise LookupError(place)  # cannot happen: every place comes from the layout
 
 
 def _documents_of(owners: Sequence[TokenRange], tokens: Sequence[int]) -> list[DocumentAt | None]:
-    """The documents of tokens that may be of several corpora; one pass over the index of each."""
+    """The documents of tokens, which may be from several corpora; one pass over the index of each."""
     found: list[DocumentAt | None] = [None] * len(tokens)
     for owner in {id(one): one for one in owners}.values():
         mine = [index for index, one in enumerate(owners) if one is owner]
@@ -131,7 +131,7 @@ def _documents_of(owners: Sequence[TokenRange], tokens: Sequence[int]) -> list[D
 
 
 def _documents(layout: Layout, tokens: Sequence[int]) -> list[DocumentAt | None]:
-    """The documents these tokens stand in, where the format keeps boundaries; one pass over the index."""
+    """The documents that these tokens are in, if the format keeps boundaries; one pass over the index."""
     blocks = document_ends(layout)
     if blocks is None or not tokens:
         return [None] * len(tokens)

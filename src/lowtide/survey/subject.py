@@ -1,8 +1,8 @@
 """What the paths on a command line hold: tokens or an array, opened as the library would.
 
-Headers decide, and one axis of integers counts as tokens; several paths are one corpus or one array, as a list is for
-``lowtide.open``. A headerless file whose dtype nobody stated is described by a guess that stays marked as one: the
-library itself asks for a statement. Costs what opening costs, and one block of 64 KiB for a guess.
+Headers decide, and one axis of integers counts as tokens; several paths are one corpus or one array, like a list given
+to ``lowtide.open``. For a headerless file without a stated dtype there is a guess, marked as one: the library itself
+asks for the dtype. Costs what opening costs, and one block of 64 KiB for a guess.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Subject:
-    """What was named and what it holds. ``stated`` includes a guessed dtype, because opening it asks for one."""
+    """What was named and what it holds. ``stated`` includes a guessed dtype, because opening needs one."""
 
     paths: tuple[str, ...]
     stated: StatedData
@@ -53,7 +53,7 @@ class Subject:
         return "tokens" if holds_tokens(self.layout) else "array"
 
     def tokens_by_part(self) -> dict[str, int]:
-        """How many tokens each part has, of a directory that holds several; the one that is described comes first."""
+        """How many tokens each part of a directory has, if it holds several; the described part comes first."""
         if self.layout.part is None:
             return {}
         others = {
@@ -62,7 +62,7 @@ class Subject:
         return {self.layout.part: self.layout.shape[0], **others}
 
     def call(self, opening: Opening) -> str:
-        """The line of Python that opens it so."""
+        """The line of Python that opens it this way."""
         layout, stated = self.layout, self.stated
         words = [json.dumps(self.paths[0] if len(self.paths) == 1 else list(self.paths), ensure_ascii=False)]
         if layout.format in HEADERLESS and stated.dtype is not None:
@@ -74,14 +74,14 @@ class Subject:
         if stated.part is not None:
             words.append(f"part={json.dumps(stated.part)}")
         words += [f"{name}={json.dumps(value)}" for name, value in vars(opening).items() if value != "auto"]
-        # open_tokens takes no shape, and a tensor's name does not say that it holds tokens.
+        # open_tokens takes no shape, and a tensor's name does not tell that it holds tokens.
         plain = stated.shape is None and stated.tensor is None
         function = "open_tokens" if holds_tokens(layout) and plain else "open"
         return f"lowtide.{function}({', '.join(words)})"
 
 
 def find(paths: Sequence[str], stated: StatedData) -> Subject:
-    """Everything the paths name together, or the error that says most about why there is nothing."""
+    """Everything the paths name together, or the error that best explains why there is nothing."""
     try:
         return Subject(tuple(paths), stated, _layout(paths, stated))
     except MissingDtypeError as problem:
@@ -92,7 +92,7 @@ def find(paths: Sequence[str], stated: StatedData) -> Subject:
 
 
 def _layout(paths: Sequence[str], stated: StatedData) -> Layout:
-    # Of a model's many tensors one may look like tokens; which one is meant is for the user to say.
+    # One of a model's many tensors may look like tokens; the user must say which is meant.
     named = any(path.endswith((".safetensors", ".npz", ".h5", ".hdf5")) for path in paths)
     if stated.shape is not None or stated.tensor is not None or named:
         return layout_of(paths, dtype=stated.dtype, shape=stated.shape, tensor=stated.tensor)
@@ -104,7 +104,7 @@ def _layout(paths: Sequence[str], stated: StatedData) -> Layout:
         try:
             return layout_of(paths, dtype=stated.dtype)
         except IsADirectoryError:
-            raise not_tokens from None  # it knows directories, and says what this one lacks
+            raise not_tokens from None  # it knows directories, and says what is missing in this one
 
 
 def holds_tokens(layout: Layout) -> bool:
@@ -112,7 +112,7 @@ def holds_tokens(layout: Layout) -> bool:
 
 
 def opened(layout: Layout, opening: Opening) -> Array | Tokens:
-    """An object over the layout: tokens where it holds tokens. The one place that builds one from a layout."""
+    """An object over the layout: `Tokens` if it holds tokens. The only place that builds one from a layout."""
     store = open_store(layout.extents, **vars(opening))
     if not holds_tokens(layout):
         return Array(layout, store)
@@ -128,7 +128,7 @@ def several_members(paths: Sequence[str]) -> tuple[ArrayMember, ...]:
 
 
 def in_rows(layout: Layout, width: int) -> Layout:
-    """One axis of numbers as whole rows of ``width``; what is left over at the end is left out."""
+    """One axis of numbers as rows of ``width``; a remainder at the end is left out."""
     if len(layout.shape) > 1:
         raise ValueError(f"--row: expected data along one axis, got shape {layout.shape}. Leave --row out.")
     count = layout.shape[0] // width

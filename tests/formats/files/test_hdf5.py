@@ -127,7 +127,7 @@ def test_a_link_is_read_from_the_file_that_holds_the_dataset(tmp_path: Path, rea
     layout = layout_of(linked(tmp_path), tensor=name)
     assert layout.extents[0].path == str(tmp_path / "data" / "y.h5")
     assert np.array_equal(read_back(layout), X)
-    assert "which is the file that is read" in layout.notes[0]
+    assert "which is read instead" in layout.notes[0]
 
 
 def test_a_link_out_of_the_directory_has_to_be_asked_for(

@@ -164,7 +164,7 @@ def test_bytes_after_the_data_are_left_alone_where_every_axis_is_stated(numbers:
         ({"dtype": "f4", "shape": (6, 12)}, r"expected 288 bytes.*got 240\. State shape=\(5, 12\)"),
         ({"dtype": "f4", "shape": (5, 12), "offset": 4}, "expected 244 bytes.*got 240"),
         ({"dtype": "f4", "shape": (2**40, 2**40)}, "fewer than"),
-        ({"dtype": "f4", "offset": 240}, "behind offset 240"),
+        ({"dtype": "f4", "offset": 240}, "after offset 240"),
         ({"dtype": "f4", "offset": 239}, "multiple of 4"),
         ({"dtype": object}, "Python objects"),
         ({"dtype": "S0"}, "at least 1 byte"),

@@ -5,7 +5,7 @@
 A column is compressed and cannot be read in place, so it is decoded into a raw file that can, under a key made of the
 file's own bytes (its size and a hash of sampled blocks), the column and the dtype. A copied file has the same key; a
 changed one another. Costs the disk space of the ids, and about 20 MiB of memory while decoding. A decode that was
-killed goes on at the last whole row group; of several processes one decodes and the others wait.
+killed continues after the last complete row group; of several processes, one decodes and the others wait.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def column_layout(
     part: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Layout:
-    """Where the ids of ``column`` lie, after they have been decoded: files, a glob, or a directory of them.
+    """The layout of the decoded ids of ``column``, from files, a glob, or a directory of them.
 
-    ``dtype``: what to store, where another than the column's own is wanted; ids that do not fit are refused. ``part``:
-    of a directory that holds several, as in ``token_layout``.
+    ``dtype``: what to store, if not the column's own; ids that do not fit are refused. ``part``: which part of a
+    directory that holds several, as in ``token_layout``.
     ``cache_dir``: where; ``$XDG_CACHE_HOME/lowtide`` or ``~/.cache/lowtide`` unless stated.
     """
     if not isinstance(column, str) or not column:
@@ -64,7 +64,7 @@ def column_layout(
     stated = stated_ids(dtype)
     paths, chosen = _files(source, checked_part(part))
     refuse_mixed_parts(f"{len(paths)} files", paths)
-    columns = [find_column(path, column) for path in paths]  # all are looked at before one is decoded
+    columns = [find_column(path, column) for path in paths]  # all are checked before the first is decoded
     root = _root(cache_dir)
     layouts = [_one(found, stated or found.dtype, root) for found in columns]
     kept = [layout for layout in layouts if layout.shape[0]] or layouts[:1]
@@ -76,7 +76,7 @@ def column_layout(
 
 
 def _root(stated: str | os.PathLike[str] | None) -> Path:
-    """Where decoded columns are kept: in the directory stated, unless somebody else could have put some there."""
+    """Where decoded columns are kept: the directory stated, unless somebody else could have put files there."""
     root = (user_cache() if stated is None else Path(stated).absolute()) / "columns"
     with contextlib.suppress(NotOursError), _space(root):
         return OwnDirectory(root).path
@@ -84,7 +84,7 @@ def _root(stated: str | os.PathLike[str] | None) -> Path:
 
 
 def _files(source: Source, stated: str | None) -> tuple[list[str], ChosenPart]:
-    """The files, and the part they are, where a directory holds several."""
+    """The files, and which part they are if a directory holds several."""
     paths: list[str] = []
     chosen = ChosenPart(None, [])
     for item in named(source):
@@ -128,7 +128,7 @@ def _key(column: IdColumn, dtype: np.dtype[Any]) -> str:
 
 
 def _sampled_hash(path: str) -> str:
-    """Of a file's size, blocks at even places and its tail: what makes it this file, wherever it is copied."""
+    """A hash of a file's size, evenly spread blocks and its tail: it identifies the file, wherever it is copied."""
     import hashlib
 
     with HeaderFile(path) as file:
@@ -141,7 +141,7 @@ def _sampled_hash(path: str) -> str:
 
 
 def _done(column: IdColumn, dtype: np.dtype[Any], place: Path) -> Layout | None:
-    """The layout of what lies there, if it is whole and what was written; ``None`` where it has to be made."""
+    """The layout of decoded ids that are complete and unchanged; ``None`` if they have to be made."""
     said = _said(place / "done.json")
     ids, ends = place / "tokens.bin", place / "ends.bin"
     if said is None or not ids.is_file() or not ends.is_file():
@@ -167,7 +167,7 @@ def _decode(column: IdColumn, dtype: np.dtype[Any], place: Path) -> None:
         saved = now = at
         for block in blocks(column, at.pieces):
             if block.piece > now.pieces:
-                now = replace(now, pieces=block.piece)  # every piece before this one is whole
+                now = replace(now, pieces=block.piece)  # every piece before this one is complete
                 if (now.tokens - saved.tokens) * dtype.itemsize >= _SAVED_EVERY:
                     saved = _save(now, place, ids, ends)
             ids.write(_stored(column, block, dtype, now.tokens).tobytes())
@@ -194,7 +194,7 @@ def _resumed(dtype: np.dtype[Any], place: Path) -> DecodedSoFar:
 
 
 def _stored(column: IdColumn, block: IdBlock, dtype: np.dtype[Any], before: int) -> npt.NDArray[Any]:
-    """The ids as they are stored; FormatError for one that does not fit, never a wrapped number."""
+    """The ids as they are stored; FormatError for one that does not fit; none ever wraps."""
     if block.ids.size and not np.can_cast(block.ids.dtype, dtype, "safe"):
         limits = np.iinfo(dtype)
         low, high = int(block.ids.min()), int(block.ids.max())
@@ -209,7 +209,7 @@ def _stored(column: IdColumn, block: IdBlock, dtype: np.dtype[Any], before: int)
 
 
 def _save(now: DecodedSoFar, place: Path, *files: BinaryIO) -> DecodedSoFar:
-    """First the ids reach the disk, then the numbers that speak of them."""
+    """The ids reach the disk first, then the numbers that describe them."""
     for file in files:
         file.flush()
         os.fsync(file.fileno())
@@ -236,7 +236,7 @@ def _said(path: Path) -> dict[str, object] | None:
 
 @contextlib.contextmanager
 def _alone(place: OwnDirectory) -> Iterator[None]:
-    """One process at a time; the others wait here, and find the work done. A process that dies lets go."""
+    """One process at a time; the others wait here and then find the work done. A dying process releases it."""
     with contextlib.closing(place.open("lock", os.O_RDWR | os.O_CREAT)) as file:
         wait_for_lock(file.number)
         yield
@@ -244,7 +244,7 @@ def _alone(place: OwnDirectory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _space(place: Path) -> Iterator[None]:
-    """A full disk or a directory one may not write is told with what to do."""
+    """Errors for a full disk or a read-only directory, with what to do."""
     try:
         yield
     except OSError as error:
@@ -252,7 +252,7 @@ def _space(place: Path) -> Iterator[None]:
             raise
         problem = type(error)(
             f"{place}: expected room for the decoded ids, got {os.strerror(error.errno).lower()}. State "
-            "cache_dir= on another disk, or make room: what is done is kept, and opening again goes on from there."
+            "cache_dir= on another disk, or make room and open it again: it continues from there."
         )
         problem.errno = error.errno
         raise problem from error

@@ -2,7 +2,7 @@
 
 One row of the column is one document, and blocks of at most 262,144 ids come out whatever the file's own pieces (row
 groups, record batches) hold. Costs a few pages of one column of a Parquet row group, or one record batch of an Arrow
-file, which is mapped, and unpacked where it was compressed. pyarrow (extra ``parquet``) is imported only here.
+file, which is mapped, and unpacked if it was compressed. pyarrow (extra ``parquet``) is imported only here.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class IdColumn:
 class IdBlock:
     """Some ids of a column, and where in them documents end."""
 
-    piece: int  # the row group or record batch they are from
+    piece: int  # their row group or record batch
     ids: npt.NDArray[Any]
     ends: Ends  # counted from the first id of this block
 
 
 def find_column(path: str, column: str) -> IdColumn:
-    """The column of that name; FormatError where the file has none or it holds no lists of integers."""
+    """The column of that name; FormatError if the file has none or it does not hold lists of integers."""
     kind = _kind(path)
     pyarrow = _pyarrow(path)
     try:
         schema = _schema(pyarrow, path, kind)
         columns = list(schema.names)
-    except Exception as error:  # of hostile bytes pyarrow raises what it likes, UnicodeDecodeError for one
+    except Exception as error:  # pyarrow may raise anything for hostile bytes, such as UnicodeDecodeError
         raise FormatError(
             f"{path}: expected a whole {kind} file, got one that pyarrow cannot read ({clip(str(error))}). "
             "It is cut short or damaged: copy or write it again."
@@ -81,9 +81,9 @@ def column_advice(path: str, where: str, *, tokens: bool) -> str:
     try:
         kind, pyarrow = _kind(path), _pyarrow(path)
         schema = _schema(pyarrow, path, kind)
-    except FormatError as problem:  # it says what is missing, or what is wrong with the file
+    except FormatError as problem:  # its text says what is missing, or what is wrong with the file
         return str(problem).partition(". ")[2] or str(problem)
-    except Exception as problem:  # hostile bytes: pyarrow raises what it likes
+    except Exception as problem:  # pyarrow may raise anything for hostile bytes
         return f"It is damaged ({clip(str(problem))}): copy or write it again."
     types = pyarrow.types
     columns = {name: schema.field(at).type for at, name in enumerate(schema.names)}
@@ -120,9 +120,9 @@ def blocks(column: IdColumn, first: int = 0) -> Iterator[IdBlock]:
             yield from _cut(pyarrow, column, piece, array)
     except FormatError:
         raise
-    except Exception as error:  # of hostile bytes pyarrow raises what it likes
+    except Exception as error:  # pyarrow may raise anything for hostile bytes
         raise FormatError(
-            f"{column.path}: expected rows of {clip(column.name)}, got what pyarrow cannot decode "
+            f"{column.path}: expected rows of {clip(column.name)}, got bytes that pyarrow cannot decode "
             f"({clip(str(error))}). Copy or write it again."
         ) from error
 
@@ -171,7 +171,7 @@ def _schema(pyarrow: Any, path: str, kind: str) -> Any:
 
 
 def _item_type(pyarrow: Any, type: Any) -> Any:
-    """The type of one id where the column holds lists of integers."""
+    """The type of one id, if the column holds lists of integers."""
     lists = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
     if any(is_one(type) for is_one in lists) and pyarrow.types.is_integer(type.value_type):
         return type.value_type
@@ -198,14 +198,14 @@ def _arrow(pyarrow: Any, column: IdColumn, first: int) -> Iterator[tuple[int, An
             for piece in range(first, opened.num_record_batches):
                 yield piece, opened.get_batch(piece).column(place)
             return
-        for piece, batch in enumerate(opened):  # a stream has no index: what was done is stepped over
+        for piece, batch in enumerate(opened):  # a stream has no index: pieces already done are read past
             if piece >= first:
                 yield piece, batch.column(place)
 
 
 def _cut(pyarrow: Any, column: IdColumn, piece: int, array: Any) -> Iterator[IdBlock]:
     """One array of lists in blocks; a row without a list is an empty document."""
-    array.validate(full=True)  # Arrow files are mapped and believed: an offset beyond the end would end the process
+    array.validate(full=True)  # Arrow files are mapped and trusted: an offset beyond the end would crash the process
     lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(array), 0)
     ends: Ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
     values = array.flatten()

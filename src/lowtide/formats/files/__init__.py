@@ -1,2 +1,2 @@
-"""Arrays in files, one module per format: ``read`` gives the layout, and where a file holds several, ``members`` lists
-them."""
+"""Arrays in files, one module per format: ``read`` gives the layout; ``members`` lists the arrays of a file that
+holds several."""

@@ -1,7 +1,7 @@
 """One dataset of an HDF5 file, read where it lies, or decoded by chunk.
 
-h5py is asked once for a dataset's dtype, shape and the offset of its bytes, or of each of its chunks; every row after
-that is read like any other file's, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``) and 2
+h5py is asked once for a dataset's dtype, shape and the offset of its bytes, or of each of its chunks; after that,
+rows are read as from any other file, without h5py and its lock. Costs opening the file with h5py (extra ``hdf5``) and 2
 microseconds per chunk. Chunks that went through filters or cut rows into columns become blocks of a local file, decoded
 when they are first needed.
 """
@@ -27,12 +27,12 @@ from lowtide.storage.watched_files import Extent
 WHAT = "dataset"
 MAGIC = b"\x89HDF\r\n\x1a\n"
 SUFFIXES = (".h5", ".hdf5", ".he5", ".hdf", ".nc")
-_MOST_LINKS = 32  # on the way to one dataset; more are a circle
+_MOST_LINKS = 32  # on the way to one dataset; more must be a circle
 _USER_BLOCKS = [512 << k for k in range(8)]  # the signature may follow a block of the user's own
 
 
 def looks_like(file: HeaderFile, head: bytes) -> bool:
-    """Whether the file carries HDF5's signature, at its start or behind a user block."""
+    """Whether the file carries HDF5's signature, at its start or after a user block."""
     if head.startswith(MAGIC):
         return True
     return file.path.lower().endswith(SUFFIXES) and any(file.read(at, 8) == MAGIC for at in _USER_BLOCKS)
@@ -53,7 +53,7 @@ def read(file: HeaderFile, name: str) -> Layout | None:
         length = checked_nbytes(dataset.shape, dtype.itemsize, where)
         notes: tuple[str, ...] = ()
         if holder is not file:
-            notes = (f"a link leads to {holder.path}, which is the file that is read",)
+            notes = (f"a link leads to {holder.path}, which is read instead",)
         if dataset.chunks is not None and length:
             if filters_of(dataset) or tuple(dataset.chunks[1:]) != tuple(dataset.shape[1:]):
                 return _decoded(holder, dataset, dtype, length, notes)
@@ -75,10 +75,10 @@ def _decoded(holder: HeaderFile, dataset: Any, dtype: np.dtype[Any], length: int
 
 
 def _followed(file: HeaderFile, name: str, opened: ExitStack) -> tuple[HeaderFile, Any] | None:
-    """What the name leads to and the file that holds it; ``None`` where it leads nowhere.
+    """What the name leads to and the file that holds it; ``None`` if it leads nowhere.
 
     Links are followed here, step by step, and never by HDF5 itself: it would open whatever file a link names. A link
-    may lead to another file in this one's directory or below; whoever wants one elsewhere names that file.
+    may lead to another file in this one's directory or below; to read one elsewhere, name that file.
     """
     holder, rest, links = file, name.split("/"), 0
     item = root = opened.enter_context(_opened(file))
@@ -109,7 +109,7 @@ def _followed(file: HeaderFile, name: str, opened: ExitStack) -> tuple[HeaderFil
 
 
 def _linked(file: HeaderFile, holder: HeaderFile, name: str, dataset: str) -> str:
-    """The file that a link in ``holder`` names, where it may lead there."""
+    """The file that a link in ``holder`` names, if it may lead there."""
     allowed = os.path.realpath(os.path.dirname(file.path))  # noqa: PTH120
     path = os.path.realpath(os.path.join(os.path.dirname(holder.path), name))  # noqa: PTH118, PTH120
     if os.path.commonpath([allowed, path]) != allowed:
@@ -170,7 +170,7 @@ def _is_dataset(item: Any) -> bool:
 
 
 def _why_not(file: HeaderFile, dataset: Any) -> str:
-    """Why a dataset cannot be read in place, and what to do; empty where it can."""
+    """Why a dataset cannot be read in place, and what to do; empty if it can."""
     source = f"h5py.File({as_typed(file.path)!r})[{dataset.name!r}]"
     output = f"{dataset.name.rpartition('/')[2]}.npy"
     save = f"Save it: np.save({output!r}, {source}[:])"

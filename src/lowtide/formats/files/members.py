@@ -1,6 +1,6 @@
 """The arrays inside one file: what each is called, and whether it can be read where it lies.
 
-Which of them is meant, and the error that lists them, are worded here once for every such format.
+The choice of the one that is meant, and the error that lists them, are here once for every such format.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class ArrayMember:
     """One array of a file that holds several; ``tensor=`` takes its name."""
 
     name: str
-    dtype: str  # as numpy calls it, or as the format does where numpy has none
+    dtype: str  # by numpy's name, or the format's if numpy has none
     shape: tuple[int, ...]
-    why_not: str = ""  # why it cannot be read in place, and what to do; empty where it can
+    why_not: str = ""  # why it cannot be read in place, and what to do; empty if it can
     integers: bool = False
 
     @property
@@ -34,7 +34,7 @@ class ArrayMember:
 
 
 def only_member(where: str, what: str, members: Iterable[ArrayMember], *, tokens: bool) -> str:
-    """The name of the only member - of those that may be tokens - or FormatError with the names there are."""
+    """The name of the only member (that may hold tokens, if ``tokens``); FormatError lists the names otherwise."""
     found = list(members)
     everything = [member.name for member in found]
     wanted = [member.name for member in found if member.like_tokens] if tokens else everything

@@ -1,6 +1,6 @@
 """The ``np.memmap`` someone already has: its file, offset, dtype, shape and order.
 
-A slice of a memmap keeps the ``offset`` of the whole, so the true one is computed from where its data lies in the
+A slice of a memmap keeps the ``offset`` of the whole, so the true one is computed from where its data is in the
 mapping. Costs a stat; touches no page of the data. Later reads see the file, not the map, so a copy-on-write map, whose
 changes never reach the file, is refused.
 """
@@ -56,7 +56,7 @@ def read(array: npt.NDArray[Any]) -> Layout:
         writable = whole.mode in ("r+", "w+")
         notes = (_UNSAVED,) if writable else ()
         fortran = not array.flags.c_contiguous
-        extent = replace(file.extent(offset, length), may_change=writable)  # its owner may write while we read
+        extent = replace(file.extent(offset, length), may_change=writable)  # its owner may write to it while we read
         return one_extent("memmap", array.dtype, array.shape, extent, fortran=fortran, notes=notes)
 
 
@@ -83,7 +83,7 @@ def _file_offset(array: npt.NDArray[Any], whole: np.memmap[Any, Any], mapping: m
 
 
 def _same_file(file: HeaderFile, mapping: mmap.mmap, end: int) -> None:
-    """FormatError where the name no longer leads to the file that was mapped, as far as sizes can tell."""
+    """FormatError if the name no longer leads to the file that was mapped, as far as sizes can tell."""
     try:
         mapped = mapping.size()
     except (OSError, ValueError):  # the mapping's own descriptor is gone: then only the end can be checked

@@ -3,7 +3,7 @@
     "\\x93NUMPY" | major, minor u8 | header length u16 (v1) or u32 (v2, v3), little-endian |
     {'descr': ..., 'fortran_order': ..., 'shape': ...} as Python text, latin-1 (v1, v2) or UTF-8 (v3) | data
 
-Reading: the header goes into a bounded buffer, is checked, and compared with the file's size before anything else
+Reading: the header goes into a bounded buffer and is checked, also against the file's size, before anything else
 happens. Costs one read of at most 64 KiB. Never unpickles; object dtypes are refused. Writing: ``npy_header`` makes the
 bytes that ``np.save`` would write. NumPy leaves room for the longest first axis in every header, so the header of an
 array whose length is not known yet has the size of the final one, which is written over it at the end.
@@ -25,18 +25,18 @@ from lowtide.formats.layout import Layout, checked_dtype, checked_nbytes, clip, 
 MAGIC = b"\x93NUMPY"
 _MOST_HEADER = 65_536  # numpy's own reader stops at 10,000 unless told to trust; 64 KiB holds 2,500 columns
 _KEYS = {"descr", "fortran_order", "shape"}
-# What numpy's writer puts into a descr: byte order, kind, size, time unit. Whatever else np.dtype accepts
-# ("f4,f4", "float32", aliases it warns about) never comes from a writer.
+# What numpy's writer puts into a descr: byte order, kind, size, time unit. Writers never emit the other spellings
+# that np.dtype accepts ("f4,f4", "float32", aliases it warns about).
 _TYPE = re.compile(r"[<>|=]?[?bBhHiIlLqQefduOSUVMmc][0-9]{0,10}(\[[0-9A-Za-z/]{1,16}\])?")
 
-# A header is hostile, and Python's reader of literals knows far more than a writer emits. It is handed text, numbers,
-# True and False in brackets, and nothing else. Possessive (*+), so that the pattern keeps nothing to go back to.
+# A header may be hostile, and Python's literal parser accepts far more than a writer emits. It is given only text,
+# numbers, True and False in brackets. Possessive (*+), so that the pattern never backtracks.
 _TEXT = re.compile(
     r"""'(?:[^'\\\n]|\\[\\'"nrtxuU])*+'|"(?:[^"\\\n]|\\[\\'"nrtxuU])*+\""""
 )  # escapes as repr writes them
 _LONG = re.compile(rf"({_TEXT.pattern})|(?<=[0-9])L\b")  # Python 2 wrote long integers as 10L
 _PLAIN = re.compile(r"(?:[ \t\r\n\f()\[\]{},:]|-?[0-9]{1,20}(?![0-9])L?|True|False)*+")
-_DEEPEST = 32  # brackets; dtypes nested deeper are attacks: numpy's own writer adds two levels a nesting
+_DEEPEST = 32  # brackets; dtypes nested deeper are attacks: numpy's own writer adds two levels per nesting
 
 _ALIGNED = 64  # the data starts at a multiple of this
 _LONGEST = 65_535 - _ALIGNED  # of a version 1 header: its length has two bytes
@@ -44,14 +44,14 @@ _DIGITS = 21  # room for the first axis, as NumPy leaves it (numpy.lib.format.GR
 
 
 def read(file: HeaderFile | FilePart) -> Layout:
-    """The layout of a .npy file, or of one inside an archive; FormatError where its bytes contradict each other."""
+    """The layout of a .npy file, or of one inside an archive; FormatError if its bytes contradict each other."""
     start, text = _header_text(file)
     dtype, fortran, shape = _fields(text, file.path)
     length = checked_nbytes(shape, dtype.itemsize, file.path)
     if not shape:
         raise FormatError(f"{file.path}: expected rows, got a single value of shape (). Read it with np.load.")
     if start + length != file.size:
-        why = "It is cut short" if file.size < start + length else "Something was written behind the array"
+        why = "It is cut short" if file.size < start + length else "Something was written after the array"
         raise FormatError(
             f"{file.path}: expected {start + length} bytes ({start} of header, shape {clip(shape)} of "
             f"{dtype.itemsize}-byte items), got {file.size}. {why}: write it again."
@@ -66,7 +66,7 @@ def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     text += " " * (_DIGITS - len(str(shape[0])))
     try:
         body, version = text.encode("latin-1"), 1
-    except UnicodeEncodeError:  # names of fields beyond latin-1
+    except UnicodeEncodeError:  # field names beyond latin-1
         body, version = text.encode("utf-8"), 3
     if version == 1 and len(body) > _LONGEST:
         version = 2
@@ -124,7 +124,7 @@ def _literal(text: str, where: str) -> object:
     outside = _TEXT.sub("", text)
     depth = max(accumulate((c in "([{") - (c in ")]}") for c in outside), default=0)
     try:
-        # A colon stands behind each of the three keys and nowhere else: more of them are a key twice, or a dict inside.
+        # A colon follows each of the three keys and nothing else: more of them mean a key twice, or a dict inside.
         if _PLAIN.fullmatch(outside) is None or depth > _DEEPEST or outside.count(":") > len(_KEYS):
             raise ValueError("other text than its three fields")
         return ast.literal_eval(_LONG.sub(lambda found: found[1] or "", text))

@@ -4,7 +4,7 @@
 
 A member that is stored, not deflated, is a .npy file at an offset of the archive, so its rows are read like those of
 any .npy. Costs the archive's directory, of at most 16 MiB, and one header. Checksums are not checked: that would read
-all of the data. Deflated and encrypted members are refused with the line that saves them again.
+all of the data. Deflated and encrypted members are refused, naming the line that saves them again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOCAL_HEADER = 30
 
 
 def read(file: HeaderFile, name: str) -> Layout | None:
-    """The layout of the member of that name (``a`` and ``a.npy`` are the same); ``None`` where there is none."""
+    """The layout of the member of that name (``a`` and ``a.npy`` are the same); ``None`` if there is none."""
     for info in _arrays(file):
         if name in (info.filename, _short(info.filename)):
             return _layout(file, info)
@@ -51,7 +51,7 @@ def members(file: HeaderFile) -> Iterator[ArrayMember]:
 
 
 def _arrays(file: HeaderFile) -> list[ZipInfo]:
-    import zipfile  # here: most files are no archives, and it takes 10 ms
+    import zipfile  # here: most files are not archives, and it takes 10 ms
 
     try:
         with _Bounded(file) as data, zipfile.ZipFile(data) as archive:
@@ -80,7 +80,7 @@ def _layout(file: HeaderFile, info: ZipInfo) -> Layout:
 
 
 def _why_not(file: HeaderFile, info: ZipInfo) -> str:
-    """Why a member cannot be read in place, and what to do; empty where it can."""
+    """Why a member cannot be read in place, and what to do; empty if it can."""
     name = as_typed(file.path)
     if info.flag_bits & 0x1:
         return "an encrypted one. Unpack it with its password: unzip " + repr(name)
@@ -90,7 +90,7 @@ def _why_not(file: HeaderFile, info: ZipInfo) -> str:
 
 
 def _data_start(file: HeaderFile, info: ZipInfo) -> int:
-    """Behind the local header, whose name and extra field have lengths of their own."""
+    """The position after the local header, whose name and extra field have lengths of their own."""
     head = file.read(info.header_offset, _LOCAL_HEADER) if info.header_offset >= 0 else b""
     if len(head) < _LOCAL_HEADER or not head.startswith(MAGICS[0]):
         raise FormatError(
@@ -112,7 +112,7 @@ def _short(name: str) -> str:
 
 
 class _Bounded(io.RawIOBase):
-    """The archive as zipfile wants it, but no read larger than a directory may be."""
+    """The archive as zipfile wants it, except that no read may be larger than a directory."""
 
     def __init__(self, file: HeaderFile) -> None:
         self._file, self._at = file, 0

@@ -1,8 +1,8 @@
 """Bytes without a header: dtype, shape and offset are what the caller states.
 
-Nothing is assumed. A missing dtype is refused with what the size and a first block suggest, a size that does not fit
-with the nearest that would. Where every axis of the shape is stated, bytes after the data are left alone, with a note.
-Costs one stat, and one read of 64 KiB only to word a refusal.
+Nothing is assumed. If the dtype is missing, the error says what the size and the first block suggest; if the size does
+not fit, it names the nearest that would. If every axis is stated, bytes after the data are left alone, with a note.
+Costs one stat, and one read of 64 KiB only for an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lowtide.formats.refusals import may_be
 
 
 class MissingDtypeError(FormatError):
-    """Nothing in the file says its dtype. ``guess``: what its name says or its first block looks like, if anything."""
+    """Nothing in the file says its dtype. ``guess``: what its name says or its first block suggests, if anything."""
 
     def __init__(self, message: str, guess: str | None = None) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ def read(
     dtype = checked_dtype(dtype, file.path)
     if offset >= file.size:
         raise FormatError(
-            f"{file.path}: expected data behind offset {offset}, got a file of {file.size} bytes. Lower offset=."
+            f"{file.path}: expected data after offset {offset}, got a file of {file.size} bytes. Lower offset=."
         )
     shape = _whole_shape(file, dtype, shape, offset)
     length = checked_nbytes(shape, dtype.itemsize, file.path)
@@ -64,11 +64,11 @@ def _whole_shape(file: HeaderFile, dtype: np.dtype[Any], shape: tuple[int, ...],
         return shape
     unit = checked_nbytes([axis for axis in shape if axis != -1], dtype.itemsize, file.path)
     if unit == 0:
-        raise ValueError(f"{file.path}: expected other axes above 0 beside -1, got shape={shape}. State every axis.")
+        raise ValueError(f"{file.path}: expected the axes beside -1 above 0, got shape={shape}. State every axis.")
     count, over = divmod(file.size - offset, unit)
     if over:
         raise FormatError(
-            f"{file.path}: expected a multiple of {unit} bytes ({dtype}, shape {shape}) behind offset "
+            f"{file.path}: expected a multiple of {unit} bytes ({dtype}, shape {shape}) after offset "
             f"{offset}, got {file.size - offset}; nearest are {count * unit} and {(count + 1) * unit}. "
             f"{_divisors_hint(file.size - offset, dtype)}"
         )
@@ -84,7 +84,7 @@ def _rows_hint(shape: tuple[int, ...], dtype: np.dtype[Any], available: int) -> 
 
 def _divisors_hint(size: int, dtype: np.dtype[Any]) -> str:
     fitting = [name for name in _COMMON if size % np.dtype(name).itemsize == 0 and np.dtype(name) != dtype]
-    return f"The file is cut short, or dtype or shape is another (the size fits {', '.join(fitting)})."
+    return f"The file is cut short, or dtype or shape is wrong (the size fits {', '.join(fitting)})."
 
 
 def _missing_dtype(file: HeaderFile, offset: int) -> FormatError:

@@ -3,7 +3,7 @@
     header length u64 | JSON {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {...}} | data
 
 The header is checked as a whole - every tensor in range, none overlapping, no byte left over, no name twice - before
-one of them is believed. It is read and parsed whole, after its declared length was compared with the file's size and
+any of them is used. It is read and parsed whole, after its declared length was compared with the file's size and
 with the 100 MB that the format itself allows. That cap bounds the memory too: a model's header takes about nine times
 its size while it is parsed (a few MB), a hostile one of nothing but brackets about 30 times (3 GB at most).
 
@@ -52,13 +52,13 @@ class _Tensor(NamedTuple):
 
 
 def looks_like(head: bytes, size: int) -> bool:
-    """Whether a file that starts so may be safetensors: a header length that fits, then a JSON object."""
+    """Whether a file that starts like this may be safetensors: a header length that fits, then a JSON object."""
     length = int.from_bytes(head[:8], "little")
     return len(head) >= 10 and 2 <= length <= min(size - 8, MOST_HEADER_BYTES) and head[8:10] in (b'{"', b"{}")
 
 
 def read(file: HeaderFile, name: str) -> Layout | None:
-    """The layout of the tensor of that name; ``None`` where there is none."""
+    """The layout of the tensor of that name; ``None`` if there is none."""
     start, tensors = _header(file)
     tensor = tensors.get(name)
     if tensor is None:
@@ -73,7 +73,7 @@ def read(file: HeaderFile, name: str) -> Layout | None:
         )
     bits = _BITS.get(tensor.dtype)
     dtype = np.dtype(bits or _NUMPY[tensor.dtype])
-    notes = (f"{tensor.dtype} has no numpy dtype: opened as the bits, {dtype}",) if bits else ()
+    notes = (f"{tensor.dtype} has no numpy dtype: opened as its bits, {dtype}",) if bits else ()
     extent = file.extent(start + tensor.begin, tensor.end - tensor.begin)
     return one_extent("safetensors", dtype, tensor.shape, extent, notes=notes)
 
@@ -91,18 +91,18 @@ def members(file: HeaderFile) -> Iterator[ArrayMember]:
 
 
 def _header(file: HeaderFile) -> tuple[int, dict[str, _Tensor]]:
-    """Where the data begins, and every tensor, each checked and all together filling the file."""
+    """Where the data begins, and every tensor; each is checked, and together they must fill the file."""
     lead = file.read(0, 8)
     length = int.from_bytes(lead, "little")
     if len(lead) < 8 or not 2 <= length <= min(file.size - 8, MOST_HEADER_BYTES):
         raise FormatError(
             f"{file.path}: expected a safetensors header of 2 to {MOST_HEADER_BYTES} bytes inside the file, got "
-            f"{length} in a file of {file.size}. It is cut short or no safetensors file."
+            f"{length} in a file of {file.size}. It is cut short or not a safetensors file."
         )
     entries = _parsed(file.read_exactly(8, length), file.path)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise FormatError(f"{file.path}: expected a JSON header with metadata of texts, got others. Save it again.")
+        raise FormatError(f"{file.path}: expected a JSON header with text as metadata, got others. Save it again.")
     tensors = {name: _tensor(f"{file.path}, tensor {clip(name)}", entry) for name, entry in entries.items()}
     _refuse_holes(file, 8 + length, tensors)
     return 8 + length, tensors

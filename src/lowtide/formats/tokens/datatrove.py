@@ -1,10 +1,10 @@
 """datatrove's tokenised files: ``X.ds`` with ``X.ds.index`` and ``X.ds.metadata`` beside it.
 
     X.ds: ids, uint16 or uint32 | X.ds.index: uint64[documents], where each ends, in tokens |
-    X.ds.metadata: "tokenizer|token_size", token count, a size in words, one a line
+    X.ds.metadata: "tokenizer|token_size", token count, a size in words, one per line
 
 The file itself has no header, so its dtype is what the metadata says or, without it, what the file's size and the last
-document's end give. Costs two small reads. Neither beside it: the dtype must be stated.
+document's end give. Costs two small reads. If neither is there, the dtype must be stated.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MOST_DIGITS = 20
 
 
 def has_sidecars(path: str) -> bool:
-    """Whether a ``.ds`` file has something beside it that tells its dtype."""
+    """Whether a file beside a ``.ds`` file tells its dtype."""
     return path.endswith(".ds") and (is_file(f"{path}.metadata") or is_file(f"{path}.index"))
 
 
 def read(file: HeaderFile) -> Layout:
-    """The layout of a ``.ds`` file, from what lies beside it."""
+    """The layout of a ``.ds`` file, from the files beside it."""
     refuse_empty(file)
     documents, tokens = _index(f"{file.path}.index") if is_file(f"{file.path}.index") else (None, None)
     if is_file(f"{file.path}.metadata"):
@@ -61,7 +61,7 @@ def _index(path: str) -> tuple[DocumentIndex | None, int | None]:
 
 
 def _metadata(path: str) -> tuple[int, int | None]:
-    """Bytes a token, and how many tokens where the second line says so."""
+    """Bytes per token, and the number of tokens if the second line gives it."""
     with HeaderFile(path) as metadata:
         line, _, rest = metadata.read(0, _MOST_METADATA).partition(b"\n")
     size, count = line.strip().rpartition(b"|")[2], rest.partition(b"\n")[0].strip()

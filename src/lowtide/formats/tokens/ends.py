@@ -1,8 +1,8 @@
 """Where documents end, block by block.
 
 An index may be larger than memory, so ends come as a stream of arrays of at most 32,768 positions, counted in tokens
-over all shards. Costs about 1.5 MiB at a time, whatever the index holds. To search for an end-of-text token needs the
-tokens themselves, and is not done here.
+over all shards. Costs about 1.5 MiB at a time, whatever the index holds. Searching for an end-of-text token needs the
+tokens themselves and is not done here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCK = 32_768
 
 
 def document_ends(layout: Layout) -> Iterator[Ends] | None:
-    """The position behind the last token of each document, ascending; ``None`` where the format does not know."""
+    """The position after the last token of each document, ascending; ``None`` if the format does not know."""
     return None if layout.documents is None else _over_shards(layout)
 
 
@@ -29,7 +29,7 @@ def _over_shards(layout: Layout) -> Iterator[Ends]:
         with HeaderFile(shard.path, shard.made) as index:
             if index.size != shard.size:
                 raise ReadError(
-                    f"{shard.path}: expected {shard.size} bytes as it had, got {index.size}. Open it again.",
+                    f"{shard.path}: expected {shard.size} bytes as when opened, got {index.size}. Open it again.",
                     path=shard.path,
                     offset=0,
                 )
@@ -55,13 +55,13 @@ def _refuse_disorder(path: str, block: Ends, last: int, tokens: int) -> None:
 
 
 def _stored(index: HeaderFile, shard: DocumentIndex, skip: int = 0) -> Iterator[Ends]:
-    """The int64 table as it is; uint64 beyond 2**63 turns negative and is refused as disorder."""
+    """The int64 table as it is; uint64 beyond 2**63 turns negative and is refused as out of order."""
     for at in range(skip, shard.count, _BLOCK):
         yield _table(index, shard.offset, at, min(_BLOCK, shard.count - at))
 
 
 def _megatron(index: HeaderFile, shard: DocumentIndex, itemsize: int) -> Iterator[Ends]:
-    """Boundaries are sequence numbers: each becomes the byte pointer of that sequence, over the token size."""
+    """Boundaries are sequence numbers: each becomes the byte pointer of that sequence, divided by the token size."""
     for numbers in _stored(index, shard, skip=1):
         if (np.diff(numbers) < 0).any() or numbers[0] < 0 or numbers[-1] > shard.sequences:
             raise FormatError(
@@ -79,7 +79,7 @@ def _megatron(index: HeaderFile, shard: DocumentIndex, itemsize: int) -> Iterato
 
 
 def _pointers(index: HeaderFile, shard: DocumentIndex, first: int, count: int, itemsize: int) -> Ends:
-    """Token positions where sequences begin; the one behind the last is where the last one ends."""
+    """Token positions where sequences begin; the one after the last is where the last one ends."""
     inside = min(count, shard.sequences - first)
     starts = _table(index, shard.pointers, first, inside)
     if inside == count:

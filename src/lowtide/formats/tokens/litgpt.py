@@ -23,7 +23,7 @@ _CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f4", 7: "<f8", 8:
 
 
 def read(file: HeaderFile) -> Layout:
-    """The layout of a packed file; FormatError where header and size differ."""
+    """The layout of a packed file; FormatError if header and size disagree."""
     head = file.read(0, HEADER)
     if len(head) < HEADER:
         raise FormatError(

@@ -34,7 +34,7 @@ def looks_like(head: bytes) -> bool:
 
 
 def read(file: HeaderFile) -> Layout:
-    """The layout of a token shard; FormatError for its other files and for a size the header does not give."""
+    """The layout of a token shard; FormatError for llm.c's other files and for a size that the header contradicts."""
     head = file.read(0, HEADER)
     if len(head) < HEADER:
         raise FormatError(

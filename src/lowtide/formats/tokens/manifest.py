@@ -6,8 +6,8 @@
 
 The manifest says what a headerless shard cannot - its dtype, its order, how many tokens it must have, where its
 documents end and what its bytes must add up to - and carries a digest of itself, which `verify` checks. All but
-``lowtide``, ``dtype`` and the shards' ``file`` and ``tokens`` may be missing; unknown keys are left for later versions.
-Costs one read of at most 16 MiB. A manifest of another program is not ours and is passed over.
+``lowtide``, ``dtype`` and the shards' ``file`` and ``tokens`` may be missing; unknown keys are ignored.
+Costs one read of at most 16 MiB. A manifest of another program is ignored.
 ``docs/corpus-format.md`` is the whole format.
 """
 
@@ -32,13 +32,13 @@ _DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard as a manifest names it; ``None`` where it does not say."""
+    """One shard as a manifest names it; ``None``: not stated."""
 
     file: str
     tokens: int
     crc32: str | None = None  # eight hexadecimal digits for each CHECKED bytes
     documents: int | None = None
-    ends: str | None = None  # uint64 little-endian: the position behind the last token of each document
+    ends: str | None = None  # uint64 little-endian: the position after the last token of each document
     ends_crc32: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,13 +60,13 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """The manifest of a corpus; ``None`` where there is none, or only another program's."""
+    """The manifest of a corpus; ``None`` if there is none, or only another program's."""
     content = manifest_content(directory)
     return _checked(content, str(directory / MANIFEST)) if content is not None and "lowtide" in content else None
 
 
 def manifest_content(directory: Path) -> dict[str, Any] | None:
-    """What ``manifest.json`` says, whoever's it is; ``None`` where there is none or it is no JSON object."""
+    """What ``manifest.json`` says, whoever wrote it; ``None`` if there is none or it is not a JSON object."""
     path = str(directory / MANIFEST)
     try:
         opened = HeaderFile(path)  # a FIFO in its place is refused, not waited for
@@ -91,7 +91,7 @@ def manifest_content(directory: Path) -> dict[str, Any] | None:
 
 
 def manifest_digest(content: dict[str, Any]) -> str:
-    """SHA-256 of everything else that a manifest says, the order of its shards included."""
+    """SHA-256 of everything else in a manifest, including the order of its shards."""
     import hashlib
     import json
 
@@ -101,7 +101,7 @@ def manifest_digest(content: dict[str, Any]) -> str:
 
 
 def shard_documents(manifest: Manifest, directory: Path, entry: ShardEntry) -> tuple[DocumentIndex, ...] | None:
-    """Where the documents of a shard end; ``None`` where the manifest does not say."""
+    """Where the documents of a shard end; ``None`` if the manifest does not say."""
     if entry.ends is None or entry.documents is None:
         return None
     with HeaderFile(str(directory / entry.ends)) as ends:
@@ -147,7 +147,7 @@ def _shard(entry: object, path: str) -> ShardEntry:
 
 
 def _inside(name: object) -> bool:
-    """A manifest may come from elsewhere: it must not lead out of its own directory."""
+    """A manifest may come from anybody: its names must not lead out of its directory."""
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0"}
 
 

@@ -3,13 +3,13 @@
     "MMIDIDX\\0\\0" | version u64 = 1 | dtype code u8 | sequences S u64 | boundaries D u64 |
     int32[S] lengths | int64[S] byte pointers into .bin | int64[D] first sequence of each document, at last S | int8[S]?
 
-The index may be larger than memory, so its three tables are located, their ends and a sample of places between are
-checked, and none is loaded. Costs a few small reads. A .bin whose sequences do not follow each other without a gap is
-no run of tokens and is refused.
+The index may be larger than memory, so its three tables are located, their ends and sampled places in between are
+checked, and none is loaded. Costs a few small reads. A .bin with gaps between its sequences is not a run of tokens and
+is refused.
 
 DeepSpeed writes the same files with other codes from 6 on (6 uint16, 7 uint32, 8 uint64; Megatron: float64, float32,
-uint16). The byte pointers tell which item size is meant; of code 7, which both write with 4 bytes, small integers are
-tokens.
+uint16). The byte pointers tell which item size is meant; code 7 has 4 bytes in both, and is read as tokens if the items
+are small integers.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ HEADER = 34
 _CODES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 _DEEPSPEED = {6: "<u2", 7: "<u4", 8: "<u8"}
 _MODES = "the index has a mode for each sequence (multimodal data), which was not read"
-_PLACES = 64  # blocks of the tables that are looked at
+_PLACES = 64  # blocks of the tables that are checked
 _LOOKED_AT = 512  # sequences in each
 
 
 def read(index: HeaderFile, data: HeaderFile, *, tokens: bool = False) -> Layout:
-    """The layout of ``data`` as ``index`` describes it; ``tokens``: as integers, where the code leaves it open."""
+    """The layout of ``data`` as ``index`` describes it; ``tokens``: as integers, if the code leaves it open."""
     head = index.read(0, HEADER)
     if len(head) < HEADER or not head.startswith(MAGIC):
         raise FormatError(
@@ -80,7 +80,7 @@ def read(index: HeaderFile, data: HeaderFile, *, tokens: bool = False) -> Layout
 def _dtype_and_count(
     index: HeaderFile, data: HeaderFile, tables: DocumentIndex, code: int, *, tokens: bool
 ) -> tuple[np.dtype[Any], int]:
-    """What the code means - Megatron's dtype, or DeepSpeed's where only that fits the pointers - and how many items."""
+    """What the code means - Megatron's dtype, or DeepSpeed's if only that fits the pointers - and how many items."""
     dtypes = [np.dtype(_CODES[code])]
     if code in _DEEPSPEED:
         dtypes.append(np.dtype(_DEEPSPEED[code]))
@@ -97,13 +97,13 @@ def _dtype_and_count(
 
 
 def _like_ids(data: HeaderFile) -> bool:
-    """Whether the first 4-byte items are ids: floats other than 0 are numbers of a thousand million when read so."""
+    """Whether the first 4-byte items are ids: floats other than 0, read as integers, are around a thousand million."""
     block = data.read(0, _LOOKED_AT * 4)
     return bool(np.max(np.frombuffer(block[: len(block) // 4 * 4], "<u4"), initial=0) < 2**24)
 
 
 def _checked_tables(index: HeaderFile, data: HeaderFile, tables: DocumentIndex, itemsize: int) -> int:
-    """How many tokens the tables give, after a look at their ends and at places between."""
+    """How many tokens the tables give, after checks at their ends and at places in between."""
     last = tables.sequences - 1
     places = dict.fromkeys([*range(0, last + 1, max(last // _PLACES, _LOOKED_AT)), last])
     for first in places:
@@ -140,7 +140,7 @@ def _refuse_gaps(path: str, first: int, sizes: npt.NDArray[np.int64], pointers: 
         raise FormatError(
             f"{path}: expected sequence {first + at + 1} at byte {int(pointers[at]) + int(sizes[at])}, "
             f"got {pointers[at + 1]}: "
-            "sequences with gaps or out of order are no run of tokens. Write the pair again."
+            "sequences with gaps or out of order are not a run of tokens. Write the pair again."
         )
 
 

@@ -1,8 +1,8 @@
 """From what a caller names to the layout of one run of tokens.
 
-A corpus is its token files in counting order, all of one format and dtype; of a directory that holds train and val it
-is the train part unless another was asked for. Anything that would silently mix - files of two parts, two formats, two
-dtypes - or that is no token file is refused by name. Empty files are left out, with a note.
+A corpus is its token files in counting order, all of one format and dtype; in a directory that holds train and val it
+is the train part unless another is asked for. Anything that would silently mix - files of two parts, two formats, two
+dtypes - or that is not a token file is refused by name. Empty files are left out, with a note.
 Costs one open and one small read per file, and one listing and one look for a manifest per directory, however many
 shards of it were named. Reads no tokens, and never a pickle.
 """
@@ -43,7 +43,7 @@ _LEFT_OUT = 3  # names of empty files that a note shows
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the caller stated, and what this opening has seen of directories: a thousand shards lie in one."""
+    """What the caller stated, and what is already known of directories: a thousand shards may share one."""
 
     dtype: np.dtype[Any] | None
     tensor: str | None
@@ -65,10 +65,10 @@ class _Asked:
 def token_layout(
     source: Source, *, dtype: npt.DTypeLike | None = None, tensor: str | None = None, part: str | None = None
 ) -> Layout:
-    """Where the tokens behind ``source`` lie: a token file, a list, a glob, or a directory; one axis of integers.
+    """The layout of the tokens that ``source`` names: a token file, a list, a glob, a directory; one axis of integers.
 
     ``tensor`` names the array of a ``.safetensors``, ``.npz`` or HDF5 file; without it, the only one that fits.
-    ``part``: which part of a directory that holds several; train where nothing is stated.
+    ``part``: which part of a directory that holds several; train by default.
     """
     asked = _Asked(stated_ids(dtype), tensor, checked_part(part))
     files = _without_sidecars(named(source))
@@ -109,7 +109,7 @@ def _headerless(file: HeaderFile, asked: _Asked) -> Layout:
     path = Path(file.path)
     manifest = asked.manifest(path.parent) if asked.dtype is None else None
     entry = manifest.by_name.get(path.name) if manifest is not None else None
-    if entry is None:  # what a manifest lists is what the manifest says
+    if entry is None:  # for a listed shard, the manifest decides
         refuse_foreign(file, asked.dtype, tokens=True)
         # Beside an object nobody looks for what is not needed: every look is a request.
         index = asked.loader_index(path.parent) if file.made is None else None
@@ -225,7 +225,7 @@ def _one_format(layouts: Sequence[Layout]) -> Layout:
         if first.format != other.format and not {first.format, other.format} <= set(HEADERLESS):
             raise FormatError(
                 f"{other.extents[0].path}: expected {first.format} as {first.extents[0].path} is, got {other.format}. "
-                "Open the formats apart, or name the files of one with a glob."
+                "Open each format separately, or name the files of one with a glob."
             )
     return join(layouts)
 
@@ -244,7 +244,7 @@ def _tokens(layout: Layout) -> Layout:
 
 
 def _without_sidecars(files: list[str | Mapped]) -> list[str | Mapped]:
-    """Drops what belongs to a file that is named too, so that ``corpus/*`` means the corpus once."""
+    """Drops files that belong to another named file, so that ``corpus/*`` means the corpus once."""
     if len(files) < 2:
         return files
     texts = {file for file in files if isinstance(file, str)}

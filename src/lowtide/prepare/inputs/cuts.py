@@ -1,9 +1,9 @@
 r"""Where a long document may be cut so that the ids of its pieces, put together, are those of the whole.
 
-With bytes anywhere. With a tokenizer whose pattern we know (``tokenizers/features.py``), between a letter or digit and
+With bytes: anywhere. With a tokenizer whose pattern we know (``tokenizers/features.py``), between a letter or digit and
 a blank, a line end or the signs that end clauses in Chinese and Japanese: none of the known patterns joins the two,
 looks ahead from the first or looks behind from the second. Letters are those that every version of Unicode has. With
-any other tokenizer nowhere: such documents are encoded whole, up to a bound.
+any other tokenizer: nowhere; such documents are encoded whole, up to a bound.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLACE = re.compile(
 
 
 def cut_after(text: bytes | bytearray, mark: int, rule: str, end: int | None = None) -> int | None:
-    """The first place from ``mark`` on, before ``end``, where a document may be cut; ``None`` where there is none."""
+    """The first place from ``mark`` on, before ``end``, where a document may be cut; ``None`` if there is none."""
     if rule == NOWHERE:
         return None
     if rule == ANYWHERE:

@@ -1,9 +1,9 @@
 """The bytes inside .gz and .zst files, a bounded amount at a time.
 
 Feeds a decompressor from a plain read loop, so that damage and a missing end are errors with the file and the
-compressed offset, never a shorter text. Several members or frames in one file are read as one. zstandard gives all it
-can for what it gets, and a few bytes may stand for any number of them, so it gets one block at a time, which is at most
-128 KiB of text. Costs one input buffer and the decompressor's own window. zstandard is imported only for .zst.
+compressed offset, never a shorter text. Several members or frames in one file are read as one. zstandard unpacks all
+its input at once, and a few bytes may unpack to any amount, so it is fed one block at a time: at most 128 KiB of text.
+Costs one input buffer and the decompressor's own window. zstandard is imported only for .zst.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from lowtide.prepare.resources import refuse_little_memory
 from lowtide.units import MIB
 
 _READ = 256 * 1024
-_MOST = 1024 * 1024  # bytes given out at once
+_MOST = 1024 * 1024  # bytes yielded at once
 _LONGEST_WINDOW = 2**27  # what `zstd --long` needs; more is refused by zstd itself too
 _BESIDE_WINDOW = 32 * MIB  # to unpack and encode
 _LONGEST_HEADER, _SMALL = 18, 64
 _FRAME, _SKIPPED = (
     b"\x28\xb5\x2f\xfd",
     b"\x2a\x4d\x18",
-)  # how a frame begins, and all but the first byte of a skipped one
+)  # how a frame begins, and how a skippable one does after its first byte
 
 
 def decompressed(path: str, compression: str) -> Iterator[tuple[bytes, int]]:
-    """(text, compressed bytes read so far), whole: FormatError where the file is damaged or cut."""
+    """(text, compressed bytes read so far) to the end; FormatError if the file is damaged or cut."""
     make, errors = _maker(path, compression)
     decoder, done = make(), 0
     begun = False  # whether the decoder has seen a byte of its member
@@ -46,7 +46,7 @@ def decompressed(path: str, compression: str) -> Iterator[tuple[bytes, int]]:
                         data = decoder.unused_data
                 except errors as problem:
                     raise FormatError(
-                        f"{path}: expected whole {compression} data, got damage before compressed byte {done}: "
+                        f"{path}: expected undamaged {compression} data, got damage before compressed byte {done}: "
                         f"{problem}. Download it again or leave it out."
                     ) from problem
                 begun = not decoder.eof
@@ -56,13 +56,13 @@ def decompressed(path: str, compression: str) -> Iterator[tuple[bytes, int]]:
                     yield text, done
     if begun or done == 0:
         raise FormatError(
-            f"{path}: expected {compression} data with its end, got {done} bytes that stop in the middle. "
+            f"{path}: expected complete {compression} data, got {done} bytes that stop in the middle. "
             "Download it again or leave it out."
         )
 
 
 def _blocks(path: str, file: BinaryIO) -> Iterator[bytes]:
-    """The bytes of a .zst file, cut where its blocks end. What is damaged is left to the decompressor to name."""
+    """The bytes of a .zst file, cut where its blocks end. Damage is left for the decompressor to report."""
     import zstandard
 
     while start := file.read(4):
@@ -88,7 +88,7 @@ def _blocks(path: str, file: BinaryIO) -> Iterator[bytes]:
         while not last and (three := file.read(3)):
             number = int.from_bytes(three, "little")
             last = bool(number & 1)
-            # One byte stands for all of them in a run.
+            # A block of one repeated byte stores that byte once.
             yield three + file.read(1 if number >> 1 & 3 == 1 else number >> 3)
         if last and about.has_checksum:
             yield file.read(4)

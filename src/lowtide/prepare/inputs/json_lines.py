@@ -1,8 +1,8 @@
-"""One field of a line of JSON, parsed whole or, for a line too long to hold, taken out of the stream of its bytes.
+"""One field of a line of JSON: the line is parsed whole or, if it is too long to hold, read as a stream of bytes.
 
-A short line is read by orjson where it is installed, twice as fast; what that refuses the standard library judges.
-Of a long line only the wanted string is decoded, chunk by chunk; other values are passed over, their brackets and
-strings counted but not checked further. Costs a chunk.
+A short line is read by orjson if it is installed, which is twice as fast; lines that it refuses are tried again with
+the standard library. In a long line only the wanted string is decoded, chunk by chunk; other values are skipped by
+counting brackets and strings, without further checks. Costs a chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ except ModuleNotFoundError:
     orjson = None  # type: ignore[assignment,unused-ignore]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_UNITS = re.compile(rb'(?:[^"\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+')  # of a string: nothing in it is half an escape
+_UNITS = re.compile(rb'(?:[^"\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+')  # whole units of a string: no escape is cut in half
 _HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 _SCALAR = re.compile(rb'[^\s,:"\[\]{}]*+')
 _BLANK = re.compile(rb"\s*+")
@@ -25,7 +25,7 @@ _LONGEST_KEY = 1 << 20
 
 
 def field_text(line: bytes, field: str, errors: str) -> bytes:
-    """The field's text as UTF-8, ``errors`` as in `bytes.decode`; ValueError, KeyError or TypeError where none is."""
+    """The field's text as UTF-8, ``errors`` as in `bytes.decode`; ValueError, KeyError or TypeError if it has none."""
     content = _parsed(line, errors)
     if not isinstance(content, dict):
         raise ValueError(f"a {type(content).__name__}")
@@ -36,7 +36,7 @@ def field_text(line: bytes, field: str, errors: str) -> bytes:
 
 
 def as_utf8(text: str, errors: str) -> bytes:
-    """``text`` as bytes; half of a surrogate pair, which only an escape can write, is U+FFFD where that is allowed."""
+    """``text`` as bytes; half of a surrogate pair, which only an escape can spell, becomes U+FFFD if allowed."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -63,7 +63,7 @@ class LongLine:
         self.replaced = False
 
     def texts(self) -> Iterator[bytes]:
-        """The field's text, some at a time; the errors of `field_text` where the line cannot be used."""
+        """The field's text, some at a time; raises as `field_text` does if the line cannot be used."""
         found = False
         if self._next() != b"{":
             raise ValueError("something else")
@@ -84,7 +84,7 @@ class LongLine:
                 self._take(b",")
         self._at += 1
         if self._next(end_allowed=True):
-            raise ValueError("more behind its end")
+            raise ValueError("more after its end")
         if not found:
             raise KeyError(self._field)
 
@@ -94,7 +94,7 @@ class LongLine:
         return bool(chunk)
 
     def _next(self, *, end_allowed: bool = False) -> bytes:
-        """The next byte that is not blank, not taken yet."""
+        """The next byte that is not blank, without consuming it."""
         while True:
             found = _BLANK.match(self._kept, self._at)
             assert found is not None
@@ -104,11 +104,11 @@ class LongLine:
             if not self._more():
                 if end_allowed:
                     return b""
-                raise ValueError("an object without its end")
+                raise ValueError("an object without an end")
 
     def _take(self, wanted: bytes) -> None:
         if (found := self._next()) != wanted:
-            raise ValueError(f"{found.decode('latin-1')!r} where {wanted.decode()!r} was due")
+            raise ValueError(f"{found.decode('latin-1')!r} where {wanted.decode()!r} was expected")
         self._at += 1
 
     def _key(self) -> str:
@@ -133,14 +133,14 @@ class LongLine:
             if len(self._kept) - end >= 6:
                 raise ValueError("an escape that JSON does not know")
             raw = self._kept[self._at : end]
-            for _ in range(3):  # the last character may go on in the next chunk
+            for _ in range(3):  # the last character may continue in the next chunk
                 raw = raw[:-1] if raw and raw[-1] & 0xC0 == 0x80 else raw
             raw = raw[:-1] if raw and raw[-1] >= 0xC0 else raw
             if pair := _HALF_PAIR.search(raw[-6:]):
                 raw = raw[: len(raw) - 6 + pair.start()]
             self._at += len(raw)
             if not self._more():
-                raise ValueError("a string without its end")
+                raise ValueError("a string without an end")
             yield raw
 
     def _decoded(self, raw: bytes) -> bytes:
@@ -162,7 +162,7 @@ class LongLine:
             elif sign in b"[]{},:":
                 depth += (sign in b"[{") - (sign in b"]}")
                 if depth < 0 or (sign in b",:" and depth == 0):
-                    raise ValueError("no value where one was due")
+                    raise ValueError("no value where one was expected")
                 self._at += 1
             else:
                 self._pass_scalar()
@@ -179,20 +179,20 @@ class LongLine:
 
 
 def bad_line(path: str, line: int, offset: int, field: str, problem: Exception) -> str:
-    """What is wrong with the line at byte ``offset``; ``line``: its number where it is known, else 0."""
+    """What is wrong with the line at byte ``offset``; ``line``: its number if known, else 0."""
     where = f"{path}, line {line or _line_number(path, offset)}"
     if isinstance(problem, UnicodeError):
         reason = getattr(problem, "reason", "something else")
-        return f"{where}: expected UTF-8, got {reason}. Go on with --invalid-utf8 replace or --skip-bad."
+        return f"{where}: expected UTF-8, got {reason}. Use --invalid-utf8 replace or --skip-bad."
     if isinstance(problem, KeyError):
         return f"{where}: expected a field {field!r}, got none. Name another with --field, or use --skip-bad."
     if isinstance(problem, TypeError):
-        return f"{where}: expected text in field {field!r}, got {problem}. Pass over such lines with --skip-bad."
-    return f"{where}: expected a JSON object, got: {problem}. Correct it, or pass over such lines with --skip-bad."
+        return f"{where}: expected text in field {field!r}, got {problem}. Skip such lines with --skip-bad."
+    return f"{where}: expected a JSON object, got: {problem}. Correct it, or skip such lines with --skip-bad."
 
 
 def _line_number(path: str, offset: int) -> int:
-    """Lines before a byte of a plain file, plus one: only an error pays for counting them."""
+    """The number of the line at a byte of a plain file; lines are counted only for an error."""
     count = 1
     with open(path, "rb") as file:  # noqa: PTH123
         while offset > 0 and (block := file.read(min(offset, 1 << 20))):

@@ -1,8 +1,8 @@
 """Which files are read, in which order, and what each is.
 
-Files keep the order they were named in; a directory stands for its text files, walked in sorted order; the
-name decides the kind, and a name that says nothing is refused rather than guessed. Standard input is first copied to a
-file, so that preparing can be killed and go on. Costs one stat and about 300 bytes of memory per file. Reads no text.
+Files keep the order they were named in; a directory stands for its text files, walked in sorted order. The name
+decides the kind, and a name that tells nothing is refused rather than guessed. Standard input is first copied to a
+file, so that a killed run can continue. Costs one stat and about 300 bytes of memory per file. Reads no text.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Input:
     """One file: where it is, what it holds, and what it looked like when it was listed."""
 
     path: str
-    name: str  # how it is recorded: as somebody elsewhere would name it
+    name: str  # how it is recorded: without this machine's directories
     kind: str  # "text" (one document), "lines", "separator", "jsonl", "parquet"
     compression: str  # "", "gzip", "zstd"
     size: int
-    modified: int  # nanoseconds; never leaves the work directory
+    modified: int  # nanoseconds; recorded only in the work directory
 
 
 def list_inputs(named: Sequence[str], request: Request, spool: Path | None = None) -> list[Input]:
@@ -51,7 +51,7 @@ def list_inputs(named: Sequence[str], request: Request, spool: Path | None = Non
         for path, name in _files(item, request):
             kind = kind_of(path, request)
             if kind is None:
-                _status(path)  # what is not there has no wrong ending
+                _status(path)  # a missing file is reported as missing, not for its ending
                 ending = os.path.splitext(path)[1]  # noqa: PTH122
                 way = f"Add --endings {ending}" if ending else "Give its name an ending, such as .txt,"
                 raise FormatError(f"{path}: expected {_ENDINGS}, got another ending. {way} if it is text.")
@@ -62,7 +62,7 @@ def list_inputs(named: Sequence[str], request: Request, spool: Path | None = Non
 
 
 def _nothing(named: Sequence[str]) -> str:
-    """Directories without a file that is known to be text: what they do hold, and the flag for it."""
+    """The error for directories without a known text file: what they hold instead, and the flag that reads it."""
     endings: dict[str, int] = {}
     for item in named:
         for _, _, files in os.walk(item):
@@ -71,12 +71,12 @@ def _nothing(named: Sequence[str]) -> str:
     most = max(endings, key=lambda ending: endings[ending], default="")
     if not most:
         return f"{', '.join(named)}: expected files of text, got none. Name another directory."
-    count = f"{sum(endings.values())} files of other endings, {endings[most]} of them {most}"
+    count = f"{sum(endings.values())} files with other endings, {endings[most]} of them {most}"
     return f"{', '.join(named)}: expected {_ENDINGS}, got {count}. Add --endings {most} if these are text."
 
 
 def kind_of(path: str, request: Request) -> str | None:
-    """What a name says: "text", "jsonl" or "parquet"; ``None`` where it says nothing."""
+    """The kind that a name tells: "text", "jsonl" or "parquet"; ``None`` if it tells none."""
     kinds = _KINDS | dict.fromkeys((f".{one.strip().lstrip('.')}" for one in request.endings.split(",") if one), "text")
     stem, ending = os.path.splitext(path.lower())  # noqa: PTH122 - a Path per file costs more than the stat
     if ending in _COMPRESSIONS:
@@ -86,7 +86,7 @@ def kind_of(path: str, request: Request) -> str | None:
 
 
 def inputs_digest(inputs: Sequence[Input]) -> str:
-    """Of names and sizes in order: what the manifest says about where a corpus came from. No times, no directories."""
+    """A hash of names and sizes in order, which the manifest records as their origin. No times, no directories."""
     whole = hashlib.sha256()
     for one in inputs:
         whole.update(f"{one.name}\0{one.size}\n".encode("utf-8", "surrogateescape"))
@@ -94,7 +94,7 @@ def inputs_digest(inputs: Sequence[Input]) -> str:
 
 
 def copy_stdin(target: Path, stream: BinaryIO | None = None) -> None:
-    """Standard input as a file with its final name only when it is whole."""
+    """Standard input as a file, which gets its final name only when it is complete."""
     temporary = target.with_name(target.name + ".part")
     stream = sys.stdin.buffer if stream is None else stream
     with temporary.open("wb") as file:
@@ -153,6 +153,6 @@ def _status(path: str) -> os.stat_result:
 
 
 def _is_jsonl(path: Path) -> bool:
-    """Standard input has no name: text that begins like a JSON object is taken for lines of JSON."""
+    """Standard input has no name: text that begins like a JSON object is read as lines of JSON."""
     with path.open("rb") as file:
         return file.read(4096).lstrip().startswith(b"{")

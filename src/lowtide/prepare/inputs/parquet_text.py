@@ -1,8 +1,8 @@
 """Text columns of Parquet files, a batch of rows at a time.
 
-A row group is where a Parquet file can be entered, and ``iter_batches`` reads one a few rows at a time; neither the
-file nor a row group is ever held whole as text. Costs the footer per file, the compressed column chunk and one batch.
-pyarrow is imported here alone, and only when a Parquet file is named.
+Reading can start at any row group, and ``iter_batches`` reads a group a few rows at a time; neither the file nor a
+row group is ever held whole as text. Costs the footer per file, the compressed column chunk and one batch.
+pyarrow is imported only here, and only if a Parquet file is named.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from lowtide.prepare.resources import refuse_little_memory
 from lowtide.units import MIB, format_size
 
 _MOST_ROWS = 65_536
-_PYARROW = 48 * MIB  # itself, and pages of a few MiB
+_PYARROW = 48 * MIB  # pyarrow itself, and pages of a few MiB
 _PER_BYTE = 6  # bytes held while a byte of a page is decoded, cut and encoded; measured
 
 
 def row_groups(path: str, column: str, block: int) -> Iterator[tuple[int, int, int]]:
-    """Neighbouring row groups whose column is about ``block`` bytes of text, as (begin, end, groups of the file)."""
+    """Neighbouring row groups whose column is about ``block`` bytes of text, as (begin, end, groups in the file)."""
     with _opened(path) as file:
         _refuse_missing(file, path, column)
         begin, size, groups = 0, 0, file.metadata.num_row_groups
@@ -99,7 +99,7 @@ def _refuse_missing(file: Any, path: str, column: str) -> None:
 
 
 def _refuse_large_pages(path: str, group: Any, column: str) -> None:
-    """BudgetError for a page that cannot be decoded in the memory there is: pyarrow decodes a page whole."""
+    """BudgetError for a page too large to decode in the memory that is left: pyarrow decodes a page whole."""
     left = memory_limit().left
     for place in range(group.num_columns):
         one = group.column(place)
@@ -115,7 +115,7 @@ def _refuse_large_pages(path: str, group: Any, column: str) -> None:
 
 
 def _largest_page(path: str, begin: int, end: int) -> int:
-    """Bytes of the largest page in a column chunk, by the headers before its pages."""
+    """Bytes of the largest page in a column chunk, according to the headers before its pages."""
     largest = 0
     with open(path, "rb") as file:  # noqa: PTH123
         while begin < end:
@@ -126,8 +126,8 @@ def _largest_page(path: str, begin: int, end: int) -> int:
 
 
 def _page_header(data: bytes) -> tuple[int, int, int]:
-    """(its own bytes, the page's bytes, those of it as it lies in the file): fields 2 and 3 of a struct in Thrift's
-    compact form."""
+    """(bytes of the header, of the page, of the page as stored in the file): the last two are fields 2 and 3 of a
+    struct in Thrift's compact form."""
     at, field, found = 0, 0, [0, 0, 0, 0]
     while (head := data[at]) != 0:
         field += head >> 4
@@ -138,17 +138,17 @@ def _page_header(data: bytes) -> tuple[int, int, int]:
 
 
 def _thrift(data: bytes, at: int, kind: int) -> tuple[int, int]:
-    """Where a value ends, and the number it is or has in front."""
+    """Where a value ends, and the number that it is or begins with."""
     number = shift = 0
     if kind in (3, 7):  # a byte, eight bytes
         return at + (1 if kind == 3 else 8), 0
-    if kind in (4, 5, 6, 8):  # numbers; bytes behind their count
+    if kind in (4, 5, 6, 8):  # numbers; bytes after their count
         while True:
             number |= (data[at] & 127) << shift
             at, shift = at + 1, shift + 7
             if not data[at - 1] & 128:
                 return at + (number if kind == 8 else 0), number
-    if kind == 12:  # a struct; none in a page header has field numbers written out
+    if kind == 12:  # a struct; in a page header, none spells out its field numbers
         while (head := data[at]) != 0:
             at, _ = _thrift(data, at + 1, head & 15)
         return at + 1, 0

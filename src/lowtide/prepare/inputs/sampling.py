@@ -1,7 +1,7 @@
 """A few documents of the inputs, the same ones every time: for training a tokenizer.
 
-Every k-th section, so that the sample covers the inputs from end to end and depends on nothing else. Of what
-can only be read from the beginning, its beginning. Costs a block.
+Takes every k-th section, so that the sample covers the inputs from end to end and depends on nothing else. Inputs that
+can only be read from the beginning give their beginning. Costs a block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lowtide.prepare.inputs.texts import Tally, texts
 
 
 def sample_texts(inputs: Sequence[Input], request: Request, most: int) -> Iterator[bytes]:
-    """Documents as valid UTF-8, about ``most`` bytes of them; bad ones are passed over."""
+    """Documents as valid UTF-8, about ``most`` bytes of them; bad ones are skipped."""
     lenient = replace(request, skip_bad=True, invalid_utf8="replace")
     step = max(1, sum(one.size for one in inputs) // most)
     given, streamed = 0, max(1, most // TEXT_BLOCK // max(1, len(inputs)))

@@ -1,10 +1,10 @@
-"""How inputs are cut into sections that can be read and encoded apart, in any order, on any machine.
+"""How inputs are cut into sections that can be read and encoded separately, in any order, on any machine.
 
 A section is named by numbers alone - files, and a range of bytes or row groups in one - so that planning reads no text
-and every engine cuts alike. Plain text is cut every `TEXT_BLOCK` bytes wherever that falls: the reader of a section
-takes the documents that begin inside it. Small files share a section. What cannot be entered in the middle - compressed
-files, separators that may overlap themselves, one document that may not be cut - is one *streamed* section, read from
-its beginning.
+and every engine cuts the same way. Plain text is cut every `TEXT_BLOCK` bytes wherever that falls: the reader of a
+section takes the documents that begin inside it. Small files share a section. Input that cannot be read from the middle
+- compressed files, separators that may overlap themselves, one document that may not be cut - is one *streamed*
+section, read from its beginning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lowtide.prepare.inputs.parquet_text import row_groups
 TEXT_BLOCK = 1024 * 1024
 # A document longer than this is encoded in pieces of about TEXT_BLOCK, so that memory stays flat.
 LARGE_DOCUMENT = 4 * 1024 * 1024
-MOST_FILES_SHARING = 4096  # that share a section
+MOST_FILES_SHARING = 4096  # in one section
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class InputSection:
 
 
 def separator_of(one: Input, request: Request) -> bytes:
-    """What stands between two documents of this input; nothing where the whole file is one."""
+    """The bytes between two documents of this input; empty if the whole file is one document."""
     if one.kind in ("lines", "jsonl"):
         return b"\n"
     return request.separator.encode("utf-8", "surrogateescape") if one.kind == "separator" else b""
@@ -83,5 +83,5 @@ def _ranges(one: Input, request: Request, cut: str) -> Iterator[tuple[int, int, 
 
 
 def overlaps_itself(separator: bytes) -> bool:
-    """Whether two occurrences can share bytes: then where one begins depends on all text before it."""
+    """Whether two occurrences can share bytes; if so, where one begins depends on all the text before it."""
     return any(separator[:size] == separator[-size:] for size in range(1, len(separator)))

@@ -1,4 +1,4 @@
-"""From a section to blocks of whole documents, still text, and pieces of the documents that are too long for that.
+"""From a section to blocks of text: whole documents, or pieces of documents that are too long for one block.
 
 Reading and encoding are two steps with plain bytes between them, so that a block can be read where the file is and
 encoded somewhere else. A section of a plain file holds the documents that *begin* in it: its reader looks for the first
@@ -22,23 +22,23 @@ from lowtide.prepare.inputs.parquet_text import column_texts
 from lowtide.prepare.inputs.sections import LARGE_DOCUMENT, TEXT_BLOCK, InputSection, overlaps_itself, separator_of
 from lowtide.units import format_size
 
-LONGEST_PIECE = 4 * 1024 * 1024  # bytes without a place to cut
+LONGEST_PIECE = 4 * 1024 * 1024  # bytes, if there is no place to cut
 _MORE = 256 * 1024  # read at a time
 
 
 @dataclass(frozen=True)
 class TextBlock:
-    """Whole documents as they stand in the input, or a piece of one, and where they came from."""
+    """Whole documents as they are in the input, or a piece of one, and where they came from."""
 
     section: int
     kind: str  # "documents", "rows": payload is a list; "lines", "separator", "jsonl": bytes to be taken apart
     payload: bytes | list[bytes]
-    paths: tuple[str, ...]  # one for each document of a list of files, else one for all
-    first: int = 0  # where the payload begins in its file (in the text, for a compressed one), or its first row
-    line: int = 0  # number of its first line; 0: not known
+    paths: tuple[str, ...]  # one per document if each is a file, else one for all
+    first: int = 0  # where the payload begins in its file (unpacked, if compressed), or its first row
+    line: int = 0  # number of its first line; 0: unknown
     weight: int = 0  # bytes of input this stands for, for progress
     continues: bool = False  # the first document began in the block before
-    opens: bool = False  # the last document goes on in the next block
+    opens: bool = False  # the last document continues in the next block
     met: str = ""  # what happened while a long line was taken apart: "bad" or "replaced", as in Tally
     number: int = 0  # of this block in its section
 
@@ -63,7 +63,7 @@ def text_blocks(section: InputSection, request: Request, skip: int = 0) -> Itera
 
 
 def pieces(chunks: Iterator[bytes], cut: str, where: str) -> Iterator[tuple[bytes, bool]]:
-    """A document that comes in chunks as pieces of about `TEXT_BLOCK` bytes, each with whether it is the last."""
+    """Pieces of about `TEXT_BLOCK` bytes from a document that comes in chunks, each with whether it is the last."""
     kept = bytearray()
     for chunk in chunks:
         kept += chunk
@@ -82,8 +82,8 @@ def _too_long(where: str, cut: str) -> str:
     size = format_size(LONGEST_PIECE)
     if cut == NOWHERE:
         return (
-            f"{where}: expected documents of at most {size}, because nothing says where this tokenizer may cut "
-            "longer ones, got one. Tell documents apart with --lines or --separator."
+            f"{where}: expected documents of at most {size}, because it is not known where this tokenizer may cut "
+            "longer ones, got a longer one. Cut the text into documents with --lines or --separator."
         )
     return f"{where}: expected a blank or a line end in {size} of text, got none. Leave this document out."
 
@@ -118,7 +118,7 @@ def _range(section: InputSection, request: Request, separator: bytes) -> Iterato
     with _Opened(one) as file:
         begin = 0
         if section.begin:
-            # A document begins where a separator ends; one that ends at `begin` began `size` bytes before.
+            # A document begins where a separator ends; a separator that ends at `begin` began `size` bytes before it.
             found = file.find(separator, max(0, section.begin - size), section.end)
             if found is None or found + size >= section.end:
                 return  # no document begins here
@@ -134,7 +134,7 @@ def _range(section: InputSection, request: Request, separator: bytes) -> Iterato
 
 
 class _Separated:
-    """Documents between separators that come as one stream."""
+    """Documents between separators, read from one stream."""
 
     def __init__(
         self,
@@ -170,12 +170,12 @@ class _Separated:
         return bool(chunk)
 
     def _last_separator(self) -> int:
-        if overlaps_itself(self._separator):  # then occurrences count from the left
+        if overlaps_itself(self._separator):  # then occurrences are counted from the left
             return len(self._kept) - len(self._kept.split(self._separator)[-1]) - len(self._separator)
         return self._kept.rfind(self._separator)
 
     def _block(self, end: int) -> TextBlock:
-        """What stands before ``end``, taken off together with the separator that follows."""
+        """Take what is before ``end`` off the buffer, together with the separator that follows."""
         one, line, first = self._section.source, self._line, self._at
         data = self._take(end)
         self._take(len(self._separator))
@@ -189,12 +189,12 @@ class _Separated:
         return data
 
     def _weight(self) -> int:
-        """Bytes of input since it was asked for."""
+        """Bytes of input since the last call."""
         before, self._told = self._told, self._done
         return self._done - before
 
     def _document(self) -> Iterator[bytes]:
-        """The document that begins here, some at a time; leaves the stream behind its separator."""
+        """The document that begins here, some at a time; leaves the stream just after its separator."""
         size = len(self._separator)
         while True:
             end = self._kept.find(self._separator)
@@ -232,7 +232,7 @@ class _Separated:
             told = bad_line(one.path, line, first, self._request.field, problem)
             if not self._request.skip_bad:
                 raise FormatError(told) from None
-            if continues:  # some of it is written already
+            if continues:  # the beginning is written already
                 raise FormatError(
                     f"{told.partition('. ')[0]}. Leave this line out: it is too long to look ahead."
                 ) from None
@@ -242,7 +242,7 @@ class _Separated:
 
 
 def _streamed_document(section: InputSection) -> Iterator[TextBlock]:
-    """One document that is read from its beginning: whole, or in pieces where it is large."""
+    """One document that is read from its beginning: whole, or in pieces if it is large."""
     one, told, done, continues, first = section.source, 0, 0, False, 0
 
     def chunks() -> Iterator[bytes]:
@@ -259,7 +259,7 @@ def _streamed_document(section: InputSection) -> Iterator[TextBlock]:
 
 def _parquet(section: InputSection, request: Request) -> Iterator[TextBlock]:
     one, weight, row = section.source, section.weight, 0
-    with _Opened(one):  # still the file that was planned with
+    with _Opened(one):  # checks that it is still the file that was listed
         for texts in column_texts(one.path, request.column, range(section.begin, section.end), TEXT_BLOCK):
             begin = 0
             for place, text in enumerate(texts):
@@ -283,7 +283,7 @@ def _text_of(one: Input) -> Iterator[tuple[bytes, int]]:
 
 
 class _Opened:
-    """An input that is still the file that was listed."""
+    """An opened input, checked to be still the file that was listed."""
 
     def __init__(self, one: Input) -> None:
         self._one = one
@@ -295,7 +295,7 @@ class _Opened:
             os.close(self._fd)
             raise ReadError(
                 f"{self._one.path}: expected the {self._one.size} bytes this run was planned with, got a file that "
-                "was changed since. Start again in an empty directory.",
+                "has changed since. Start again in an empty directory.",
                 path=self._one.path,
                 offset=0,
             )
@@ -315,24 +315,24 @@ class _Opened:
         return None
 
     def cut_after(self, mark: int, rule: str) -> int:
-        """The first place from ``mark`` on where the file may be cut; its end where there is none."""
-        before = max(0, mark - 4)  # the letter that stands before the place
+        """The first place from ``mark`` on where the file may be cut; its end if there is none."""
+        before = max(0, mark - 4)  # the letter before the place
         while before < self._one.size:
             found = cut_after(self.read(before, _MORE), mark - before, rule)
             if found is not None:
                 return before + found
-            mark = max(mark, min(before + _MORE, self._one.size) - 3)  # the sign behind the place may be 3 bytes
+            mark = max(mark, min(before + _MORE, self._one.size) - 3)  # the sign after the place may be 3 bytes
             before = mark - 4 if before + _MORE < self._one.size else self._one.size
         return self._one.size
 
     def chunks(self, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
-        """(bytes, how many so far) of a range."""
+        """A range as (bytes, how many so far)."""
         for at in range(begin, end, _MORE):
             data = self.read(at, min(_MORE, end - at))
             yield data, at + len(data) - begin
 
     def read(self, offset: int, length: int) -> bytes:
-        """These bytes; fewer only where the file ends."""
+        """These bytes; fewer only if the file ends first."""
         length = min(length, self._one.size - offset)
         try:
             data = os.pread(self._fd, length, offset)

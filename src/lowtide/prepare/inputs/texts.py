@@ -1,6 +1,6 @@
-"""From a block of text to its documents: told apart, checked, counted.
+"""From a block of text to its documents: separated, checked, counted.
 
-Bad input stops here with file and place, or is counted where the request says to go on. A pure function of the block
+Bad input is refused here with file and place, or counted if the request says to go on. A pure function of the block
 and the request. Costs the block and its documents.
 """
 
@@ -24,7 +24,7 @@ class Tally:
     empty: int = 0  # documents without text, left out
     bad: int = 0  # lines of JSON left out with --skip-bad
     replaced: int = 0  # documents with invalid UTF-8, replaced
-    cut: int = 0  # documents encoded in slices
+    cut: int = 0  # documents encoded in pieces
     duplicates: int = 0  # documents left out with --dedup
 
     def add(self, other: Tally) -> None:
@@ -36,7 +36,7 @@ class Tally:
 
 
 def texts(block: TextBlock, request: Request, tally: Tally, *, utf8: bool) -> list[bytes]:
-    """The documents of a block; ``utf8``: each of them valid UTF-8, which ids that are bytes do not need."""
+    """The documents of a block; ``utf8``: each must be valid UTF-8, which the bytes tokenizer does not need."""
     tally.bad += block.met == "bad"
     tally.replaced += block.met == "replaced"
     if block.kind == "jsonl":
@@ -46,7 +46,7 @@ def texts(block: TextBlock, request: Request, tally: Tally, *, utf8: bool) -> li
         if utf8:
             found = _valid(block, request, found, tally)
     if block.continues or block.opens:
-        return found  # a piece of a document may be empty, and counts
+        return found  # a piece of a document may be empty, and still counts
     filled = [text for text in found if text]
     tally.empty += len(found) - len(filled)
     return filled
@@ -57,7 +57,7 @@ def _taken_apart(block: TextBlock, request: Request) -> list[bytes]:
     if block.kind == "lines":
         lines = block.payload.split(b"\n")
         if not lines[-1]:
-            lines.pop()  # what follows the last line end is no line
+            lines.pop()  # what follows the last line end is not a line
         return [line.removesuffix(b"\r") for line in lines]
     texts = block.payload.split(request.separator.encode("utf-8", "surrogateescape"))
     return texts if texts[-1] else texts[:-1]
@@ -86,7 +86,7 @@ def _json_texts(block: TextBlock, request: Request, tally: Tally) -> Iterator[by
 
 
 def _valid(block: TextBlock, request: Request, texts: list[bytes], tally: Tally) -> list[bytes]:
-    """The documents, where all are UTF-8; replaced or refused where not."""
+    """The documents if all are UTF-8; invalid ones are replaced or refused."""
     try:
         for text in [block.payload] if isinstance(block.payload, bytes) else texts:
             text.decode("utf-8")
@@ -105,7 +105,7 @@ def _valid(block: TextBlock, request: Request, texts: list[bytes], tally: Tally)
                 if block.kind == "rows":
                     where = f"row {block.first + place}"
                 raise FormatError(
-                    f"{path}: expected UTF-8, got byte 0x{text[problem.start]:02x} at {where}. Go on with "
+                    f"{path}: expected UTF-8, got byte 0x{text[problem.start]:02x} at {where}. Use "
                     "--invalid-utf8 replace, which puts U+FFFD there and counts the document."
                 ) from None
             tally.replaced += 1

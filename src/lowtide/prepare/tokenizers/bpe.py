@@ -1,10 +1,9 @@
 """Train a byte-level BPE on a sample of the inputs.
 
-Training happens in a process of its own, which takes its memory with it when it ends and whose chatter goes
-nowhere; the sample is a fixed choice of sections, so that equal input gives an equal tokenizer. gigatoken trains about
-ten times as fast as tokenizers where it is installed; the two break ties differently, so the manifest names which it
-was. Words are cut as GPT-2 cuts them. Costs a file of `SAMPLE` bytes for the sample and a few hundred MiB while it
-trains.
+Training happens in a process of its own: its memory is gone when it ends, and its output is discarded. The sample is a
+fixed choice of sections, so that equal input gives an equal tokenizer. gigatoken, if installed, trains about ten times
+as fast as tokenizers; the two break ties differently, so the manifest names the one that was used. Words are cut as
+GPT-2 cuts them. Costs a file of `SAMPLE` bytes for the sample and a few hundred MiB while it trains.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from lowtide.prepare.tokenizers.tiktoken_ranks import byte_letters
 
 SAMPLE = 32 * 1024 * 1024
 LEAST_SAMPLE = 1024 * 1024
-_TRAINING, _PER_ID = 48 * 1024 * 1024, 960  # bytes of the process that trains, beside eight times the sample
+_TRAINING, _PER_ID = 48 * 1024 * 1024, 960  # bytes the training process needs, beside eight times the sample
 END_OF_TEXT = "<|endoftext|>"
 _BETWEEN = b"\x00\x00lowtide\x00\x00"  # between documents of the sample: no merge may cross it
 
 
 def training_memory(size: int) -> int:
-    """Bytes that training a vocabulary of ``size`` ids takes, beside eight times the sample; measured, with room."""
+    """Bytes that training a vocabulary of ``size`` ids takes, beside eight times the sample; measured, rounded up."""
     return _TRAINING + _PER_ID * size
 
 
@@ -48,8 +47,8 @@ def trained(texts: Iterable[bytes], size: int, directory: Path) -> tuple[str, st
     found = directory / "sample.bpe"
     if done.returncode == -signal.SIGKILL:
         raise BudgetError(
-            f"--train-bpe {size}: expected the process that trains it to end by itself, got SIGKILL, which the kernel "
-            "sends where memory runs out. Allow more of it, or ask for fewer ids."
+            f"--train-bpe {size}: expected the training process to end by itself, got SIGKILL, which the kernel "
+            "sends when memory runs out. Allow more memory, or ask for fewer ids."
         )
     if done.returncode or not found.exists():
         raise LowtideError(
@@ -60,7 +59,7 @@ def trained(texts: Iterable[bytes], size: int, directory: Path) -> tuple[str, st
     content = json.loads(found.read_text())
     sample.unlink()
     found.unlink()
-    # gigatoken says merges again where the text supports fewer than were asked for; the last would count.
+    # gigatoken repeats merges if the text supports fewer than were asked for; the last of them would win.
     return tokenizer_json(list(dict.fromkeys((left, right) for left, right in content["merges"]))), trainer
 
 
@@ -88,7 +87,7 @@ def tokenizer_json(merges: Sequence[Sequence[str]]) -> str:
     return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
 
 
-# Both write {"merges": [[left, right], ...]}, spelled in the letters that stand for bytes.
+# Both write {"merges": [[left, right], ...]}, in the letters that stand for bytes.
 _GIGATOKEN = f"""
 import json, sys
 from gigatoken.gigatoken_rs import train_bpe

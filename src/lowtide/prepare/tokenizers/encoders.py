@@ -2,11 +2,11 @@
 
 ``encode(texts)`` gives ids in one array with an end of text after each document, and where each ends.
 gigatoken is the fast one: documents are joined with the end-of-text token, which it recognises, so that one call into
-Rust serves a whole block; documents that spell that token themselves are encoded one by one without it, and those with
-a code point it knows otherwise by tokenizers. Now and then a document is encoded by both: the first difference ends the
-run. Its cache has no bound: it is built anew once the process has grown by `CACHE`.
+Rust serves a whole block. Documents that spell that token themselves are encoded one by one without it, and those with
+a code point that it treats differently are encoded by tokenizers. Now and then a document is encoded by both, and any
+difference ends the run. Its cache has no bound, so it is loaded again once the process has grown by `CACHE`.
 
-Which one is used is settled before the first block by `choose_encoder`, by what the tokenizer does (``features.py``).
+`choose_encoder` decides before the first block which one is used, by what the tokenizer does (``features.py``).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ Ids = NDArray[np.unsignedinteger[Any]]
 Ends = NDArray[np.int64]
 # Bytes of gigatoken's cache per worker: chosen to fit the budget, other sizes were not measured.
 CACHE = 48 * 1024 * 1024
-_LONG = 2048  # bytes of an average document from which on joining costs more than a loop
-# One document in so many blocks of a worker is encoded by both, and of it so many bytes: 2 % of the time.
+_LONG = 2048  # average bytes per document above which joining costs more than a loop
+# Every so many blocks of a worker, so many bytes of one document are encoded by both: 2 % of the time.
 CHECKED_EVERY = 64
 _CHECKED = 8192
 _PORTION = 64 * 1024  # bytes of text that tokenizers gets at once
 
 
 class Encoder(Protocol):
-    """Ids of all documents in turn, an end of text after each, and the position behind each end of text."""
+    """Ids of all documents in turn, an end of text after each, and the position after each end of text."""
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]: ...
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which library encodes, and what was found out on the way."""
+    """Which library encodes, and notes on why."""
 
     name: str  # "bytes", "gigatoken", "tokenizers", "sentencepiece"
     version: str
@@ -72,7 +72,7 @@ class Bytes:
         return ids, ends
 
     def _one_by_one(self, texts: Sequence[bytes], ends: Ends) -> tuple[Ids, Ends]:
-        """Long documents are widened where they stand, which saves joining them."""
+        """Long documents are widened in place, which saves joining them."""
         ids, first = np.empty(int(ends[-1]), np.uint16), 0
         for text, end in zip(texts, ends.tolist(), strict=True):
             ids[first : end - 1] = np.frombuffer(text, np.uint8)
@@ -82,7 +82,7 @@ class Bytes:
 
 
 class Gigatoken:
-    """gigatoken, a block of documents per call, watched by tokenizers."""
+    """gigatoken, a block of documents per call, checked against tokenizers."""
 
     def __init__(self, vocabulary: Vocabulary, cache: int = CACHE) -> None:
         self._vocabulary, self._cache = vocabulary, cache
@@ -116,7 +116,7 @@ class Gigatoken:
         return with_ends([self._single.encode(text) for text in texts], self._vocabulary.eot)
 
     def _some_by_reference(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
-        """Documents that hold what gigatoken cuts otherwise by tokenizers, the others by gigatoken, in order."""
+        """tokenizers for documents that gigatoken would cut differently, gigatoken for the others; results in order."""
         unlike = [holds_unlike(text) for text in texts]
         like = [text for text, other in zip(texts, unlike, strict=True) if not other]
         odd = self._by_reference([text for text, other in zip(texts, unlike, strict=True) if other])
@@ -144,14 +144,14 @@ class Gigatoken:
 
 
 def _load_gigatoken(text: str) -> Any:
-    # Its encode() gives plain arrays; encode_batch() would bring awkward into every worker.
+    # encode() returns plain arrays; encode_batch() would import the package awkward in every worker.
     from gigatoken.gigatoken_rs import load_hf_json
 
     return load_hf_json(text)
 
 
 class Tokenizers:
-    """Hugging Face's tokenizers: slower, and what decides when two disagree."""
+    """Hugging Face's tokenizers: slower, and the reference when two disagree."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # there is a process for every processor already
@@ -159,7 +159,7 @@ class Tokenizers:
         self._eot, self._cut, self._dtype = vocabulary.eot, vocabulary.features.cut, vocabulary.dtype
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
-        """In portions: what it gives for a text takes 40 times the text's bytes until the ids are taken out."""
+        """In portions: its result for a text takes 40 times the text's bytes until the ids are taken out."""
         found: list[Ids] = []
         ends: list[int] = []
         words: list[str | None] = []  # None: the end of a document
@@ -183,7 +183,7 @@ class Tokenizers:
         yield text[at:] if at else text
 
     def _take(self, words: Sequence[str | None], length: int, found: list[Ids], ends: list[int]) -> int:
-        """Encode ``words`` behind ``length`` ids; how many more there are."""
+        """Encode ``words`` after the first ``length`` ids; returns how many were added."""
         before = length
         texts = [word for word in words if word is not None]
         encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
@@ -217,7 +217,7 @@ def make_encoder(name: str, vocabulary: Vocabulary, cache: int = CACHE) -> Encod
 
 
 def choose_encoder(vocabulary: Vocabulary, wanted: str = "auto", room: int | None = None) -> Choice:
-    """The fastest library that gives the ids of the tokenizer's own, and fits in ``room`` bytes."""
+    """The fastest library that gives the same ids as the tokenizer's own and fits in ``room`` bytes."""
     if vocabulary.kind == "bytes":
         return Choice("bytes", "")
     if vocabulary.kind == "model":
@@ -237,13 +237,13 @@ def choose_encoder(vocabulary: Vocabulary, wanted: str = "auto", room: int | Non
             return Choice("gigatoken", found)
     except ModuleNotFoundError:
         why = "gigatoken is not installed"
-    except Exception as problem:  # whatever it could not load, the reference can
+    except Exception as problem:  # the reference loads whatever it could not
         why = f"gigatoken does not take this tokenizer ({' '.join(str(problem).split())[:120]})"
     return replace(settled, notes=(f"{why}: encoding with tokenizers, many times slower",))
 
 
 def needed_memory(name: str, vocabulary: Vocabulary) -> int:
-    """Bytes a process needs to encode with it, beside Python, NumPy and the vocabulary itself; measured, with room."""
+    """Bytes a process needs to encode with it, beside Python, NumPy and the vocabulary; measured, with a margin."""
     if name == "bytes":
         return 24 * MIB
     factor, least = {"gigatoken": (32, 60), "tokenizers": (8, 48), "sentencepiece": (16, 48)}[name]
@@ -251,7 +251,7 @@ def needed_memory(name: str, vocabulary: Vocabulary) -> int:
 
 
 def fitting_ids(ids: Ids, vocabulary: Vocabulary, where: str) -> Ids:
-    """``ids`` in the corpus's dtype; an id that does not fit is an error and never wrapped."""
+    """``ids`` in the corpus's dtype; an id that does not fit is an error; it never wraps."""
     if ids.size and int(ids.max()) >= vocabulary.size:
         raise FormatError(
             f"{where}: expected ids below {vocabulary.size}, got {int(ids.max())}. Check the tokenizer's vocabulary."
@@ -272,7 +272,7 @@ def with_ends(documents: Sequence[Ids], eot: int) -> tuple[Ids, Ends]:
 
 
 def hugging_face(vocabulary: Vocabulary) -> Any:
-    """tokenizers' object for a vocabulary; FormatError where it cannot load it."""
+    """tokenizers' object for a vocabulary; FormatError if it cannot be loaded."""
     try:
         import tokenizers
     except ModuleNotFoundError:
@@ -289,7 +289,7 @@ def hugging_face(vocabulary: Vocabulary) -> Any:
 
 
 def anonymous_bytes() -> int:
-    """Heap of this process, in bytes; 0 where the system does not say."""
+    """Heap of this process, in bytes; 0 if the system does not say."""
     try:
         with open("/proc/self/statm") as file:  # noqa: PTH123 - called for every block
             _, resident, shared, *_ = file.read().split()

@@ -1,9 +1,9 @@
-"""What a tokenizer does to text, by its parts: who may encode with it, and where a long document may be cut.
+"""What a tokenizer does to text, read from its parts: which library may encode, where a long document may be cut.
 
-gigatoken is taken only for tokenizers of a kind on which it was compared with tokenizers over every code point: a
-byte-level BPE with one of the patterns below, no normaliser, and added tokens without conditions. It knows an older
-Unicode: documents with a code point of `UNLIKE` are encoded by tokenizers. ``python -m tests.prepare.engines`` makes
-that table anew, and the tests hold it.
+gigatoken is used only for the kind of tokenizer on which it was compared with tokenizers over every code point: a
+byte-level BPE with one of the patterns below, no normaliser, and added tokens without conditions. It has an older
+Unicode, so documents with a code point of `UNLIKE` are encoded by tokenizers. ``python -m tests.prepare.engines``
+makes that table again, and the tests check it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATTERNS = (GPT2, GPT4, GPT4O, _QWEN)
 COMPARED = ("0.10.0",)  # versions of gigatoken
 _CONDITIONS = ("single_word", "lstrip", "rstrip")
 
-# First and last code point of every range that gigatoken 0.10.0 cuts otherwise than tokenizers 0.23.3.
+# First and last code point of every range that gigatoken 0.10.0 and tokenizers 0.23.3 cut differently.
 _RANGES = (
     "088F 0C5C 0CDC 1ACF-1ADD 1AE0-1AEB A7CE-A7CF A7D2 A7D4 A7F1 10940-10959 10EC5-10EC7 10EFA-10EFB "
     "11B60-11B67 11DB0-11DDB 11DE0-11DE9 16EA0-16EB8 16EBB-16ED3 16FF2-16FF6 187F8-187FF 18D09-18D1E "
@@ -37,12 +37,12 @@ class Features:
     """What is known of a tokenizer.json beside its ids."""
 
     cut: str = NOWHERE  # where a document may be cut without changing an id
-    unusual: str = "this tokenizer is no tokenizer.json"  # what keeps gigatoken from encoding with it; "": nothing
-    repeated: tuple[str, int, int] | None = None  # a merge that stands twice, with both places: the second would count
+    unusual: str = "this tokenizer is not a tokenizer.json"  # why gigatoken cannot encode with it; "": it can
+    repeated: tuple[str, int, int] | None = None  # a merge listed twice, with both places: the second would win
 
 
 def features_of(whole: dict[str, Any]) -> Features:
-    """The features of a parsed tokenizer.json; the least that is safe where it is not shaped as expected."""
+    """The features of a parsed tokenizer.json; the safe minimum if it is not shaped as expected."""
     try:
         added = whole.get("added_tokens") or ()
         known = pattern_of(whole) is not None
@@ -53,7 +53,7 @@ def features_of(whole: dict[str, Any]) -> Features:
 
 
 def pattern_of(whole: dict[str, Any]) -> str | None:
-    """The pattern that cuts text into words, where it is one we know and nothing else happens to the text."""
+    """The pattern that cuts text into words, if it is one we know and nothing else happens to the text."""
     cutter = whole.get("pre_tokenizer") or {}
     parts = cutter.get("pretokenizers") or [cutter]
     if parts[-1].get("type") != "ByteLevel" or parts[-1].get("add_prefix_space") or whole.get("normalizer"):
@@ -72,13 +72,13 @@ def _unusual(whole: dict[str, Any], added: Sequence[dict[str, Any]]) -> str:
     if whole.get("normalizer"):
         return f"this tokenizer has a normaliser ({whole['normalizer'].get('type')})"
     if pattern_of(whole) is None:
-        return "this tokenizer cuts words in a way on which gigatoken was not compared"
+        return "this tokenizer cuts words in a way for which gigatoken was not compared"
     if conditions := sorted({flag for token in added for flag in _conditions(token)}):
         return f"this tokenizer has added tokens with {', '.join(conditions)}"
     names = ("dropout", "unk_token", "byte_fallback", "fuse_unk", "continuing_subword_prefix", "end_of_word_suffix")
     odd = [name for name in names if model.get(name)]
     if model.get("type", "BPE") != "BPE" or odd:
-        return f"this tokenizer is no plain BPE ({', '.join(odd) or model.get('type')})"
+        return f"this tokenizer is not a plain BPE ({', '.join(odd) or model.get('type')})"
     if any(letter not in model["vocab"] for letter in byte_letters().values()):
         return "this tokenizer has no id for some byte"
     return ""
@@ -107,7 +107,7 @@ _LEADS = np.isin(np.arange(256), _BEGINNINGS >> 16)
 
 
 def holds_unlike(text: bytes) -> bool:
-    """Whether a code point of `UNLIKE` stands in ``text``. Almost free for ASCII, cheap for what begins otherwise."""
+    """Whether ``text`` has a code point of `UNLIKE`. Almost free for ASCII, cheap for most other text."""
     if text.isascii():
         return False
     data = np.frombuffer(text, np.uint8)

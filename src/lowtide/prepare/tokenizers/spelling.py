@@ -1,8 +1,8 @@
 """From ids back to text, and from a prompt to ids, with the tokenizer that a corpus names.
 
-A corpus that Lowtide prepared brings its tokenizer along; another may name a ``tokenizer.json`` in its manifest, or the
-user names one; bytes need nothing; where nothing is known, ids are written as numbers. Costs the tokenizer's file in
-memory. No pickle is read, so nanoGPT's ``meta.pkl`` is not.
+A corpus that Lowtide prepared contains its tokenizer; another may name a ``tokenizer.json`` in its manifest, or the
+user names one. Bytes need nothing; if nothing is known, ids are written as numbers. Costs the tokenizer's file in
+memory. Pickles are never read, so neither is nanoGPT's ``meta.pkl``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Words(Protocol):
 
 
 class Decoder:
-    """``text(ids)`` and ``ids(text)`` for one vocabulary; ids that end a text become a line of their own."""
+    """``text(ids)`` and ``ids(text)`` for one vocabulary; an id that ends a text becomes a line of its own."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -76,7 +76,7 @@ class FileWords:
 
 
 class NumberWords:
-    """Where no tokenizer is known: ids as numbers."""
+    """Ids as numbers, for want of a tokenizer."""
 
     def ids(self, text: str) -> list[int]:
         try:
@@ -92,7 +92,7 @@ class NumberWords:
 
 
 def words_of(corpus: str, vocab_size: int, tokenizer: str = "") -> Words:
-    """The tokenizer given, or the one that the corpus names, or bytes where its ids can be nothing else."""
+    """The tokenizer given, or the one that the corpus names, or bytes if its ids can be nothing else."""
     if tokenizer and tokenizer != "bytes":
         return _from_file(Path(tokenizer))
     path = Path(corpus)
@@ -107,7 +107,7 @@ def words_of(corpus: str, vocab_size: int, tokenizer: str = "") -> Words:
 
 
 def decoder_of(corpus: str | Path) -> Decoder | None:
-    """The decoder of a prepared corpus, of its ``train`` or ``val`` part, or of one of its shards; ``None`` where no
+    """The decoder of a prepared corpus, of its ``train`` or ``val`` part, or of one of its shards; ``None`` if no
     manifest names a tokenizer."""
     path = Path(corpus)
     stated = _stated((path, path / "train") if path.is_dir() else (path.parent,))
@@ -117,7 +117,7 @@ def decoder_of(corpus: str | Path) -> Decoder | None:
 
 
 def _stated(places: Iterable[Path]) -> tuple[Path, object] | None:
-    """The first of these places whose manifest names a tokenizer, and what it says of it."""
+    """The first of these places whose manifest names a tokenizer, and what the manifest says of it."""
     for place in places:
         told = stated_manifest(place).get("tokenizer")
         if told is not None:

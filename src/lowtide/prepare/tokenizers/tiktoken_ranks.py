@@ -2,7 +2,7 @@
 
 The file holds tokens by rank and nothing else; the merges follow from the ranks, and the pattern that cuts
 text into words is known for the encodings OpenAI publishes, by the file's name. A name that is not one of them is
-refused: a wrong pattern would give wrong ids without a sign. Done once per job.
+refused: a wrong pattern would silently give wrong ids. Done once per job.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _ranks(path: str, content: bytes) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int], words: dict[bytes, str]) -> list[list[str]]:
-    """Every pair of tokens that makes a token, by the rank of what they make."""
+    """Every pair of tokens that makes a token, ordered by the rank of the result."""
     merges = []
     for token in sorted(ranks, key=ranks.__getitem__):
         pairs = [(token[:at], token[at:]) for at in range(1, len(token))]

@@ -1,7 +1,7 @@
 """A tokenizer file, read once: its vocabulary, its end-of-text id, and the form text is encoded with.
 
-Whatever the file is, text is encoded by a ``tokenizer.json`` from which everything was taken that would
-treat some text as more than text: special tokens, added beginnings and ends, truncation and padding. So a document
+Whatever the file is, text is encoded by a ``tokenizer.json`` without anything that would treat some text as more than
+text: special tokens, added beginnings and ends, truncation and padding. So a document
 that spells ``<|endoftext|>`` is encoded as those thirteen characters. A .tiktoken file becomes such a JSON here; a
 .model keeps its own library. Costs the file and its JSON in memory. Encodes nothing.
 """
@@ -57,7 +57,7 @@ BYTES = Vocabulary("bytes", "", b"", "", BYTES_EOT, "", BYTES_EOT + 1, Features(
 
 
 def load_vocabulary(path: str, eot: str = "") -> Vocabulary:
-    """What ``--tokenizer`` names; FormatError where the file is no tokenizer or has no end of text."""
+    """What ``--tokenizer`` names; FormatError if the file is not a tokenizer or has no end of text."""
     if path == "bytes":
         return BYTES
     file = Path(path)
@@ -77,7 +77,7 @@ def load_vocabulary(path: str, eot: str = "") -> Vocabulary:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
         raise FormatError(
-            f"{path}: expected a tokenizer.json, .tiktoken or .model file, got bytes that are no text. Check the path."
+            f"{path}: expected a tokenizer.json, .tiktoken or .model file, got bytes that are not text. Check the path."
         ) from None
     return from_json(path, text, eot, content=content)
 
@@ -99,7 +99,7 @@ def from_json(
     added = [token for token in whole.get("added_tokens") or () if isinstance(token, dict)]
     ids |= {str(token.get("content")): int(token.get("id", -1)) for token in added}
     if not ids or min(ids.values()) < 0:
-        raise FormatError(f"{where}: expected ids of 0 or more in its vocab, got others. Check the file.")
+        raise FormatError(f"{where}: expected ids of 0 or more in its vocab, got other values. Check the file.")
     spelled, number = _end_of_text(where, ids, eot)
     whole = _plain(whole)
     size = max(ids.values()) + 1
@@ -109,7 +109,7 @@ def from_json(
 
 
 def with_separator(vocabulary: Vocabulary) -> str:
-    """The same JSON with the end of text as its one special token, so that a joined text is cut where documents end."""
+    """The same JSON with the end of text as its only special token, so that joined text is cut where documents end."""
     one = {"id": vocabulary.eot, "content": vocabulary.eot_text, "special": True, "normalized": False}
     spelled = json.dumps(one | {"single_word": False, "lstrip": False, "rstrip": False})
     rest = vocabulary.plain.removeprefix(_FIRST)

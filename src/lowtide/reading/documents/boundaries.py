@@ -1,6 +1,6 @@
-"""Where documents end, however the corpus says so: offsets of its format, or an id at their ends or beginnings.
+"""Where documents end, by offsets of the corpus's format or by an id at their ends or beginnings.
 
-A boundary is the position behind a document's last token. Offsets come from the format's own table; ids are
+A boundary is the position after a document's last token. Offsets come from the format's own table; ids are
 found by reading every token once, in chunks from the budget, at about the speed of the disk. Both give ascending
 positions in blocks of bounded size. Stores nothing.
 """
@@ -20,12 +20,12 @@ from lowtide.formats import document_ends
 from lowtide.reading.token_range import TokenRange
 from lowtide.units import MIB
 
-CHUNK = 2 * MIB  # bytes read at a time: long enough for the disk, short enough for the cache they are looked at in
+CHUNK = 2 * MIB  # bytes read at a time: long enough for the disk, short enough for the CPU's cache
 
 
 @dataclass(frozen=True)
 class Marks:
-    """How documents are known: ``by`` offsets, eot or bos; ``id`` of the last two."""
+    """How documents are known: ``by`` offsets, eot or bos; ``id``: of the last two."""
 
     by: str
     id: int | None = None
@@ -35,7 +35,7 @@ class Marks:
 
 
 def marks_of(tokens: TokenRange) -> Marks | None:
-    """What tells the documents of these tokens apart; the format's own table wins. None: nothing does."""
+    """How the documents of these tokens are known; the format's own table wins. None: they are not."""
     if tokens.layout.documents is not None:
         return Marks("offsets")
     if tokens.eot is not None:
@@ -47,20 +47,20 @@ def required_marks(tokens: TokenRange) -> Marks:
     marks = marks_of(tokens)
     if marks is None:
         raise FormatError(
-            f"{tokens.store.where}: expected something that tells documents apart, got neither offsets in the format "
+            f"{tokens.store.where}: expected a way to tell documents apart, got neither offsets in the format "
             "nor an id. Open with eot= (the id that ends a document) or bos= (the one that begins it)."
         )
     return marks
 
 
 def padding_id(tokens: TokenRange) -> int:
-    """The id that stands where a row has no tokens."""
+    """The id that fills a row where it has no tokens."""
     if tokens.eot is not None:
         return tokens.eot
     return 0 if tokens.bos is None else tokens.bos
 
 
-Scanned = tuple[int, Numbers]  # a token, and more ends, ascending: with those before them all up to that token
+Scanned = tuple[int, Numbers]  # a token, and more ends, ascending: together with earlier ones, all up to that token
 
 
 def scan(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[Scanned]:
@@ -69,8 +69,8 @@ def scan(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[Sc
 
 
 def ends_by_id(tokens: TokenRange, marks: Marks) -> Iterator[Numbers]:
-    """Where documents of the range end, counted from its first token; like the format's own, it ends with the corpus,
-    but not with a split that cuts a document."""
+    """Where documents of the range end, counted from its first token. As in formats with offsets, the last is
+    the end of the corpus, but not the end of a split that cuts a document."""
     reached = tokens.first
     for _, ends in _by_id(tokens, marks, tokens.first, tokens.last):
         if len(ends):
@@ -93,7 +93,7 @@ def _by_offsets(tokens: TokenRange, first: int, last: int) -> Iterator[Scanned]:
 
 
 def _by_id(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[Scanned]:
-    if marks.id is None or marks.id > np.iinfo(tokens.dtype).max:  # no token can be that id
+    if marks.id is None or marks.id > np.iinfo(tokens.dtype).max:  # no token can have that id
         yield last, np.empty(0, np.int64)
         return
     store, item = tokens.store, tokens.dtype.itemsize
@@ -106,6 +106,6 @@ def _by_id(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[
         store.run(start * item, count * item, scratch[: count * item])
         narrow: NDArray[Any] = np.ndarray(count, tokens.dtype, scratch)
         found = into[: store.engine.find_ids(narrow, marks.id, into)[0]] + (start + after)
-        # Whether a document ends behind the chunk's last token is not known before the next one, where bos tells.
+        # With bos, only the next chunk tells whether a document ends with this chunk's last token.
         reached = start + count - 1 + after if start + count < last else last
         yield reached, found[found > first] if start == first else found

@@ -1,11 +1,11 @@
 """The index of a corpus's documents: every end, found once and kept.
 
-An end is the number of its block of 65,536 tokens and its place inside: two bytes per document, and a count
-per block. Finding the ends around any token is a search inside one block. Ranges (splits) of a corpus share its index.
+An end is stored as its place inside a block of 65,536 tokens: two bytes per document, and a count per block. Finding
+the ends around any token is a search inside one block. Ranges (splits) of a corpus share its index.
 
-Costs 2 bytes per document and 1 to 4 per 65,536 tokens on disk, and one pass over the tokens where only an id marks
-the ends. Searching holds 8 bytes per 65,536 tokens: 15 MB for 10^11 tokens; the ends themselves are held in memory
-where they fit the budget, else the blocks around a token are read.
+Costs 2 bytes per document and 1 to 4 per 65,536 tokens on disk, and one pass over the tokens if only an id marks
+the ends. Searching holds 8 bytes per 65,536 tokens: 15 MB for 10^11 tokens; the ends themselves are held in memory if
+they fit the budget, else the blocks around a token are read.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from lowtide.storage.store import Store
 
 BITS = 16
 BLOCK_TOKENS = 1 << BITS
-WRITTEN = 4096  # blocks of tokens looked at before their ends are written down: 512 MiB of uint16, under a second
-MOST_ENDS = 1 << 19  # ends found before they are written down: 4 MiB, and a few times that while they are written
+WRITTEN = 4096  # blocks of tokens scanned before their ends are written: 512 MiB of uint16, under a second
+MOST_ENDS = 1 << 19  # ends found before they are written: 4 MiB, and a few times that while they are written
 SHOWN = 512  # blocks between two reports of progress
 ENDS = 32_768  # ends given at a time
 
-Progress = Callable[[int, int], None] | None  # tokens done, tokens there are
+Progress = Callable[[int, int], None] | None  # tokens done, tokens in total
 
 
 class BoundaryIndex:
@@ -47,14 +47,14 @@ class BoundaryIndex:
         self.tokens = int(found.facts["tokens"])
         self.marked = int(found.facts["marked"])  # ends that the corpus itself states
         if len(counts) != -(-self.tokens // BLOCK_TOKENS) or int(self._before[-1]) != len(self._low):
-            raise damaged(found.path, f"{len(self._low)} ends in {self.tokens} tokens", "counts that say otherwise")
+            raise damaged(found.path, f"{len(self._low)} ends in {self.tokens} tokens", "counts that differ")
 
     def __len__(self) -> int:
         """Documents of the whole corpus."""
         return len(self._low)
 
     def blocks(self, first: int, last: int) -> Iterator[Numbers]:
-        """Ends in ``(first, last]``, ascending, in blocks; ``last`` is one, also in the middle of a document."""
+        """Ends in ``(first, last]``, ascending, in blocks; ``last`` counts as one, even in the middle of a document."""
         low, high = (int(self._ranks(np.array([at], np.int64), *self._around(at))[0]) for at in (first, last))
         reached = first
         for start in range(low, high, ENDS):
@@ -66,12 +66,12 @@ class BoundaryIndex:
             yield np.array([last], np.int64)
 
     def inside(self, starts: Numbers, span: int, batches: Callable[[], int] = lambda: 0) -> tuple[Numbers, Numbers]:
-        """Every end in ``(start, start + span]`` of each start: which start, and how far behind it. ``batches``: bytes
+        """Every end in ``(start, start + span]`` of each start: which start, and how far after it. ``batches``: bytes
         of the budget that they need."""
         held = self.held.get(batches)
         if held is not None:
             return self._inside(starts, span, held[0], np.zeros(len(starts), np.int64))
-        # The blocks that each span lies in, some spans at a time.
+        # The blocks of each span, some spans at a time.
         firsts = self._before[starts >> BITS]
         counts = self._before[np.minimum((starts + span) >> BITS, len(self._before) - 2) + 1] - firsts
         found = []
@@ -94,13 +94,13 @@ class BoundaryIndex:
         return rows, self._select(low[rows] + inner, lows, base[rows]) - starts[rows]
 
     def _around(self, position: int) -> tuple[NDArray[Any], int]:
-        """The places of the block that a position falls into, and what a number is to be moved by to find them."""
+        """The places in the block of a position, and the offset to add to a number to find them."""
         block = min(position >> BITS, len(self._before) - 2)
         first, last = int(self._before[block]), int(self._before[block + 1])
         return self._low.part(first, last), -first
 
     def _ranks(self, positions: Numbers, lows: NDArray[Any], base: Numbers | int) -> Numbers:
-        """How many ends are at or before each position: bisection inside the block it falls into, all at once.
+        """How many ends are at or before each position: bisection inside its block, for all at once.
 
         The place of end n of the corpus is ``lows[n + base]``.
         """
@@ -129,7 +129,7 @@ class BoundaryIndex:
 
 
 def _some(counts: Numbers, most: int) -> Iterator[tuple[int, int]]:
-    """Neighbours whose counts are at most ``most`` together, or one of them alone."""
+    """Groups of neighbours whose counts add up to at most ``most``, or a single one."""
     first, held = 0, 0
     for at, count in enumerate(counts.tolist()):
         if held and held + count > most:
@@ -147,12 +147,12 @@ def identity_of(corpus: TokenRange, marks: Marks) -> dict[str, Any]:
 
 
 def key_of(identity: dict[str, Any]) -> str:
-    """A short word for file names."""
+    """A short hash for file names."""
     return digest(repr(sorted(identity.items())).encode())[:16]
 
 
 def boundary_index(tokens: TokenRange, marks: Marks, progress: Progress = None) -> BoundaryIndex:
-    """The index of the whole corpus these tokens are a range of, built where there is none yet."""
+    """The index of the whole corpus that these tokens are a range of, built if there is none yet."""
     corpus = TokenRange(tokens.layout, tokens.store)
     identity = identity_of(corpus, marks)
     what = KeptFile(f"documents-{key_of(identity)}.index", identity, tokens.layout.extents[0].path)
@@ -168,7 +168,7 @@ def boundary_index(tokens: TokenRange, marks: Marks, progress: Progress = None) 
 
 
 class _Building:
-    """One pass over the corpus, from where an earlier one stopped."""
+    """One pass over the corpus, continuing where an earlier one stopped."""
 
     def __init__(self, corpus: TokenRange, marks: Marks, identity: dict[str, Any], progress: Progress) -> None:
         self.corpus, self.marks, self.identity, self.progress = corpus, marks, identity, progress
@@ -196,7 +196,7 @@ class _Building:
         if self.progress is not None:
             self.progress(total, total)
         self._finish(growing, total)
-        self.corpus.store.pool.trim()  # no batch needs a buffer of a scan's size
+        self.corpus.store.pool.trim()  # no batch needs a buffer as large as the scan's
 
     def _write(
         self, growing: GrowingArrays, pending: list[NDArray[np.int64]], done: int, upto: int

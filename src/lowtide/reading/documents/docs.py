@@ -1,7 +1,7 @@
 """``Docs``: which tokens of a batch belong to which document, beside x and y.
 
-A batch is a list of runs - of one document inside one row, or of padding - and everything else follows from where runs
-begin. ``cu_seqlens`` has one length for all batches, so compiled kernels see one shape.
+A batch is a list of runs - tokens of one document inside one row, or padding - and everything else follows from where
+runs begin. ``cu_seqlens`` has one length for all batches, so compiled kernels see one shape.
 
 Costs 9 bytes per token of the batch and about a quarter of a nanosecond per byte. Reads nothing.
 """
@@ -33,7 +33,7 @@ class Docs(NamedTuple):
 
 
 class DocsFiller:
-    """Makes ``Docs`` of rows of ``length`` tokens with at most ``most_runs`` runs each."""
+    """Makes ``Docs`` for rows of ``length`` tokens with at most ``most_runs`` runs each."""
 
     def __init__(self, length: int, most_runs: int) -> None:
         self.length = length
@@ -55,7 +55,7 @@ class DocsFiller:
     def fill(self, write: Callable[[Planes], int], rows: int, root: Bytes, base: int) -> Docs:
         """The docs of ``rows`` rows, in ``nbytes(rows)`` of a buffer from byte ``base`` on.
 
-        ``write`` writes them and says how long the longest run is: a function of the engine.
+        ``write``: a function of the engine that writes them and returns the length of the longest run.
         """
         shape = rows, self.length
         second, third, fourth, _ = self._places(rows)

@@ -1,7 +1,7 @@
-"""What a corpus's documents are like - how many, how long, how many meet in one window - and what a cut does to them.
+"""What a corpus's documents are like - how many, how long, how many share one window - and what a cut does to them.
 
 Everything is counted on the index, block by block, in bounded memory: two passes for an exact median, one
-for the rest. The most runs in a window is kept beside the data, because every start of a run needs it.
+for the rest. The most runs in a window is kept beside the data, because every training run needs it at its start.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ HIGH = 1 << 16  # lengths are counted by their high part first, then by the low 
 
 @dataclass(frozen=True)
 class DocumentCounts:
-    """Documents of a range of tokens; lengths in tokens. A median of an even number is the lower of the two."""
+    """Documents of a range of tokens; lengths in tokens. The median of an even number is the lower one."""
 
     documents: int
     shortest: int
     median: int
     longest: int
     window: int  # a length,
-    most_in_window: int  # and the most documents that meet in one window of it
+    most_in_window: int  # and the most documents in one window of it
 
     def to_dict(self) -> dict[str, int]:
         return asdict(self)
@@ -37,7 +37,7 @@ class DocumentCounts:
 
 @dataclass(frozen=True)
 class Account:
-    """Tokens of one epoch. ``cut`` tokens stand in no row; ``padded`` ones are in rows, but not of the corpus."""
+    """Tokens of one epoch. ``cut`` tokens are in no row; ``padded`` ones are in rows, but not from the corpus."""
 
     tokens: int  # of the corpus
     windows: int
@@ -109,12 +109,12 @@ def lengths_of(index: BoundaryIndex, first: int, last: int) -> Iterator[Numbers]
 
 
 def most_in_window(blocks: Iterable[Numbers], last: int, length: int) -> int:
-    """The most documents of which one window of ``length`` tokens, wherever it begins, holds a part."""
+    """The most documents that any window of ``length`` tokens holds a part of, wherever it begins."""
     most, held = 0, np.empty(0, np.int64)
     for block in blocks:
-        ends = np.concatenate((held, block[block < last]))  # no window lies across the end of all
+        ends = np.concatenate((held, block[block < last]))  # no window crosses the end of the corpus
         if len(ends):
-            # Borders that lie inside one window are at most length - 2 apart.
+            # Borders inside one window are at most length - 2 apart.
             together = np.searchsorted(ends, ends + (length - 2), side="right") - np.arange(len(ends))
             most = max(most, int(together.max()))
             held = ends[ends >= ends[-1] - length]

@@ -1,13 +1,13 @@
 """Arrays that are computed once and kept in a file: beside the data, or in the user's cache directory.
 
-The builder appends to a few growing streams and then, last, to a ledger that says how much of each stream is
-whole. So a build that was stopped goes on where its ledger ends. The finished file is one header and the arrays, gets
-its name at once, and names the data it was made from. Of several processes one builds; the others wait for its lock.
+The builder appends to a few growing streams and, last, to a ledger that says how much of each stream is complete. So a
+build that was stopped continues where its ledger ends. The finished file is one header and the arrays; it gets its name
+in one step, and names the data it was made from. Of several processes one builds; the others wait for its lock.
 
-Costs the arrays on disk, and while building twice that. Finished arrays are read where they are asked for, never
-mapped: a file that somebody cuts is a ``ReadError`` and not the end of the process. Those that fit are held in memory,
-counted against the budget, for as long as nobody needs the room.
-Knows nothing of tokens; who may have made a file, and in which directory, is ``storage/own_files.py``'s to know.
+Costs the arrays on disk, and while building twice that. Finished arrays are read when needed, never mapped: a
+file that somebody cuts is a ``ReadError`` and not the end of the process. Those that fit are held in memory, counted
+against the budget, as long as the room is not needed. Knows nothing of tokens; ``storage/own_files.py`` decides which
+directories and files can be trusted.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ ALIGNED = 64
 MOST_HEADER = 1 << 20
 COPIED = 4 << 20  # bytes copied at a time when streams become one file
 LARGEST_SHARE = 4  # a quarter of the budget may hold arrays that make reading faster
-FOLDER = ".lowtide"  # hidden: a corpus is opened by its directory, and this is no part of it
+FOLDER = ".lowtide"  # hidden: a corpus is opened by its directory, and this is not part of it
 
 
 @dataclass(frozen=True)
 class KeptFile:
-    """What to keep: its file name, the data and settings it belongs to, and which data file it lies beside."""
+    """What to keep: its file name, the data and settings it belongs to, and the data file it is kept beside."""
 
     name: str
     identity: Mapping[str, Any]  # safe for JSON
     beside: str
 
     def places(self, *, make: bool) -> Iterator[OwnDirectory]:
-        """Directories it may lie in, best first."""
+        """Directories it may be in, best first."""
         return beside_or_cache(Path(self.beside).parent / FOLDER, make=make)
 
 
@@ -89,7 +89,7 @@ class KeptArrays:
     """A finished file: ``facts``, and arrays by name."""
 
     def __init__(self, path: str, identity: Mapping[str, Any]) -> None:
-        import json  # here: 1.5 ms that those who read no documents need not pay
+        import json  # here: it takes 1.5 ms, and only documents need it
 
         self.path = path
         self.identity = dict(identity)
@@ -119,10 +119,10 @@ class KeptArrays:
         self.arrays = {name: KeptArray(path, file, *part) for name, part in parts.items()}
 
     def read_runs(self, offsets: Numbers, lengths: Numbers, engine: Engine) -> NDArray[np.uint8]:
-        """Many runs of bytes of the file, one behind the other, by one call of the engine."""
+        """Many runs of bytes of the file, one after the other, by one call of the engine."""
         found: NDArray[np.uint8] = np.empty(int(lengths.sum()), np.uint8)
         runs = (self._file.number, offsets, lengths, None, None, 1, 0)
-        # A queue costs less than a run or two, and one per call is nobody else's: no lock, no fork to think of.
+        # A queue costs less than a run or two, and one per call is shared with nobody: no locks, no care about forks.
         told = engine.queue("announce").fill(runs, found, KEEP)
         if not isinstance(told, int):
             problem = Problem(*told)
@@ -134,7 +134,7 @@ class KeptArrays:
 
 
 class HeldArrays:
-    """Some arrays of a file in memory, while the budget has room for them; nobody waits for it."""
+    """Some arrays of a file in memory, while the budget has room; others need not wait for that room."""
 
     def __init__(self, arrays: tuple[KeptArray, ...], budget: Budget) -> None:
         self._arrays, self._budget = arrays, budget
@@ -145,13 +145,13 @@ class HeldArrays:
         renew_in_children(self)
 
     def fits(self, batches: int) -> bool:
-        """Whether they will be held beside so many bytes of batches: a quarter of the budget at most."""
+        """Whether they will be held beside so many bytes of batches: they may take a quarter of the budget."""
         limit = self._budget.limit
         most = min(limit // LARGEST_SHARE, limit - self._budget.aside - batches)
         return not self._given_up and self.nbytes <= most
 
     def get(self, batches: Callable[[], int] = lambda: 0) -> tuple[NDArray[Any], ...] | None:
-        """The arrays; None where they are to be read from the file instead, part by part. ``batches``: bytes they need
+        """The arrays; None if they are to be read from the file instead, part by part. ``batches``: bytes they need
         of the same budget."""
         held = self._held
         if held is None and self.fits(batches()):
@@ -163,12 +163,12 @@ class HeldArrays:
         return None if held is None else held[0]
 
     def shrink(self) -> None:
-        """Somebody needs the room."""
+        """Give the room back: it is needed."""
         if self._held is not None:
             self._held, self._given_up = None, True
 
     def renew_after_fork(self) -> None:
-        """What a child inherits belongs to the parent's count: it reads its own."""
+        """What a child inherits belongs to the parent's count, so it reads its own."""
         self._held = None
 
 
@@ -184,7 +184,7 @@ class GrowingArrays:
             self._files[name] = io.BufferedRandom(directory.open(self._partial(name), os.O_RDWR | os.O_CREAT))
 
     def lock(self) -> None:
-        """Wait until no other process builds the same; where the filesystem has no locks, do without."""
+        """Wait until no other process builds the same; without a lock if the filesystem has none."""
         wait_for_lock(self._files[self.ledger].fileno())
 
     def entries(self) -> NDArray[Any]:
@@ -195,7 +195,7 @@ class GrowingArrays:
         return np.frombuffer(file.read(count * kind.itemsize), kind)
 
     def keep(self, counts: Mapping[str, int]) -> bool:
-        """Go back to this many items per stream; False where a stream has fewer, so that nothing can be kept."""
+        """Go back to this many items per stream; False if a stream has fewer, so that nothing can be kept."""
         for name, count in counts.items():
             file, size = self._files[name], count * self.kinds[name].itemsize
             if os.fstat(file.fileno()).st_size < size:
@@ -245,7 +245,7 @@ class GrowingArrays:
                     out.write(block.astype(kind_name).data)
 
     def close(self, *, discard: bool) -> None:
-        """Give the lock up; ``discard``: the streams are of no further use."""
+        """Give the lock up; ``discard``: the streams are no longer needed."""
         for name, file in self._files.items():
             if discard:
                 self.directory.remove(self._partial(name))
@@ -261,7 +261,7 @@ class GrowingArrays:
 
 
 def kept(what: KeptFile, streams: Mapping[str, str], build: Callable[[GrowingArrays], None]) -> KeptArrays:
-    """The finished arrays: those at hand, or built now by this process or by another one that has begun already."""
+    """The finished arrays: existing ones, or built now by this process or by another that has already begun."""
     for directory in what.places(make=False):
         if directory.has(what.name):
             return KeptArrays(str(directory.path / what.name), what.identity)
@@ -288,7 +288,7 @@ def _writable(what: KeptFile) -> OwnDirectory:
             return directory
     raise PermissionError(
         f"{Path(what.beside).parent / FOLDER}: expected a directory of yours to keep an index of documents in, got "
-        f"one that cannot be written or is not yours alone, like {user_cache()}. "
+        f"one that cannot be written or is not yours alone; {user_cache()} is no better. "
         "Set XDG_CACHE_HOME to a directory of yours."
     )
 
@@ -300,11 +300,11 @@ def _failed(path: str, file: Descriptor, offset: int, number: int) -> ReadError:
     was, now = file.status.st_size, os.fstat(file.number).st_size
     return ReadError(
         f"{path}: expected the {was} bytes that were opened, got {now}: it was cut or written to meanwhile. "
-        "Delete it and open the data again: it is built anew.",
+        "Delete it and open the data again: it will be rebuilt.",
         path=path,
         offset=offset,
     )
 
 
 def damaged(path: str, expected: str, got: str) -> FormatError:
-    return FormatError(f"{path}: expected {expected}, got {got}. Delete it: it is built again.")
+    return FormatError(f"{path}: expected {expected}, got {got}. Delete it: it will be rebuilt.")

@@ -1,9 +1,9 @@
 """Rows of packed documents as x, y and docs.
 
-A row's pieces are read one behind the other, and its last read goes on over tokens nobody asked for until the row is
-full; so a batch is one call of unequal reads into rows of ``length + 1`` tokens, and padding is written over them. y is
-x one column on, but for the last tokens of documents. What to read comes from the engine, which walks over the tables
-of the packing.
+A row's pieces are read one after the other, and its last read goes on past its piece until the row is full. So a batch
+is one call of unequal reads into rows of ``length + 1`` tokens, and padding is written over the surplus tokens. y is x
+shifted by one column, except at the last tokens of documents. What to read comes from the engine, which walks over the
+tables of the packing.
 
 Costs one read per piece, and a few microseconds and 33 bytes per piece for the plan. No Python per document.
 """
@@ -33,8 +33,8 @@ from lowtide.storage.store import StartedReads
 
 
 class PackedReads(NamedTuple):
-    """What a batch of packed rows is read from. Reads fill rows of ``length + 1`` tokens; runs count through the
-    flattened batch."""
+    """The reads that make a batch of packed rows. They fill rows of ``length + 1`` tokens; runs are numbered through
+    the flattened batch."""
 
     offsets: Numbers  # bytes, counted from the corpus's beginning
     lengths: Numbers  # bytes
@@ -99,7 +99,7 @@ class PackedReader(WindowReader):
     ) -> Any:
         """Padding and docs, once the tokens are there."""
         if reads is not None and reads.finish() is not None:
-            # An id was refused, perhaps one that only fills a row up: look closer.
+            # An id was refused, perhaps a surplus one that only fills a row: look closer.
             scratch = self.store.pool.take(self.scratch(len(numbers)))
             target = scratch[: len(numbers) * self.window]
             self.store.start(found.offsets, 1, found.lengths, target, self.how).finish()
@@ -114,17 +114,17 @@ class PackedReader(WindowReader):
         return *pair, self.docs.fill(lambda planes: engine.documents_given(planes, *runs), len(numbers), root, base)
 
     def reads_of(self, rows: Numbers) -> PackedReads:
-        """What these rows are read from."""
+        """The reads that make these rows."""
         room = len(rows) * (self.rows.most_runs + 1) + 1  # a row at the corpus's end may need one more read than runs
         try:
             tables = self.rows.tables(rows, self.item, self._there, partial(self.needs, len(rows)))
             found = self._planned(self.store.engine.packed_plan, tables, room)
             while found is None:
-                # A corpus shorter than a row is read many times to fill one; or the tables make no sense.
+                # A corpus shorter than a row is read many times to fill one; or the tables are damaged.
                 room *= 8
                 found = self._planned(packed_plan, tables, room)
         except (IndexError, ValueError) as problem:
-            raise damaged(self.rows.kept.path, "rows of whole documents", "numbers that make none") from problem
+            raise damaged(self.rows.kept.path, "tables of rows made of whole documents", "damaged ones") from problem
         return found
 
     def _planned(
@@ -141,7 +141,7 @@ class PackedReader(WindowReader):
         )
 
     def _widen_checked(self, pair: XY, scratch: Bytes, numbers: Numbers) -> None:
-        """Rows as they lie on disk into x and y; ids that only fill rows up may be any."""
+        """Rows as they are on disk into x and y; surplus ids that only fill rows are not checked."""
         narrow: NDArray[Any] = np.ndarray((len(numbers), self.length + 1), self.tokens.dtype, scratch)
         if self.tokens.vocab is not None or self.narrows:
             self._check_ids(narrow, self.rows.pieces_of(numbers))
@@ -156,13 +156,13 @@ class PackedReader(WindowReader):
         before = np.cumsum(sizes) - sizes
         first = np.cumsum(pieces.counts) - pieces.counts
         columns = before - before[first][rows]
-        wanted = narrow.reshape(-1)[spread(rows * narrow.shape[1] + columns, sizes)]  # without what only fills rows up
+        wanted = narrow.reshape(-1)[spread(rows * narrow.shape[1] + columns, sizes)]  # without surplus tokens
         places = spread(pieces.starts, sizes)
         self.tokens.check(wanted, lambda index: int(places[index]))
         self.check_fits(wanted)
 
     def _same_data(self, x: NDArray[Any], pieces: RowPieces, closing: Numbers) -> None:
-        """Documents must end with their eot, or the packing is of a file as it was before somebody wrote into it."""
+        """Documents must end with their eot; otherwise the file was changed after it was packed."""
         wrong = np.flatnonzero(x.reshape(-1)[closing] != self._eot)
         whole = np.flatnonzero(~pieces.goes_on)
         ends = pieces.starts[whole[wrong]] + pieces.sizes[whole[wrong]]

@@ -1,12 +1,12 @@
 """Whole documents into rows of one length: best fit decreasing, group by group.
 
-Documents are cut into pieces of at most ``length`` tokens, and pieces that follow one another, 4 Mi tokens or 65,536
-pieces of them, are packed among themselves: largest first, each into the fullest row that still has room. The result is
-a function of the documents and the length alone, needs no more memory than one group, and goes on where it was stopped.
-Rows are numbered through all groups and a row's pieces lie together, so any row is found by one search.
+Documents are cut into pieces of at most ``length`` tokens. Neighbouring pieces form groups of 4 Mi tokens or 65,536
+pieces, and each group is packed by itself: largest first, each piece into the fullest row that still has room. The
+result depends on the documents and the length alone, needs no more memory than one group, and a stopped build
+continues. Rows are numbered through all groups and a row's pieces are neighbours, so one search finds any row.
 
 Costs 6 bytes per piece and 4 per row on disk (about 8 MB per million documents of 300 tokens at length 1,024) and about
-a microsecond per piece, once. Reading holds 56 bytes per group, and the tables where they fit the budget; else the
+a microsecond per piece, once. Reading holds 56 bytes per group, and the tables if they fit the budget; else the
 parts that a batch needs are read, in two calls. Does not look at tokens.
 """
 
@@ -29,16 +29,16 @@ from lowtide.storage.store import Store
 GROUP_TOKENS = 4 << 20
 GROUP_PIECES = 65_536
 PIECES = 65_536  # pieces made at a time
-WRITTEN = 16  # groups packed before they are written down
+WRITTEN = 16  # groups packed before they are written
 
 # The ledger's entry for a group.
 FIRST, LAST, ROWS, COUNT, PADDED, RUNS, MOST = range(7)
 ENTRY = 7
-LOW = 2**32 - 1  # of the pieces before a row only the low half is kept: a group tells the rest
+LOW = 2**32 - 1  # only the low half of the number of pieces before a row is kept: its group tells the rest
 
 
 class Pieces(NamedTuple):
-    """First token of each piece, its tokens, and whether its document goes on behind it."""
+    """First token of each piece, its tokens, and whether its document continues after it."""
 
     starts: Numbers
     sizes: Numbers
@@ -50,7 +50,7 @@ class Pieces(NamedTuple):
 
 
 def arrays_of(length: int) -> dict[str, str]:
-    """The arrays of a packing: the ledger of groups first. ``sizes``: tokens, and one more where a document goes on."""
+    """The arrays of a packing: the ledger of groups first. ``sizes``: tokens, plus one if a document continues."""
     return {"groups": "<i8", "rows": "<u4", "starts": "<u4", "sizes": "<u2" if length < 65_535 else "<u4"}
 
 
@@ -75,7 +75,7 @@ def groups_of(pieces: Iterator[Pieces]) -> Iterator[Pieces]:
     for more in pieces:
         held = Pieces(*(np.concatenate(both) for both in zip(held, more, strict=True)))
         while True:
-            full = np.searchsorted(np.cumsum(held.sizes), GROUP_TOKENS) + 1  # the piece that fills it is still in it
+            full = np.searchsorted(np.cumsum(held.sizes), GROUP_TOKENS) + 1  # including the piece that fills it
             size = min(int(full), GROUP_PIECES)
             if size > len(held.starts):
                 break
@@ -88,18 +88,18 @@ def groups_of(pieces: Iterator[Pieces]) -> Iterator[Pieces]:
 def best_fit(sizes: Numbers, length: int) -> tuple[Numbers, Numbers]:
     """Best fit decreasing: the pieces in the order of their rows, and how many pieces each row has.
 
-    Of equal pieces the earlier comes first, of equally full rows the one last used: every machine packs alike.
+    Of equal pieces the earlier comes first, of equally full rows the one last used: every machine packs the same.
     """
     order = np.argsort(-sizes, kind="stable")
     sorted_sizes = sizes[order]
     large = int(np.searchsorted(-sorted_sizes, -(length // 2)))  # no two of these share a row
     rows = np.empty(len(order), np.int64)
     rows[:large] = np.arange(large)
-    by_room: dict[int, list[int]] = {}  # room left -> rows with just that
+    by_room: dict[int, list[int]] = {}  # room left -> rows with exactly that much
     for row, room in enumerate((length - sorted_sizes[:large]).tolist()):
         if room:
             by_room.setdefault(room, []).append(row)
-    # Bit r is set while a row has room r: the fullest row with room enough is the lowest bit from a size upwards.
+    # Bit r is set while a row has room r: the fullest row with enough room is the lowest bit from a size upwards.
     rooms = sum(1 << room for room in by_room)
     count = large
     placed = []
@@ -142,7 +142,7 @@ class Packer:
         self._pieces = count
         done = int(entries[-1, LAST]) if len(entries) else self.first
         waiting: list[tuple[Numbers, ...]] = []
-        # A group ends with a piece, so a document that goes on is cut from there just as from its beginning.
+        # A group ends with a piece, so the rest of a document is cut from there just as from its beginning.
         for group in groups_of(cut_documents(self.index, done, self.last, self.length)) if done < self.last else ():
             waiting.append(self._packed(group))
             if len(waiting) == WRITTEN:
@@ -174,7 +174,7 @@ class Packer:
         return done
 
     def _finish(self, growing: GrowingArrays, identity: dict[str, Any]) -> None:
-        growing.append(rows=np.array([self._pieces & LOW]))  # behind the last row
+        growing.append(rows=np.array([self._pieces & LOW]))  # after the last row
         entries = growing.entries().reshape(-1, ENTRY)
         facts = {
             "tokens": self.last - self.first,
@@ -206,7 +206,9 @@ class PackedRows:
         self._row_bounds = np.concatenate((zero, np.cumsum(groups[:, ROWS])))
         self._piece_bounds = np.concatenate((zero, np.cumsum(groups[:, COUNT])))
         if int(self._row_bounds[-1]) + 1 != len(self._rows) or int(self._piece_bounds[-1]) != len(self._starts):
-            raise damaged(found.path, f"{len(self._rows) - 1} rows of {len(self._starts)} pieces", "groups of others")
+            raise damaged(
+                found.path, f"{len(self._rows) - 1} rows of {len(self._starts)} pieces", "other counts in its groups"
+            )
 
     def __len__(self) -> int:
         return len(self._rows) - 1
@@ -214,8 +216,8 @@ class PackedRows:
     def tables(
         self, rows: Numbers, item: int, there: int, batches: Callable[[], int] = lambda: 0
     ) -> tuple[PackedTables, Numbers]:
-        """For the engine: tables that have these rows, and their numbers there. Tokens have ``item`` bytes, and the
-        corpus has ``there`` of them; ``batches``: bytes of the budget that they need."""
+        """For the engine: tables that hold these rows, and the rows' numbers in them. Tokens have ``item`` bytes, and
+        the corpus has ``there`` of them; ``batches``: bytes of the budget that they need."""
         held = self.held.get(batches)
         if held is not None:
             of_rows, starts, sizes = held
@@ -227,7 +229,7 @@ class PackedRows:
         """The same with tables of these rows alone, each a group of its own."""
         count, engine, kept = len(rows), self._store.engine, self.kept
         found = kept.read_runs(*self._rows.runs(rows, np.full(count, 2)), engine).view(np.uint32).reshape(count, 2)
-        many = (found[:, 1] - found[:, 0]).astype(np.int64)  # unsigned: also right where the low half began again
+        many = (found[:, 1] - found[:, 0]).astype(np.int64)  # unsigned: right even if the low half wrapped
         group = self._row_bounds.searchsorted(rows, side="right") - 1
         before = self._piece_bounds[group]
         first: Numbers = before + (found[:, 0] - before.astype(np.uint32)).astype(np.int64)
@@ -251,7 +253,7 @@ class PackedRows:
 
 
 def packed_rows(tokens: TokenRange, marks: Marks, length: int, progress: Progress = None) -> PackedRows:
-    """The packing of these tokens at this length, made where there is none yet."""
+    """The packing of these tokens at this length, made if there is none yet."""
     corpus = identity_of(TokenRange(tokens.layout, tokens.store), marks)
     identity = {**corpus, "length": length, "range": [tokens.first, tokens.last]}
     name = f"packed-{length}-{key_of(identity)}.rows"

@@ -1,8 +1,8 @@
 """Windows at a stride, with the documents in them.
 
-The windows are those of the plain reader, read the same way. Where documents end is noted while tokens are widened,
-where an id marks them, and searched for in the index where only the format knows. The order is that of plain windows,
-so ``documents=True`` never changes which tokens come. Costs 9 bytes per token, and one pass over them.
+The windows are those of the plain reader, read the same way. If an id marks the ends of documents, they are noted while
+tokens are widened; if only the format knows them, they are searched for in the index. The order is that of plain
+windows, so ``documents=True`` never changes which tokens you get. Costs 9 bytes per token, and one pass over them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lowtide.storage.read import SCATTERED
 
 
 class DocumentedWindows(WindowReader):
-    """``WindowReader`` that gives docs as well; ``most_runs``: of any window of this length."""
+    """``WindowReader`` that gives docs as well; ``most_runs``: the most in any window of this length."""
 
     docs: DocsFiller
 
@@ -56,7 +56,7 @@ class DocumentedWindows(WindowReader):
     def notes(self, root: Bytes, first: int, last: int) -> tuple[Noted, int]:
         if self._marks.id is None:
             return None, 0
-        # Where docs will be written, which are not there yet.
+        # Where docs will be written later.
         return np.ndarray(((last - first) // 8,), np.int64, root, first), self._marks.id
 
     def documented(self, numbers: Starts, pair: XY, noted: Noted, root: Bytes) -> tuple[Any, Any, Docs]:

@@ -1,11 +1,11 @@
 """Rows of several corpora in one batch: which corpus gives which row, and how they are read together.
 
-A number of a mixture is a pair in one integer: of R readers, ``number * R + r`` is row ``number`` of reader ``r``.
+A number of a mixture is a pair in one integer: with R readers, ``number * R + r`` is row ``number`` of reader ``r``.
 ``MixtureStream`` finds it, exactly and at any row; each corpus goes through its own stream meanwhile, so changing
 weights never loses or repeats a row. ``MixtureReader`` lets every reader start its rows and puts them in their places.
 
-Corpora of one dtype lie end to end in one store and are one reader, ``JoinedWindows``: a batch of 16 corpora is one
-native call, as of one. Several readers cost one more copy of the batch, and one call each.
+Corpora of one dtype are laid end to end in one store with one reader, ``JoinedWindows``: a batch from 16 corpora is one
+native call, as from a single one. Several readers cost one more copy of the batch, and one call each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lowtide.storage.buffers import Bytes
 from lowtide.storage.read import SCATTERED
 from lowtide.storage.store import Store
 
-UNROUNDED = 8 * PAGE  # a reader's arrays and scratch begin on pages: what that may cost each of several readers
+UNROUNDED = 8 * PAGE  # a reader's arrays and scratch begin on pages: the most that this may cost each reader
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class MixturePart:
     fingerprint: Callable[[], dict[str, Any]]
 
     def numbers(self, rows: Numbers) -> Numbers:
-        """Of the part's own rows; a finite order begins again."""
+        """Numbers of the part's own rows; a finite order begins again."""
         finite = self.stream.rows
         found = self.stream.at(rows if finite is None else rows % finite)
         return found + self.base if self.base else found
@@ -93,9 +93,9 @@ class MixtureStream:
 
 
 class JoinedWindows(WindowReader):
-    """Windows of corpora that lie end to end in one store; numbers count tokens from the first one's first file.
+    """Windows of corpora laid end to end in one store; numbers count tokens from the first file of the first corpus.
 
-    Where vocabularies differ, ids are checked row by row against that of the corpus they are from.
+    If vocabularies differ, ids are checked row by row against the vocabulary of their corpus.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class JoinedWindows(WindowReader):
 
 
 class MixtureReader:
-    """Rows of several readers of one length and dtype. ``names``: of the corpus each reads, where it reads just one;
-    ``corpora``: of all of them."""
+    """Rows of several readers of one length and dtype. ``names``: the corpus of each reader that reads just one;
+    ``corpora``: the names of all."""
 
     def __init__(self, readers: Sequence[WindowReader], names: Sequence[str | None], corpora: Sequence[str]) -> None:
         self.readers, self.names, self.corpora = tuple(readers), tuple(names), tuple(corpora)
@@ -201,7 +201,7 @@ class MixtureReader:
         return Batch(self._put_together, rows, begun, root)
 
     def _put_together(self, rows: int, begun: list[tuple[NDArray[np.intp], Batch]], root: Bytes | None) -> Any:
-        """Each reader's rows in their places. An early batch takes the buffer for that only now."""
+        """Each reader's rows in their places. For an early batch, the buffer is taken only now."""
         shape, half = (rows, self.length), self.half(rows)
         if root is None:
             root = self.pools[0].take(self.nbytes(rows))
@@ -209,7 +209,7 @@ class MixtureReader:
         y: NDArray[Any] = np.ndarray(shape, self.dtype, root, half)
         if self.docs is not None:
             ids, mask = np.empty(shape, np.int32), np.empty(shape, np.bool_)
-        while begun:  # each gives its buffers back before the next is finished
+        while begun:  # each returns its buffers before the next is finished
             mine, batch = begun.pop()
             found = batch.finish()
             began = perf_counter()
@@ -233,14 +233,14 @@ class MixtureReader:
         return self.docs.fill(lambda planes: engine.documents_given(planes, *runs), len(ids), root, base)
 
     def nbytes(self, rows: int) -> int:
-        """Of x, y and docs."""
+        """Bytes of x, y and docs."""
         return 2 * self.half(rows) + (0 if self.docs is None else self.docs.nbytes(rows))
 
     def half(self, rows: int) -> int:
         return whole_pages(rows * self.length * self.dtype.itemsize)
 
     def scratch(self, rows: int) -> int:
-        """What the readers' own batches take, however the rows are dealt to them."""
+        """The most that the readers' own batches take, however the rows are distributed."""
         most = max(whole_pages(reader.nbytes(rows)) + whole_pages(reader.scratch(rows)) for reader in self.readers)
         return most + len(self.readers) * UNROUNDED
 
@@ -288,6 +288,6 @@ class MixedFollower:
             follower.leave()
 
     def adjusted(self, plan: Plan) -> Plan:
-        """As of one, with the windows of all in the page cache."""
+        """As for a single one, with the windows of all in the page cache."""
         plans = [follower.adjusted(plan) for follower in self._followers]
         return replace(plans[0], cache=min(plan.cache, sum(one.cache for one in plans)))

@@ -1,7 +1,7 @@
 """What a mixture's state remembers of its plan, and whether another mixture would have given the same rows.
 
 Only the past must agree. A state holds the shares of every phase that began before its row and a short hash
-of each corpus that took part; whatever a mixture plans from that row on is its own business. Changes before the
+of each corpus that took part; a mixture may plan anything from that row on. Changes before the
 last ``KEPT_PHASES`` are kept as one hash, so that a state stays small however often weights changed.
 """
 
@@ -40,7 +40,7 @@ def past_of(mixing: Mixing, corpora: Named, rows: int) -> dict[str, Any]:
 
 
 def check_past(theirs: Any, mine: dict[str, Any], rows: int) -> None:
-    """StateError that names the first row at which the two plans differ, or the corpus that is another one."""
+    """StateError that names the first row at which the two plans differ, or the corpus that differs."""
     if theirs is None:
         raise StateError(
             "state: expected one of a mixture, got one of a single corpus. Load it into the feed of that corpus."
@@ -78,8 +78,8 @@ def _taking(names: Sequence[str], shares: Sequence[int]) -> dict[str, int]:
 
 def _differs(rows: int, where: str, was: str, now: str) -> StateError:
     return StateError(
-        f"state: expected the plan that gave its {rows:,} rows, got one that differs {where}: there it had {was}, this "
-        f"mixture has {now}. Change weights only from row {rows:,} on (then={{{rows}: ...}})."
+        f"state: expected the plan that gave its {rows:,} rows, got one that differs {where}: the state has {was}, "
+        f"this mixture has {now}. Change weights only from row {rows:,} on (then={{{rows}: ...}})."
     )
 
 

@@ -1,13 +1,12 @@
 """Count, mean, standard deviation, minimum, maximum and NaN of every column, in one pass and constant memory.
 
 Numbers are widened to float64 and summed by one native call per chunk. A guess of each column's mean (that of the first
-rows) is taken off first, so that few digits cancel: where later rows lie far from the first ones, their distance is
+rows) is subtracted first, so that few digits cancel: if later rows are far from the first ones, their distance is
 itself part of the spread. Narrow rows are folded, several side by side, into one wide line, so that every operation
 runs over long runs of memory.
 
 A few threads take chunks in turn, one computing while another reads; chunks are added up in file order, so equal data
-gives equal bits. NaN are left out and counted; infinities are numbers, and make a mean infinite or NaN as NumPy's would
-be.
+gives equal bits. NaNs are left out and counted; infinities are numbers and make a mean infinite or NaN, as in NumPy.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Chunked(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class ColumnStats:
-    """Each field has the shape of one row. ``count``: numbers, NaN not among them; ``std``: of the population.
+    """Each field has the shape of one row. ``count``: numbers that are not NaN; ``std``: of the population.
 
     A column without a number has NaN for mean, std, min and max.
     """
@@ -87,7 +86,7 @@ def stats_of(array: Chunked, shape: tuple[int, ...], dtype: np.dtype[Any], engin
 
 
 def _guess(rows: NDArray[Any]) -> Floats:
-    """What to take off each column: the mean of its first rows, infinities and NaN left out; 0 where there is none."""
+    """What to subtract from each column: the mean of its first rows without infinities and NaN; 0 if there is none."""
     some = rows.astype(np.float64)
     usual = np.isfinite(some)
     with np.errstate(over="ignore"):
@@ -117,7 +116,7 @@ class _Work:
             over.release()
 
         # Not threading.Thread: an interrupt while it starts comes out of it as a KeyError.
-        with contextlib.suppress(RuntimeError):  # no thread to be had: this one does it all
+        with contextlib.suppress(RuntimeError):  # no thread can be started: this one does it all
             for _ in range(threads - 1):
                 over = _thread.allocate_lock()
                 over.acquire()
@@ -146,7 +145,7 @@ class _Work:
         return True
 
     def add(self, number: int, chunk: NDArray[Any]) -> None:
-        """Sum a chunk; what was summed is added up in the order of the file."""
+        """Sum a chunk; the sums are added up in file order."""
         mine = _FoldedSums(self.sums.columns, self.sums.guess, self.sums.engine)
         mine.add(chunk.reshape(len(chunk), -1))
         with self._adding:

@@ -21,8 +21,8 @@ from lowtide.engine import Numbers
 class Selection:
     """Rows to read - consecutive ones as a range, others as numbers - and the key to apply to them (None: none).
 
-    ``divides``: applied to some of the rows, the key gives just their part of the result, so a large selection of small
-    parts can be read some rows at a time.
+    ``divides``: applied to some of the rows, the key gives just their part of the result, so a large selection can be
+    read some rows at a time.
     """
 
     rows: range | Numbers
@@ -56,7 +56,7 @@ def _varies(part: Any, rows: int) -> bool:
 
 
 def _divides(rest: tuple[Any, ...] | None, shape: tuple[int, ...], rows: int) -> bool:
-    """Whether rows stay the first axis of the result: tried on one row and on two."""
+    """Whether rows stay the first axis of the result, tried on one row and on two."""
     if rest is None or rows < 2 or rest[0] is None:
         return False
     head = rest[0]
@@ -76,7 +76,7 @@ def _divides(rest: tuple[Any, ...] | None, shape: tuple[int, ...], rows: int) ->
 
 
 def select(key: Any, shape: tuple[int, ...]) -> Selection:
-    """Split ``key``; IndexError with both numbers where it points outside."""
+    """Split ``key``; IndexError with both numbers if it points outside."""
     found = _selected(key, shape)
     return replace(found, divides=_divides(found.rest, shape, len(found.rows)))
 
@@ -104,7 +104,7 @@ def _split(key: Any, axes: int) -> tuple[Any, tuple[Any, ...]]:
     if named > axes:
         raise IndexError(f"index: expected at most {axes} axes, got {named}. Leave out the last ones.")
     if key[0] is Ellipsis and named == axes and len(key) > 1:
-        # It stands for no axis, but with it one item comes as an array: so it moves behind the axes that are named.
+        # It stands for no axis, but turns one item into an array, so it moves after the named axes.
         return key[1], (*key[2:], Ellipsis)
     return key[0], key[1:]
 
@@ -126,7 +126,7 @@ def _is_integer(part: Any) -> bool:
 
 
 def row_inside(number: int, count: int) -> int:
-    """``number`` counted from the first of ``count`` rows; IndexError where there is no such row."""
+    """``number`` counted from the first of ``count`` rows; IndexError if there is no such row."""
     if not -count <= number < count:
         raise IndexError(
             f"index: expected a row from {-count} to {count - 1}, got {number}. The array has {count} rows."
@@ -174,7 +174,7 @@ def inside(numbers: np.ndarray[Any, Any], count: int) -> Numbers:
 
 
 def refuse_axes(call: str, wanted: NDArray[Any], count: int) -> None:
-    """Rows are named along one axis."""
+    """Refuse row numbers or masks with more than one axis."""
     if wanted.ndim == 1:
         return
     if wanted.dtype.kind not in "iub":
@@ -191,8 +191,8 @@ def refuse_axes(call: str, wanted: NDArray[Any], count: int) -> None:
 
 
 def refuse_name(name: str, names: Sequence[str], rows: str) -> None:
-    """A name where rows are asked for: perhaps that of a field, or of an array read together with others."""
-    way = "Use numbers; rows have no names" if not names else f"Use one of {', '.join(names)}, of rows that were read"
+    """The error for a name instead of rows: perhaps of a field, or of an array read together with others."""
+    way = "Use numbers; rows have no names" if not names else f"Use one of {', '.join(names)} on rows that were read"
     if name in names:
         way = f"Read rows first: {rows}[{name!r}]"
     raise IndexError(f"index: expected a row number, a slice, row numbers or a mask, got the name {name!r}. {way}.")

@@ -1,7 +1,7 @@
 """Every way to iterate over rows: in order, shuffled, in an order of your own, drawn at random.
 
-A way of iterating is a choice of row numbers; who turns them into batches - one array, a part of it, several arrays
-together - is the reader's business. ``Array`` and ``Together`` have these calls from here and so mean the same.
+A way of iterating is a choice of row numbers; the reader - of one array, a part of it, several arrays together - turns
+them into batches. ``Array`` and ``Together`` both get these calls from here, so they mean the same.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from lowtide.storage.store import Store
 from lowtide.units import MIB
 
 LARGEST_CHUNK = 8 * MIB  # enough to keep a disk busy; more only costs memory
-CHECKED = 1 << 20  # indices looked at at a time: stays small also for a memmap of them
-SPARSE_FROM = 64  # an array this many times longer than a batch holds few neighbours of it
+CHECKED = 1 << 20  # indices checked at a time: few, even for a memmap of them
+SPARSE_FROM = 64  # a batch from an array this many times longer has few neighbours
 
 
 class RowsReader(Reader, Protocol):
@@ -62,7 +62,7 @@ class BatchIterator(Cursor):
     ``start=`` to resume.
 
     Each epoch ends with its own short batch. ``len(it)`` is the number of batches left; an endless iterator raises
-    ``TypeError``. ``next`` raises ``ReadError`` or ``BudgetError`` without moving: ask again and the same batch comes.
+    ``TypeError``. ``next`` raises ``ReadError`` or ``BudgetError`` without moving: ask again for the same batch.
 
     >>> it = a.shuffled(4096, seed=0)
     >>> rows = next(it)
@@ -182,9 +182,9 @@ class RowIteration(Opened):
     ) -> BatchIterator:
         """Every row exactly once, in an order that ``(seed, epoch)`` fix, in batches of ``batch`` rows.
 
-        ``epochs``: passes to make, each in its own order; None: without end. ``start``: rows this rank has already
+        ``epochs``: passes to make, each in its own order; None: endless. ``start``: rows this rank has already
         received, over all epochs. ``rank`` of ``world`` receives its own slice of the order. ``locality``: for
-        disks that scattered reads slow down, bytes that are mixed at a time, made of whole blocks (1 MiB unless stated:
+        disks that are slow at scattered reads: bytes that are mixed at a time, as whole blocks (1 MiB unless stated:
         ``("64MiB", "256KiB")``) from all over the rows.
 
         Costs no index: 16 to 35 ns per row for the order, whatever the size. Two batches must fit the budget, else
@@ -215,7 +215,7 @@ class RowIteration(Opened):
 
     @answers_habits
     def sample(self, batch: int, *, seed: int = 0, start: int = 0) -> BatchIterator:
-        """Rows drawn with replacement, without end; ``start``: rows already received. Raises ``ValueError`` for an
+        """Rows drawn with replacement, endlessly; ``start``: rows already received. Raises ``ValueError`` for an
         empty array.
 
         >>> rows = next(a.sample(4096, seed=0))
@@ -229,8 +229,8 @@ class RowIteration(Opened):
     def split(self, val: float | int = 0.1, *, seed: int | None = None) -> tuple[Self, Self]:
         """Two parts, training and validation: ``val`` is the share (below 1) or the number of rows of the second.
 
-        Without a seed the second part is the tail. With one, every run of 1,024 rows gives its share of rows that the
-        seed picks; both parts stay in file order, and no index is kept.
+        Without a seed the second part is the tail. With one, the seed picks the same share of rows from every run of
+        1,024; both parts stay in file order, and no index is kept.
         """
         train, held_out = (self._of(part) for part in split_parts(len(self), val, seed))
         return train, held_out
@@ -260,7 +260,7 @@ class RowIteration(Opened):
             rows = last - first
             batch = min(batch, max(1, rows))
             epochs = None if epochs is None else at_least("epochs", epochs, 1, example="epochs=1, or None for no end")
-            stop = 0 if rows == 0 else None if epochs is None else rows * epochs  # 0: also endless epochs of nothing
+            stop = 0 if rows == 0 else None if epochs is None else rows * epochs  # 0: endless epochs of nothing end too
         admit(reader, batch, f"{reader.where}: {call}({batch})", lambda rows: f"use {call}({rows})")
         for store in self.stores:
             store.keep_for_ranks(world)
@@ -271,7 +271,7 @@ class RowIteration(Opened):
                 f"start: expected {there} (rows already received), got {start}. Use start=0 for the beginning."
             )
         steps = EpochSteps(rows, batch, stop, first, total)
-        # Of rows drawn from many more hardly two are neighbours.
+        # Among rows drawn from many more, hardly any are neighbours.
         if min(batch, ROWS_AT_ONCE) * SPARSE_FROM < stream.among:
             reader = reader.scattered()
         reader, follower = _followed(reader, stream, world, steps)
@@ -280,7 +280,7 @@ class RowIteration(Opened):
         return found
 
     def _comfortable(self) -> int:
-        """Rows whose bytes are an eighth of the budget, or 8 MiB where that is less."""
+        """Rows whose bytes are an eighth of the budget, at most 8 MiB."""
         size = min(LARGEST_CHUNK, self._all_rows.budget.limit // 8)
         return max(1, size // max(1, self._all_rows.row_bytes))
 

@@ -1,4 +1,4 @@
-"""Several arrays read row for row: a reader of readers.
+"""Several arrays read row by row: a reader of readers.
 
 Every batch asks each member for the same row numbers, so rows cannot drift apart; one budget counts the buffers of all.
 """
@@ -20,7 +20,7 @@ from lowtide.reading.rows.resident import GivenArray, ResidentRows
 from lowtide.storage.budget import Budget, whole_pages
 
 Member = RowReader | ResidentRows | GivenArray
-REMEMBERED = 8 * ROWS_AT_ONCE  # numbers of one batch that are computed once for all members: half a MiB
+REMEMBERED = 8 * ROWS_AT_ONCE  # most numbers of a batch that are computed once for all members: half a MiB
 
 
 class Column:
@@ -39,7 +39,7 @@ class Column:
 
 
 class MemberRows:
-    """The same rows of every member, as a tuple, or as a dict where they have names."""
+    """The same rows of every member, as a tuple, or as a dict if they have names."""
 
     def __init__(self, members: tuple[Member, ...], names: tuple[str, ...] | None, budget: Budget) -> None:
         self.members = members
@@ -85,7 +85,7 @@ class MemberRows:
         return max(whole_pages(one.scratch(rows)) for one in self.members)
 
     def ahead(self, rows: int) -> int:
-        """Bytes that batches under way may hold beside: what a plan counts."""
+        """More bytes that batches under way may hold, as a plan counts them."""
         size = 0
         for one in self.members:
             if isinstance(one, RowReader) and not one.fortran:
@@ -125,7 +125,7 @@ class MemberRows:
         return tuple(found) if self.names is None else dict(zip(self.names, found, strict=True))
 
     def indices(self) -> list[Listed]:
-        """Those of subsets, each once."""
+        """The indices of subsets, each once."""
         found = {id(index): index for one in self.members for index in lists_of(one.part)}
         return list(found.values())
 

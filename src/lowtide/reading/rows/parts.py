@@ -1,10 +1,10 @@
 """Parts of an array: which row of the file is row k of the part.
 
-A part maps its own row numbers to those of the array it was taken from, and nothing else changes, so that everything
-an array can do a part can do too. Parts of parts are chains.
+A part maps its own row numbers to those of the array it was taken from, and nothing else changes, so a part
+can do everything that an array can. Parts of parts are chains.
 
 ``Consecutive`` and ``stratified.Stratified`` are computed and hold nothing per row; ``Listed`` holds an index of 4
-bytes per row (8 from 2**32 rows on), counted against the budget of whoever reads through it. Reads no files.
+bytes per row (8 from 2**32 rows on), counted against the budget of its reader. Reads no files.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from lowtide.reading.rows.indexing import inside, refuse_axes
 from lowtide.storage.budget import Budget, Holding
 from lowtide.units import format_size
 
-STEP = 1 << 16  # row numbers converted at a time: what that needs beside the index stays small
+STEP = 1 << 16  # row numbers converted at a time, so that temporaries stay small
 
 
 class Part(Protocol):
-    """Rows ``[0, count)`` of a part -> rows of what it is a part of."""
+    """Rows ``[0, count)`` of a part -> rows of the whole."""
 
     @property
     def count(self) -> int: ...
     def rows(self, numbers: Numbers) -> Numbers: ...
     def settings(self) -> dict[str, Any]:
-        """What makes it this part, safe for JSON."""
+        """What identifies this part, safe for JSON."""
         ...
 
 
@@ -104,7 +104,7 @@ class Chain:
 
 
 def chained(outer: Part, inner: Part | None) -> Part:
-    """``outer`` of ``inner``; consecutive rows of consecutive rows are such themselves."""
+    """``outer`` of ``inner``; consecutive rows of consecutive rows are consecutive too."""
     if inner is None:
         return outer
     if isinstance(outer, Consecutive) and isinstance(inner, Consecutive):
@@ -127,9 +127,9 @@ def index_bytes(part: Part | None) -> int:
 
 
 def reserved(budget: Budget, where: str, size: int, count: int) -> Holding:
-    """Room for an index; refused, before it is made, where a stated budget has none."""
+    """Room for an index; refused before it is made if a stated budget has none."""
     if not budget.stated:
-        budget.limit += size  # beside the room for buffers, not in their place
+        budget.limit += size  # in addition to the room for buffers
     holding = budget.reserve(size, aside=True, urgent=True)
     if holding is None:
         raise BudgetError(

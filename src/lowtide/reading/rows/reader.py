@@ -1,11 +1,11 @@
 """Rows of a layout, read through a store: where bytes become rows.
 
 A C-ordered row is one span of bytes. A Fortran-ordered row is one item out of every column, so its items are gathered
-column by column and turned. Whoever asks for rows never knows which, nor whether they are those of the whole file or of
-a part of it: numbers are translated here, just before they are read.
+column by column and transposed. Callers need not know which it is, nor whether rows are those of the whole file or of a
+part of it: numbers are translated here, just before they are read.
 
 Costs nothing beyond the store for C order. Fortran order needs a second buffer of the batch's size and one read per
-column: right, but slower; ``plan()`` says so.
+column: correct, but slower; ``plan()`` says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lowtide.units import MIB, format_size
 ALIGN_FROM = 256 * 1024  # smaller results are not worth the page that aligning them costs
 COLUMNS_AT_ONCE = 1 << 16  # offsets computed at a time for scattered Fortran rows: half a MiB of them
 ROWS_AT_ONCE = 8192  # row numbers held at a time: 64 KiB of them
-SCRATCH = 8 * MIB  # most bytes of whole rows read at a time where only some columns of each row are wanted
+SCRATCH = 8 * MIB  # most bytes of whole rows read at a time if only some columns are wanted
 
 
 class ManyNumbers(Protocol):
@@ -52,7 +52,7 @@ Wanted = range | Numbers | ManyNumbers  # a range: of consecutive rows
 class RowReader:
     """``count`` rows of ``shape`` and ``dtype``, ``row_bytes`` each.
 
-    ``sparse``: numbers hold few neighbours, so looking for them is not worth it. ``how``: as the store has it.
+    ``sparse``: numbers hold few neighbours, so looking for them does not pay. ``how``: as for the store.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RowReader:
         self.shape = layout.shape[1:]
         self.row_bytes = math.prod(self.shape) * layout.dtype.itemsize
         self.fortran = layout.fortran
-        self.follows = part is None and not layout.fortran and self.row_bytes > 0  # rows lie as their numbers say
+        self.follows = part is None and not layout.fortran and self.row_bytes > 0  # rows on disk are in this order
         self.sparse = sparse and not layout.fortran and self.row_bytes > 0
         self.where = store.where
         self.budget = store.budget
@@ -75,7 +75,7 @@ class RowReader:
         self.pools = (store.pool,)
         self.temperatures = (store.temperature,)
         self._ends = np.cumsum(layout.rows, dtype=np.int64)
-        self._facts: dict[str, Any] = {}  # the fingerprint, once it was asked for; all who read these rows share it
+        self._facts: dict[str, Any] = {}  # the fingerprint, once asked for; shared by all readers of these rows
         for index in lists_of(part):
             index.hold(store.budget, store.where)
 
@@ -91,7 +91,7 @@ class RowReader:
         return self._otherwise(sparse=True, how=self.how)
 
     def read_as(self, how: int) -> RowReader:
-        """The same rows; ``RESIDENT``: somebody else brings them into the page cache and drops them."""
+        """The same rows; ``RESIDENT``: others bring them into the page cache and drop them."""
         return self._otherwise(sparse=self.sparse, how=how)
 
     def each(self, call: Callable[[RowReader], RowReader]) -> RowReader:
@@ -103,15 +103,15 @@ class RowReader:
         return found
 
     def nbytes(self, rows: int) -> int:
-        """Of the buffer of a batch."""
+        """Bytes of the buffer of a batch."""
         return rows * self.row_bytes
 
     def scratch(self, rows: int) -> int:
-        """Bytes more while a batch is read: columns are turned in a buffer of their own."""
+        """Additional bytes while a batch is read: columns are transposed in a buffer of their own."""
         return rows * self.row_bytes if self.fortran else 0
 
     def fingerprint(self) -> dict[str, Any]:
-        """What makes these rows these rows, wherever the file is copied: never path, time or inode."""
+        """What identifies these rows, wherever the file is copied: never path, time or inode."""
         if not self._facts:
             facts = {
                 "dtype": self.dtype.str,
@@ -140,7 +140,7 @@ class RowReader:
     # Batches, lent
 
     def start(self, numbers: Wanted, early: bool = False) -> Batch:
-        """These rows, in this order; ``early``: while the caller still works on other ones."""
+        """These rows, in this order; ``early``: while the caller still works on other rows."""
         store, size, count = self.store, self.row_bytes, len(numbers)
         if self.sparse and type(numbers) is np.ndarray:
             if early:
@@ -165,7 +165,7 @@ class RowReader:
         return np.ndarray((len(numbers), *self.shape), self.dtype, root)
 
     def _announced(self, numbers: Wanted) -> Batch:
-        """Only tell the kernel. Consecutive rows it finds out by itself, and those of a local shuffle it was told."""
+        """Only tell the kernel, unless it sees consecutive rows by itself or a local shuffle has told it."""
         told = False
         if isinstance(numbers, np.ndarray) and not self.fortran and self.how != RESIDENT:
             rows = numbers if self.part is None else self.part.rows(numbers)
@@ -185,7 +185,7 @@ class RowReader:
                 self._turned(np.arange(first, first + count), target)
             else:
                 self.store.run(first * size, count * size, target)
-        elif self.fortran:  # every turn would pass over all columns: all at once
+        elif self.fortran:  # every turn would read all columns, so all at once
             self._turned(self._rows(numbers, 0, count), target)
         elif isinstance(numbers, np.ndarray) and (part is None or count <= ROWS_AT_ONCE):
             self._gather(self._rows(numbers, 0, count), target)
@@ -193,7 +193,7 @@ class RowReader:
             self._fill_in_turns(numbers, count, target)
 
     def _fill_in_turns(self, numbers: Wanted, count: int, target: Bytes) -> None:
-        """So that what a huge batch needs beside its buffer stays small."""
+        """In turns, so that a huge batch needs little beside its buffer."""
         size, step = self.row_bytes, ROWS_AT_ONCE
         rows = self._rows(numbers, 0, min(step, count))
         for done in range(0, count, step):
@@ -212,7 +212,7 @@ class RowReader:
             self.store.gather(rows, size, size, target, self.how)
 
     def _rows(self, numbers: Wanted, first: int, last: int) -> Numbers:
-        """Rows of the file, for numbers ``[first, last)`` of these."""
+        """Rows of the file for numbers ``[first, last)`` of these rows."""
         some = numbers[first:last]
         if isinstance(some, range):
             if isinstance(self.part, Listed):
@@ -248,7 +248,7 @@ class RowReader:
             rows = self.own(selection.rows)
             result = rows[selection.rest]
             if isinstance(result, np.ndarray) and result.base is not None and result.nbytes < rows.nbytes:
-                return result.copy()  # a small view would keep all rows that were read alive
+                return result.copy()  # a small view would keep all the rows in memory
             return result
         return self._select_in_turns(selection)
 
@@ -256,7 +256,7 @@ class RowReader:
         """These rows in an ordinary array of the caller's own."""
         size = len(numbers) * self.row_bytes
         self._fits(size, f"{len(numbers)} rows")
-        if self.fortran:  # columns are turned in a buffer as large as the result
+        if self.fortran:  # columns are transposed in a buffer as large as the result
             where = f"{self.where}: {len(numbers)} rows of a file in Fortran order"
             self.budget.admit(size, copies=1, where=where, smaller="read fewer rows")
         out = empty((len(numbers), *self.shape), self.dtype)
@@ -283,7 +283,7 @@ class RowReader:
         return out
 
     def _at_once(self) -> int:
-        """Rows read at a time where only some columns are wanted: a quarter of the budget, 8 MiB at most."""
+        """Rows read at a time if only some columns are wanted: a quarter of the budget, 8 MiB at most."""
         return max(1, min(SCRATCH, self.budget.limit // 4) // max(1, self.row_bytes))
 
     def _fits(self, size: int, what: str) -> None:
@@ -297,7 +297,7 @@ class RowReader:
     # Fortran order
 
     def _turned(self, numbers: Numbers, target: Bytes) -> None:
-        """Rows of Fortran-ordered extents: read by columns, then turn."""
+        """Rows of Fortran-ordered extents: read by columns, then transpose."""
         out: NDArray[Any] = np.ndarray((len(numbers), *self.shape), self.dtype, target)
         files = np.searchsorted(self._ends, numbers, side="right")
         scratch = self.store.pool.take(len(numbers) * self.row_bytes)
@@ -327,7 +327,7 @@ class RowReader:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Like np.empty, page-aligned when large: the kernel copies up to five times faster into such memory."""
+    """Like np.empty, but page-aligned if large: the kernel copies up to five times faster into such memory."""
     size = math.prod(shape) * dtype.itemsize
     if size < ALIGN_FROM:
         return np.empty(shape, dtype)

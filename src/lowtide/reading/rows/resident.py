@@ -1,9 +1,9 @@
 """Rows that are in memory: read once, or the caller's own to begin with.
 
-Labels of 8 bytes per row are a poor thing to read one by one - the reads cost more than the rows - and all of them are
-small. What fits beside the buffers is read once, in order, and batches are taken from there.
+Reading labels of 8 bytes one by one costs more than reading the rows they belong to, and all of them together are
+small. What fits beside the buffers is read once, in order, and batches are taken from memory.
 
-Costs the rows' bytes, reserved from the budget before the first batch; nothing where the caller brought the array.
+Costs the rows' bytes, reserved from the budget before the first batch; nothing if the caller's array is in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RowMemory:
         self._turn = Turn()
 
     def hold(self) -> bool:
-        """Count the rows against the budget for as long as they may be needed; False where they do not fit."""
+        """Count the rows against the budget for as long as they may be needed; False if they do not fit."""
         if self._holding is None:
             self._holding = self.source.budget.reserve(self.size, aside=True, urgent=True)
         return self._holding is not None
@@ -107,7 +107,7 @@ class RowsInMemory:
 
 
 class ResidentRows(RowsInMemory):
-    """Rows of a small array on disk, or of a part of it, taken from memory."""
+    """Rows of a small array on disk, or of a part of it, served from memory."""
 
     def __init__(self, memory: RowMemory, part: Part | None = None) -> None:
         self.memory = memory

@@ -1,8 +1,8 @@
 """A split by a seed: rows for validation picked evenly from the whole file, without an index.
 
 The file is cut into runs of 1,024 rows, and each run gives its share of the rows to val: whole numbers that
-add up exactly. Which rows of a run those are, one of 64 permutations says, turned by an offset; both are drawn for the
-run from (seed, run). So the k-th row of either part is a few table look-ups away, both parts stay in file order, and
+add up exactly. One of 64 permutations, rotated by an offset, says which rows of a run those are; both are drawn from
+(seed, run). So the k-th row of either part is a few table look-ups away, both parts stay in file order, and
 equal lengths, counts and seeds pick equal rows in every file.
 
 Costs some 200 ns per row in calls of thousands and 0.5 MiB of tables, made at first use and left out of pickles.
@@ -33,7 +33,7 @@ class Stratified:
     total: int
     val: int
     seed: int
-    picked: bool  # this part is val; else what is left
+    picked: bool  # whether this part is val or the rest
     _tables: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -55,7 +55,7 @@ class Stratified:
         place = numbers - self._before(run)
         quota = self._val_before(run + 1) - self._val_before(run)
         found = np.empty(len(numbers), np.int64)
-        last = run == self.total // RUN  # the run at the end is short (or not there at all)
+        last = run == self.total // RUN  # the last run is short, or empty
         for size in sorted(set(quota[~last].tolist())):
             here = (quota == size) & ~last
             found[here] = self._inside(run[here], place[here], size)
@@ -80,7 +80,7 @@ class Stratified:
         return val if self.picked else np.minimum(runs * RUN, self.total) - val
 
     def _run_of(self, numbers: Numbers) -> Numbers:
-        """The run in which each row of this part lies: guessed by proportion, then put right."""
+        """The run of each row of this part: guessed by proportion, then corrected."""
         most = (self.total - 1) // RUN
         run = np.minimum((numbers * (self.total / self.count / RUN)).astype(np.int64), most)
         while (early := self._before(run + 1) <= numbers).any():
@@ -97,13 +97,13 @@ class Stratified:
         word = mixed(key(self.seed, "split", self.total, "runs"), run.astype(np.uint64))
         pattern = (word >> np.uint64(58)).astype(np.int64)
         turn = (word & np.uint64(RUN - 1)).astype(np.int64)
-        # A sorted set turned by `turn` is the same sorted list begun at another place.
+        # A sorted set rotated by `turn` is the same sorted list with another start.
         begin = below[pattern, RUN - turn]
         found: Numbers = (chosen[pattern, (place + begin) % chosen.shape[1]] + turn) % RUN
         return found
 
     def _table(self, quota: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each pattern: this part's rows of a run, sorted; and how many of them lie below each row."""
+        """For each pattern: this part's rows of a run, sorted; and how many of them are below each row."""
         found = self._tables.get(quota)
         if found is None:
             mine = np.zeros((PATTERNS, RUN), bool)
@@ -123,7 +123,7 @@ class Stratified:
 
 
 def val_count(val: Any, total: int, what: str = "rows") -> int:
-    """Rows (or tokens) that ``val``, a share below 1 or a number, means, leaving at least one on either side."""
+    """How many rows (or tokens) ``val`` means, a share below 1 or a number; at least one is left on either side."""
     if isinstance(val, (bool, np.bool_)) or not isinstance(val, (int, float, np.integer, np.floating)):
         raise TypeError(f"split: expected a number for val, got {type(val).__name__}. Use a share such as val=0.1.")
     if total < 2:

@@ -1,7 +1,7 @@
-"""New files: written with bounded dirty pages, and named only when they are whole.
+"""New files: written with bounded dirty pages, and named only when they are complete.
 
 ``output.py`` is what ``lowtide.create`` writes through; ``behind.py`` keeps the disk close behind the writer;
-``unfinished.py`` keeps the name away until the end.
+``unfinished.py`` withholds the name until the end.
 """
 
 from lowtide.storage.writing.output import Output

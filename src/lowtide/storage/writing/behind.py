@@ -1,12 +1,12 @@
 """Writing with bounded dirty pages: the disk starts on a piece while the caller makes the next one.
 
-A written piece is handed to the disk at once, and before another may be written the oldest one must have arrived. So at
-most ``most`` bytes of the file are ever dirty, on their way or - when dropping - in the page cache, and no ``fsync`` at
-the end has gigabytes to catch up with.
+A written piece is handed to the disk at once, and if too many are on their way, the next write waits for the oldest. So
+at most ``most`` bytes of the file are ever dirty, on their way or - when dropping - in the page cache, and the
+``fsync`` at the end does not have to write gigabytes.
 
-Costs two system calls per piece (``sync_file_range``; ``fdatasync`` where there is none, at about half the speed).
-Threads take turns: the kernel lets one at a time write to a file anyway. Does not make the data durable: that is
-``fsync``'s, at the end.
+Costs two system calls per piece (``sync_file_range``; if there is none, ``fdatasync`` at about half the speed).
+Threads take turns: the kernel lets one at a time write to a file anyway. Does not make the data durable:
+``fsync`` does, at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Stretch:
     size: int
 
     def take_in(self, other: _Stretch) -> None:
-        # What goes on where this ends touches its last page again: rows of 8 bytes must not count as pages.
+        # A write that continues here touches the last page again: rows of 8 bytes must not count as pages.
         self.size += min(other.size, _up(other.end) - _up(self.end)) if other.start == self.end else other.size
         self.start = min(self.start, other.start)
         self.end = max(self.end, other.end)
@@ -45,7 +45,7 @@ class _Stretch:
 class WriteBehind:
     """Writes to the descriptor ``number``, ``piece`` bytes at a time, never ahead of the disk by more than ``most``.
 
-    ``keep``: bytes that may stay in the page cache; once more than that was written, all of it is dropped behind.
+    ``keep``: bytes that may stay in the page cache; once more than that is written, everything is dropped.
     """
 
     def __init__(self, number: int, *, most: int, piece: int, keep: int | None) -> None:
@@ -55,12 +55,12 @@ class WriteBehind:
         self._dropping = keep == 0
         self._over = False
         self._range = _sync_file_range()
-        self._dirty: deque[_Stretch] = deque()  # oldest first; of the last one the disk was not yet asked
-        self._asked = True  # unless it was
+        self._dirty: deque[_Stretch] = deque()  # oldest first; the last one is not yet handed to the disk
+        self._asked = True  # whether the last one was handed over
         self._lock = threading.RLock()
 
     def write(self, parts: list[memoryview], offset: int) -> None:
-        """Write ``parts`` in turn at ``offset``, together at most one piece; returns once others may follow."""
+        """Write ``parts`` in turn at ``offset``, together at most one piece; returns once the next may follow."""
         length = sum(len(part) for part in parts)
         new = _Stretch(offset, offset + length, _up(offset + length) - offset // PAGE * PAGE)
         with self._lock:
@@ -81,7 +81,7 @@ class WriteBehind:
                 self._sync(self._dirty[-1], _WRITE)  # the disk may start; returns before it is done
 
     def finish(self) -> None:
-        """No write begins any more, and none is under way: the descriptor may be closed."""
+        """Let no more writes begin, and wait for the current one: the descriptor may then be closed."""
         with self._lock:
             self._over = True
 
@@ -91,7 +91,7 @@ class WriteBehind:
             _drop(self._number, 0, 0)
 
     def _put(self, parts: list[memoryview], offset: int, length: int) -> None:
-        """All of it, however short the single writes are."""
+        """Write all of it, however short the single writes are."""
         while length:
             done = os.pwritev(self._number, parts, offset)
             if done <= 0:
@@ -105,7 +105,7 @@ class WriteBehind:
                 parts = [parts[0][done:], *parts[1:]]
 
     def _sync(self, stretch: _Stretch, flags: int) -> bool:
-        """False where the filesystem, or a sandbox around us, has no ``sync_file_range``."""
+        """False if the filesystem, or a sandbox around us, has no ``sync_file_range``."""
         if self._range is not None and not self._range(self._number, stretch.start, stretch.end - stretch.start, flags):
             self._range = None
         return self._range is not None
@@ -136,7 +136,7 @@ def _drop(number: int, offset: int, length: int) -> None:
 
 
 def _sync_file_range() -> Callable[[int, int, int, int], bool] | None:
-    """``sync_file_range``, which Python does not offer; None where the system has none."""
+    """``sync_file_range``, which Python does not offer; None if the system has none."""
     if sys.platform != "linux":
         return None
     import ctypes

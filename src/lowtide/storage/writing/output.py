@@ -1,8 +1,8 @@
-"""The bytes of a new file, appended or put in place inside a budget; the file has its name once it is whole.
+"""The bytes of a new file, appended or put in place inside a budget; the file gets its name once it is complete.
 
-Small appends gather in one buffer, large ones go to the file as they are, and both leave it at the edges of
+Small appends gather in one buffer, large ones go to the file as they are, and both are cut at the edges of
 pieces, so that whole folios are written out - and dropped - together. ``behind.py`` keeps the disk close behind,
-``unfinished.py`` the name away until the end.
+``unfinished.py`` withholds the name until the end.
 
 Costs the buffer and the pages on their way to the disk: together at most the budget. Knows no dtypes or rows.
 """
@@ -24,14 +24,14 @@ from lowtide.storage.writing.unfinished import Unfinished
 from lowtide.units import KIB, MIB, format_size, parse_size
 
 LEAST_BUDGET = MIB
-LEAST_PIECE, MOST_PIECE = 128 * KIB, 8 * MIB  # below, system calls cost; above, nothing gets faster
+LEAST_PIECE, MOST_PIECE = 128 * KIB, 8 * MIB  # smaller ones cost system calls; larger ones gain nothing
 SHARES = 8  # pieces in a budget: one buffer, one copy of rows that are not contiguous, six on their way to the disk
 
 
 class Output:
-    """A new file of ``head`` bytes, left for ``finish`` to fill, and the data behind them.
+    """A new file of ``head`` bytes, left for ``finish`` to fill, followed by the data.
 
-    ``length``: bytes of data where that is known; then ``put`` may write anywhere inside them.
+    ``length``: bytes of data if that is known; then ``put`` may write anywhere inside them.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Output:
         return self._end - self._head
 
     def append(self, views: Iterable[memoryview]) -> None:
-        """All of ``views`` behind what was appended before; interrupted or failed, none of them."""
+        """Append all of ``views``; if that fails or is interrupted, none of them."""
         with self._turn:
             self.require()
             if self._base > self._end:  # an append was interrupted after part of it had reached the file
@@ -92,7 +92,7 @@ class Output:
             view, offset = view[length:], offset + length
 
     def finish(self, head: bytes = b"") -> None:
-        """Fill the head in, make all of it durable and give it its name; where that fails nothing is left."""
+        """Fill in the head, make all of it durable and give it its name; if that fails, nothing is left."""
         with self._turn:
             self.require()
             try:
@@ -108,7 +108,7 @@ class Output:
                 if self.process == os.getpid():
                     self._behind.finish()
                 self._file.discard()
-                self._file = None  # last: interrupted before, it can be done again
+                self._file = None  # last, so that it can be repeated if interrupted before
 
     def require(self) -> None:
         """ValueError unless it is open, in the process that opened it."""
@@ -121,7 +121,7 @@ class Output:
             )
 
     def _take_in(self, view: memoryview, position: int) -> int:
-        """Bytes behind those at ``position``: to the file by whole pieces, the rest into the buffer."""
+        """Put bytes at ``position``: whole pieces to the file, the rest into the buffer."""
         while len(view):
             kept = position - self._base
             room = self._room(position)
@@ -149,18 +149,18 @@ class Output:
             self._behind.write([memoryview(head)], 0)
         self._behind.finish()
         if self._length is None:
-            os.ftruncate(file.number, self._end)  # an append that was interrupted may have left bytes behind it
+            os.ftruncate(file.number, self._end)  # an interrupted append may have left bytes after it
         os.fsync(file.number)
         self._behind.leave_cache()
         file.finish()
         self._file = None
 
     def _to_disk(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """A call that writes: where the disk refuses, nothing is left of the file."""
+        """Around a call that writes: if the disk refuses, nothing is left of the file."""
         try:
             return call(*arguments)
         except OSError as problem:
-            if self._file is None or problem.errno is None or problem.strerror is None:  # in our words already
+            if self._file is None or problem.errno is None or problem.strerror is None:  # the message is ours already
                 self.discard()
                 raise
             size, more = (self.appended, " and more") if self._length is None else (self._length, "")

@@ -1,11 +1,11 @@
-"""A file that is being written: under a name of its own until it is whole, and then under its real one.
+"""A file that is being written: under a temporary name until it is complete, then under its real one.
 
 The unfinished file has one fixed name per target and is locked by its writer. So a second writer is refused
-when it starts, not when it ends, and what a killed writer left behind is known by its lock being free and taken away
-by the next. ``finish`` syncs, renames and syncs the directory; until then nobody meets half a file.
+when it starts, not when it ends, and the next writer removes what a killed one left behind, which it recognises by
+the free lock. ``finish`` syncs, renames and syncs the directory; until then nobody sees half a file.
 
-Costs one lock at the start and two fsyncs at the end. Unlike ``atomic_write``, which is for small files, this
-is for those that take hours. Does not write the data.
+Costs one lock at the start and two fsyncs at the end. ``atomic_write`` is for small files, this
+for those that take hours. Does not write the data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from lowtide.machine import Descriptor, owned
 from lowtide.storage.own_files import NO_LOCKS, REFUSED_BY_DISK, sync_directory, write_failed
 
-LONGEST_NAME = 240  # bytes: with what is put around it still below the usual 255
+LONGEST_NAME = 240  # bytes: with prefix and suffix still below the usual 255
 
 
 class Unfinished:
@@ -30,7 +30,7 @@ class Unfinished:
     def __init__(self, target: str | os.PathLike[str], *, overwrite: bool) -> None:
         self._file: Descriptor | None = None
         self.where = os.fspath(target)
-        # Through a link to the file itself: the disk behind the link is the one with the room.
+        # Follow a link to the file itself: the disk it points to is the one with the room.
         self._target = Path(os.path.realpath(self.where))
         self._overwrite = overwrite
         self._process = os.getpid()
@@ -59,7 +59,7 @@ class Unfinished:
         return -1 if self._file is None else self._file.number
 
     def finish(self) -> None:
-        """Make it durable and give it its name; on any failure it is gone instead."""
+        """Make it durable and give it its name; on any failure it is removed instead."""
         try:
             os.fsync(self.number)
             self._name()
@@ -81,7 +81,7 @@ class Unfinished:
         self.discard()
 
     def _claim(self) -> None:
-        """Create and lock it, taking away what a dead writer left."""
+        """Create and lock it, after removing what a dead writer left."""
         while True:
             fresh = not os.path.lexists(self.path)
             if not fresh and not stat.S_ISREG(self.path.lstat().st_mode):
@@ -93,7 +93,7 @@ class Unfinished:
             except (FileExistsError, FileNotFoundError):
                 if not self._target.parent.is_dir():
                     raise
-                continue  # another writer was quicker: its lock decides
+                continue  # another writer was faster: its lock decides
             with contextlib.ExitStack() as unless_kept:
                 unless_kept.callback(file.close)
                 locks = self._lock(file.number)
@@ -102,7 +102,7 @@ class Unfinished:
                 if fresh:
                     self._file = file
                     unless_kept.pop_all()
-                    if not locks:  # two writers cannot know of each other: then each has a name of its own
+                    if not locks:  # two writers cannot notice each other, so each gets a name of its own
                         self._rename()
                     return
                 # Never truncated: after a crash in mid-rename it may be another name of the finished file.
@@ -114,7 +114,7 @@ class Unfinished:
         self.path = own
 
     def _lock(self, number: int) -> bool:
-        """False where the filesystem knows no locks."""
+        """False if the filesystem has no locks."""
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -131,7 +131,7 @@ class Unfinished:
     def _name(self) -> None:
         if not _same_file(self.path, self.number):
             raise FileNotFoundError(
-                f"{self.where}: expected the unfinished file {self.path.name}, got another or none of that name. "
+                f"{self.where}: expected the unfinished file {self.path.name}, got another file or none. "
                 "Somebody removed it: write it again."
             )
         if self._overwrite:
@@ -155,7 +155,7 @@ class Unfinished:
 
 
 def _refuse_place(target: Path, where: str, overwrite: bool) -> None:
-    """What can be seen to fail before anything is written."""
+    """Errors that can be found before anything is written."""
     if not target.parent.is_dir():
         raise FileNotFoundError(
             f"{where}: expected the directory {target.parent}, got nothing of that name. Make it first."
