@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from lowtide.machine import page_cache
 from lowtide.memory import process_memory
-from lowtide.memory.measure.process import ProcessMemory
+from lowtide.memory.samples import ProcessMemory
 from lowtide.prepare import Control
 from lowtide.report.png import Curve, Level, Panel
 from lowtide.units import MIB, format_size

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class Norm(nn.RMSNorm):
     """Each token's features over the root of their mean square, times a learned gain."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return RmsNormed.apply(x, self.weight) if by_hand(x) else super().forward(x)
+        return rms_normed(x, self.weight) if by_hand(x) else super().forward(x)
 
 
 class Attention(nn.Module):
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         rows, length, width = x.shape
         qkv = self.qkv(x).view(rows, length, 3, self.heads, width // self.heads)
         if by_hand(qkv):
-            q, k, v = Turned.apply(qkv, cos, sin)
+            q, k, v = turned(qkv, cos, sin)
         else:
             q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (rows, heads, length, width of a head)
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -151,7 +151,7 @@ class GPT(nn.Module):
             x = block(x, cos, sin, mask)
         x = self.norm(x)
         if targets is not None and counted is None and by_hand(x):
-            scores, loss = ScoredLoss.apply(x.flatten(0, 1), self.head.weight, targets.flatten())
+            scores, loss = scored_loss(x.flatten(0, 1), self.head.weight, targets.flatten())
             return scores.view(*tokens.shape, -1), loss
         logits: Tensor = self.head(x)
         if targets is None:
@@ -293,7 +293,7 @@ class RmsNormed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
         shrink = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(EPSILON).rsqrt_()
-        unit = x * shrink
+        unit: Tensor = x * shrink
         ctx.save_for_backward(unit, shrink, gain)
         return unit * gain
 
@@ -356,3 +356,9 @@ def _cuda(asked: str, place: torch.device, local_rank: int) -> torch.device:
     chosen = torch.device("cuda", index)
     torch.cuda.set_device(chosen)
     return chosen
+
+
+# torch ships `apply` without types.
+scored_loss = cast(Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], ScoredLoss.apply)
+turned = cast(Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], Turned.apply)
+rms_normed = cast(Callable[[Tensor, Tensor], Tensor], RmsNormed.apply)
