@@ -53,6 +53,8 @@ def _linked(text: str, here: Path, docs: Path, home: Path) -> str:
         if file.is_relative_to(home):
             inside = file.relative_to(home).as_posix()
             return f"]({target if up or here == home else inside}{heading})"
+        if file.name == "examples":
+            return f"]({up}examples.md)"
         if file.parent.name == "examples":
             return f"]({up}examples.md#{_slug(file.name)})"
         if file.name in OF_ROOT:

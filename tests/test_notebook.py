@@ -13,6 +13,7 @@ import pytest
 from tests.report.browser import Browser, find
 
 from lowtide.memory import watch
+from lowtide.memory.judge.findings import COLOURS
 
 nbclient = pytest.importorskip("nbclient", reason="NOT TESTED: notebooks need nbclient and ipykernel")
 nbformat = pytest.importorskip("nbformat", reason="NOT TESTED: notebooks need nbformat")
@@ -101,7 +102,7 @@ def test_the_report_of_a_cell_is_seen_in_a_browser_and_nothing_of_it_acts(
     with Browser(program) as browser:
         browser.look(width=700, height=500)
         browser.open(page)
-        assert browser.evaluate("document.querySelectorAll('svg polygon').length") == 6
+        assert browser.evaluate("document.querySelectorAll('svg polygon').length") == len(COLOURS)
         assert browser.evaluate("document.querySelector('table').getBoundingClientRect().width <= 700")
         assert "anon" in browser.evaluate("document.querySelector('tbody').innerText")
         assert browser.evaluate("document.querySelectorAll('script').length") == 0

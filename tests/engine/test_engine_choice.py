@@ -13,7 +13,7 @@ import pytest
 
 import lowtide
 from lowtide import engine as _native
-from lowtide.engine import document_planes, mapping, packed_plans, permutation, reads
+from lowtide.engine import column_sums, document_planes, id_checks, mapping, packed_plans, permutation, reads
 
 HIDDEN = """
 import sys
@@ -119,12 +119,16 @@ def test_both_engines_have_the_same_names() -> None:
         "Lane",
         "Mapping",
         "Queue",
+        "add_columns",
         "announce",
+        "crc32",
+        "crc32_of_ids",
         "documents_given",
         "documents_marked",
         "documents_noted",
         "fill_mapped",
         "find_ids",
+        "first_outside",
         "locate",
         "packed_close",
         "packed_plan",
@@ -133,8 +137,7 @@ def test_both_engines_have_the_same_names() -> None:
         "unchanged",
     }
     for name in mine - {"Lane", "documents_noted"}:  # a thread, and what only widening in C notes on the way
-        assert any(hasattr(module, name) for module in (reads, mapping, permutation, document_planes, packed_plans)), (
-            name
-        )
+        twins = (reads, mapping, permutation, document_planes, packed_plans, column_sums, id_checks)
+        assert any(hasattr(module, name) for module in twins), name
     for kind, other in ((core.Queue, reads.Queue), (core.Mapping, mapping.Mapping)):
         assert {name for name in dir(kind) if not name.startswith("_")} <= set(dir(other))

@@ -102,7 +102,7 @@ def test_a_shape_for_several_files_describes_the_whole(tmp_path: Path) -> None:
         assert layout_of(pattern, dtype="f4", shape=shape).rows == (2, 4)
     with pytest.raises(FormatError, match=r"expected 5 rows.*got 6"):
         layout_of(pattern, dtype="f4", shape=(5, 3))
-    with pytest.raises(ValueError, match="-1 first"):
+    with pytest.raises(ValueError, match="-1 for the first axis alone"):
         layout_of(pattern, dtype="f4", shape=(6, -1))
 
 

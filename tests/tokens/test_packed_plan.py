@@ -151,6 +151,8 @@ def test_rows_of_a_damaged_packing_are_refused_by_name(
     content[at : at + array.itemsize] = value.to_bytes(array.itemsize, "little")
     file.write_bytes(content)
     windows = lowtide.open_tokens(path, dtype="uint16", eot=0, engine=engine).windows(16, cut="packed")
-    with pytest.raises(lowtide.FormatError, match=r"packed-16-.*expected rows of whole documents.*Delete it"):
+    with pytest.raises(
+        lowtide.FormatError, match=r"packed-16-.*expected tables of rows made of whole documents.*Delete it"
+    ):
         for _ in range(len(windows)):
             next(windows.batches(len(windows), order="sequential"))

@@ -312,7 +312,7 @@ class Store:
     def _make_strategy(self, asked: str) -> tuple[Strategy, str]:
         why = f"strategy={asked!r} was asked for"
         if asked == "auto":
-            why = "reads into our own buffers: bounded, and no mapping that could end in SIGBUS"
+            why = "reads into our own buffers: bounded, and no mapping that a truncated file could end"
         if asked in ("auto", "read"):
             alignment = self._direct_alignment() if self.engine.name == "native" else None
             made = Read(self.files, self.engine, self.budget, self.temperature, drop=self.drop, alignment=alignment)
