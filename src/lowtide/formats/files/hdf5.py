@@ -59,7 +59,8 @@ def read(file: HeaderFile, name: str) -> Layout | None:
                 return _decoded(holder, dataset, dtype, length, notes)
             extent = chunked(holder, dataset, length, where)
             pieces = 1 if extent.pieces is None else len(extent.pieces.offsets)
-            notes += (f"chunks of {dataset.chunks[0]:,} rows, read where they lie: {pieces:,} runs of bytes",)
+            runs = "run" if pieces == 1 else "runs"
+            notes += (f"chunks of {dataset.chunks[0]:,} rows, read where they lie: {pieces:,} {runs} of bytes",)
         else:
             extent = holder.extent(int(dataset.id.get_offset() or 0), length)
             refuse_beyond(holder, extent.offset + length, where)
