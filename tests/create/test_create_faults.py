@@ -253,6 +253,7 @@ def test_ctrl_c_at_any_moment_leaves_the_whole_file_or_none(tmp_path: Path) -> N
         raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, stop)
     rows, name = np.ones((500, 1024), np.uint8), sys.argv[1] + "/z.npy"
+    lowtide.create  # its modules are loaded before a signal can come
     stopped = 0
     for turn in range(150):
         try:
