@@ -568,4 +568,4 @@ def test_workers_that_copied_since_the_look_or_until_they_ended_are_not_judged_w
     gone = replace(trace.samples[40], seconds=46.0, anon=200 * MIB, processes=(process(10, anon=200, rss_anon=600),))
     ended = judge(replace(trace, samples=(*trace.samples[:40], gone)))
     assert (ended.grew, ended.confidence) == ("workers", "medium")
-    assert ended.evidence[0].startswith("workers were last seen 7.0 s before they were found ended, while they copied")
+    assert ended.evidence[0].startswith("workers were last seen 7.0 s before one was found ended, while they copied")

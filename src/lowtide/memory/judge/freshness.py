@@ -38,20 +38,29 @@ def outdated(grew: str, samples: Sequence[Sample], last: Sample) -> str:
 
 
 def _went_on(forked: list[Sample], samples: Sequence[Sample]) -> str:
-    """What workers copy between the last sample they are in and their end nobody sees."""
-    end = forked[-1]
-    after = next((sample.seconds for sample in samples if sample.seconds > end.seconds), end.seconds)
+    """What workers copy between the last sample they are in and their end nobody sees: they are taken to go on as they
+    did."""
+    end = max(forked, key=_reached)
+    after = next((sample for sample in samples if sample.seconds > end.seconds), None)
     begin = next(sample for sample in forked if end.seconds - sample.seconds <= _RATE_OVER)
-    if begin is end:
+    if after is None or begin is end or _pids(end) <= _pids(after):
         return ""
-    rate = (end.anon - begin.anon) / (end.seconds - begin.seconds)
-    gap, missed = after - end.seconds, int(rate * (after - end.seconds))
-    if end.anon + missed - max(sample.anon for sample in forked) <= _allowed(end.anon):
+    gap, rate = after.seconds - end.seconds, (_reached(end) - _reached(begin)) / (end.seconds - begin.seconds)
+    highest = max(sample.anon for sample in forked)
+    if _reached(end) + rate * gap - highest <= _allowed(highest):
         return ""
     return (
-        f"workers were last seen {format_duration(gap)} before they were found ended, while they copied "
+        f"workers were last seen {format_duration(gap)} before one was found ended, while they copied "
         f"{format_size(int(rate))} per second"
     )
+
+
+def _reached(sample: Sample) -> int:
+    return sample.anon + _moved(sample, "sharing")
+
+
+def _pids(sample: Sample) -> set[int]:
+    return {each.pid for each in sample.processes}
 
 
 def _ahead(kind: str, what: str, samples: Sequence[Sample]) -> Sample | None:

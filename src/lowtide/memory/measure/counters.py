@@ -140,7 +140,11 @@ class TreeCounters:
             cgroup=self._kills_counted_in(self._last.cgroup),
             files_asked=True,
             tmpfs=self._tmpfs.at_the_end(),
-            stale=tuple(look for look in self._last.stale if look.what != "files"),
+            stale=tuple(
+                replace(look, seconds=look.seconds + now - self._begin - self._last.seconds)
+                for look in self._last.stale
+                if look.what != "files"
+            ),
         )
 
     def _kills_counted_in(self, last: CgroupSample | None) -> CgroupSample | None:

@@ -69,6 +69,8 @@ class HeapLooks:
             for member, reading in members
             if reading is not None and member.counts["RssAnon"] >= _WORTH_ASKING
         ]
+        # Others have ended, or hold too little by now.
+        self._looks = {member.pid: self._looks[member.pid] for member, _ in asked if member.pid in self._looks}
         moving, at_rest = self._compare(now, [member for member, _ in asked], last=last)
         # What has come to rest is looked at once more, without waiting for its turn while there is CPU left for that.
         turn = at_rest and self._spent < _EARLY and now - self._looked_at >= _EVERY
