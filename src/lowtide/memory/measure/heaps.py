@@ -45,10 +45,15 @@ class _HeapLook:
     kept: int
     said_by: str
     rss_anon: int
+    anon: int  # its share of that
     arenas: tuple[int, ...]  # none where the account needs no walk, or nobody can tell when it moves
     mark: int | None  # None: the lists moved while they were walked, or there is no telling
     held_at: float  # when this was last known to hold
     off: int  # bytes by which it may be off: by which it differs from the walk before, until it is known to hold
+
+    def is_of(self, member: WatchedProcess, reading: Reading) -> bool:
+        """Whether the process is as large now, and shares as much, as when this was seen."""
+        return abs(member.counts["RssAnon"] - self.rss_anon) + abs(reading.detail.anon - self.anon) < _MOVED
 
 
 class HeapLooks:
@@ -71,7 +76,7 @@ class HeapLooks:
         ]
         # Others have ended, or hold too little by now.
         self._looks = {member.pid: self._looks[member.pid] for member, _ in asked if member.pid in self._looks}
-        moving, at_rest = self._compare(now, [member for member, _ in asked], last=last)
+        moving, at_rest = self._compare(now, asked, last=last)
         # What has come to rest is looked at once more, without waiting for its turn while there is CPU left for that.
         turn = at_rest and self._spent < _EARLY and now - self._looked_at >= _EVERY
         if last or (moving and (turn or self._pace.due(now))):
@@ -92,24 +97,24 @@ class HeapLooks:
                 off += look.off if now - look.held_at <= _RECENT else member.counts["RssAnon"]
         return StaleLook("heap", age, off) if off else None
 
-    def _compare(self, now: float, members: list[WatchedProcess], *, last: bool) -> tuple[bool, bool]:
+    def _compare(self, now: float, asked: list[tuple[WatchedProcess, Reading]], *, last: bool) -> tuple[bool, bool]:
         """Whether a heap has moved since its walk, and whether all that did have come to rest. A walk whose mark is
         still there holds now."""
         begin = time.thread_time()
         before: dict[int, int | None] = {}
-        if last or self._marks_pace.due(now):
+        due = last or self._marks_pace.due(now)
+        if due:
             before = self._marks
-            looks = [(member.pid, self._looks.get(member.pid)) for member in members]
-            self._marks = {pid: heap_mark(pid, look.arenas) for pid, look in looks if look is not None and look.arenas}
+            self._marks = {pid: heap_mark(pid, look.arenas) for pid, look in self._looks.items() if look.arenas}
             cost = time.thread_time() - begin
             self.paced += cost
             self._marks_pace.paid(now, cost)
         moving, at_rest = False, True
-        for member in members:
+        for member, reading in asked:
             look, mark = self._looks.get(member.pid), self._marks.get(member.pid)
-            same = look is not None and abs(member.counts["RssAnon"] - look.rss_anon) < _MOVED
-            if look is not None and same and mark is not None and mark == look.mark:
-                self._looks[member.pid] = replace(look, held_at=now, off=0)
+            if look is not None and mark is not None and mark == look.mark and look.is_of(member, reading):
+                if due:
+                    self._looks[member.pid] = replace(look, held_at=now, off=0)
             else:
                 moving = True
                 at_rest = at_rest and mark is not None and mark == before.get(member.pid)
@@ -141,7 +146,7 @@ class HeapLooks:
                 "retained", "the allocator of another user's process cannot be asked what it keeps"
             )
         if account is None:
-            return _HeapLook(lazy, "lazyfree", resident, (), None, now, 0) if lazy else None
+            return _HeapLook(lazy, "lazyfree", resident, reading.detail.anon, (), None, now, 0) if lazy else None
         # Pages that a fork shares are in both; the part of this process is as large as its part of the heap.
         whole = max(0, heap.resident + resident - reading.rss_anon)  # what came since the close look too
         kept = scaled(account.kept(whole), scaled(whole, reading.detail.anon, reading.rss_anon), whole) + lazy
@@ -150,7 +155,7 @@ class HeapLooks:
         if account.arenas and account.mark is None:  # it freed meanwhile
             off = abs(kept - (before.kept if before is not None else 0)) if account.whole else resident
         said_by = "allocator" if account.whole else "allocator, in part"
-        return _HeapLook(kept, said_by, resident, account.arenas, account.mark, now, off)
+        return _HeapLook(kept, said_by, resident, reading.detail.anon, account.arenas, account.mark, now, off)
 
 
 def scaled(now: int, share_then: int, whole_then: int) -> int:
