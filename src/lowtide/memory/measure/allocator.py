@@ -4,7 +4,7 @@ Inside this process glibc adds up its own books (``mallinfo2``). From outside, w
 read where they lie: a glibc arena is a block of list heads, one for each size of free chunk, and an empty list points
 to itself, a pattern found nowhere else. Cost: 1 ms, and 1 to 2 per thousand free chunks, which are walked the largest
 first until ``_MOST_SECONDS`` of CPU are spent; an account cut there says so (``whole``). Freeing moves no counter of
-the kernel's, but it moves the list heads: their ``mark`` (20 microseconds) tells whether an account still holds, and
+the kernel's, but it moves the list heads: their ``mark`` (10 microseconds) tells whether an account still holds, and
 whether the program freed while we walked. Other allocators are seen only where they mark pages as free (``LazyFree`` in
 smaps); Python's own arenas count as live.
 """
