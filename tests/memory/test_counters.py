@@ -14,8 +14,8 @@ import pytest
 
 from lowtide.memory import KINDS, Sample, process_memory
 from lowtide.memory.measure.counters import TreeCounters
-from lowtide.memory.measure.looks import Pace
 from lowtide.memory.measure.open_files import FileSet
+from lowtide.memory.measure.pace import Pace
 from lowtide.memory.measure.smaps import MappedFile, parse_rollup, parse_smaps
 
 HOLD = Path(__file__).with_name("hold.py")

@@ -72,6 +72,31 @@ def test_freed_heap_of_other_threads_arenas_is_seen_too() -> None:
     assert kept_as_seen_from_outside(program) > 0.8 * 4 * 300 * 100_000
 
 
+@pytest.mark.parametrize("frees", [True, False])
+def test_the_mark_of_the_free_lists_moves_when_the_program_frees_and_not_before(frees: bool) -> None:
+    """A heap's size does not tell: it stays as large."""
+    from lowtide.memory.measure.allocator import account_of, heap_mark
+    from lowtide.memory.measure.smaps import read_detail
+
+    live = KEEPS.format(size=4_000, blocks=8_000, arenas=1, free=False)
+    free = "for block in blocks[0][:-1:2]: libc.free(ctypes.c_void_p(block))" if frees else "pass"
+    program = live + "os.write(1, b'ready\\n'); os.read(0, 1)\n" + free + "\nos.write(1, b'done\\n'); os.read(0, 1)"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        account = account_of(child.pid, read_detail(child.pid, frozenset(), alone=True).heap)
+        assert account is not None
+        assert account.mark is not None
+        assert heap_mark(child.pid, account.arenas) == account.mark
+        child.stdin.write(b"1")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"done\n"
+        moved = heap_mark(child.pid, account.arenas) != account.mark
+        child.communicate(b"1")
+    assert moved is frees
+
+
 def test_release_without_an_argument_gives_freed_heap_back_and_says_how_much() -> None:
     program = KEEPS.format(size=100_000, blocks=640, arenas=1, free=True)
     done = subprocess.run([sys.executable, "-c", program + INSIDE], capture_output=True, text=True, check=True)

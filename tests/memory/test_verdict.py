@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowtide.memory import KINDS, Sample, Trace, Verdict, judge
-from lowtide.memory.samples import GREW, CgroupSample, Ended, FileSample, ProcessSample
+from lowtide.memory.samples import GREW, CgroupSample, Ended, FileSample, ProcessSample, StaleLook
 from lowtide.memory.traces import from_dict, to_dict
 
 MIB = 1024**2
@@ -500,3 +500,72 @@ def test_errors_of_the_sampler_stand_in_the_verdict() -> None:
 def test_what_happens_in_the_first_instant_counts_in_a_block_only(about: str) -> None:
     trace = replace(trace_of(anon=lambda number: 100 if number == 0 else 400), about=about)
     assert judge(trace).grew == ("anon" if about == "block" else "nothing")
+
+
+def looked_before(trace: Trace, what: str, seconds: float, moved: float, *, since: int = 0) -> Trace:
+    """The same trace, whose looks were that old from a sample on, while so many MiB moved."""
+    look = StaleLook(what, seconds, int(moved * MIB))
+    samples = (replace(each, stale=(look,)) if place >= since else each for place, each in enumerate(trace.samples))
+    return replace(trace, samples=tuple(samples))
+
+
+def freed_half(number: int) -> list[ProcessSample]:
+    kept = 200 * MIB if number >= 30 else 0
+    return [replace(process(anon=400), retained=kept, retained_from="allocator" if kept else "")]
+
+
+@pytest.mark.parametrize("grew", ["retained", "nothing"])
+def test_a_heap_that_moved_since_it_was_looked_at_is_not_judged_with_high_confidence(grew: str) -> None:
+    if grew == "retained":
+        trace = trace_of(freed_half, anon=lambda _: 400)
+        kept = [replace(each, retained=each.processes[0].retained) for each in trace.samples]
+        trace = replace(trace, samples=tuple(kept))
+    else:
+        trace = trace_of()
+    verdict = judge(looked_before(trace, "heap", 1.2, 50))
+    assert (verdict.grew, verdict.confidence) == (grew, "medium")
+    assert verdict.evidence[0] == "the heap was last looked at 1.2 s before the end, and up to 50.0 MiB moved since"
+    assert (judge(trace).grew, judge(trace).confidence) == (grew, "high")  # the control: nothing moved since the look
+    little = judge(looked_before(trace, "heap", 1.2, 3))
+    assert (little.grew, little.confidence) == (grew, "high")
+
+
+def test_a_heap_that_was_freed_while_it_was_looked_at_is_said_to_be() -> None:
+    verdict = judge(looked_before(trace_of(), "heap", 0.0, 50))
+    assert verdict.confidence == "medium"
+    assert verdict.evidence[0] == "the heap was last looked at while up to 50.0 MiB of it moved"
+
+
+def test_a_tmpfs_that_grew_after_its_files_were_asked_is_not_judged_with_high_confidence() -> None:
+    trace = trace_of(shmem=up(2))
+    verdict = judge(looked_before(trace, "files", 1.6, 30, since=COUNT - 1))
+    assert (verdict.grew, verdict.confidence) == ("shmem", "medium")
+    assert verdict.evidence[0].startswith("the files in tmpfs were last looked at 1.6 s before it stood highest (59 s)")
+    assert judge(trace).confidence == "high"
+    # The control: what was not yet known in the middle was known at the end, which is what the verdict speaks of.
+    seen_later = replace(
+        trace, samples=(*looked_before(trace, "files", 1.6, 30).samples[: COUNT // 2], *trace.samples[COUNT // 2 :])
+    )
+    assert judge(seen_later).confidence == "high"
+    nothing = judge(looked_before(trace_of(), "files", 1.6, 30))
+    assert (nothing.grew, nothing.confidence) == ("nothing", "medium")
+
+
+def copying_workers(number: int) -> list[ProcessSample]:
+    share = 600 * (1 / 3 + 2 / 3 * min(1.0, number / 50))
+    return [process(10, anon=share, rss_anon=600), process(11, anon=share, rss_anon=600, forked=True)]
+
+
+def test_workers_that_copied_since_the_look_or_until_they_ended_are_not_judged_with_high_confidence() -> None:
+    def both(number: int) -> float:
+        return sum(each.anon for each in copying_workers(number)) / MIB
+
+    trace = trace_of(copying_workers, anon=both)
+    assert (judge(trace).grew, judge(trace).confidence) == ("workers", "high")  # the control: they came to rest
+    stale = judge(looked_before(trace, "sharing", 1.5, 200))
+    assert (stale.grew, stale.confidence) == ("workers", "medium")
+    assert stale.evidence[0].startswith("what the processes share was last looked at 1.5 s before")
+    gone = replace(trace.samples[40], seconds=46.0, anon=200 * MIB, processes=(process(10, anon=200, rss_anon=600),))
+    ended = judge(replace(trace, samples=(*trace.samples[:40], gone)))
+    assert (ended.grew, ended.confidence) == ("workers", "medium")
+    assert ended.evidence[0].startswith("workers were last seen 7.0 s before one was found ended, while they copied")

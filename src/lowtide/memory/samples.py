@@ -170,6 +170,16 @@ class CgroupSample:
 
 
 @dataclass(frozen=True, slots=True)
+class StaleLook:
+    """Figures of a sample that were taken before it, and that have moved since by what cheaper counters tell.
+    ``what``: "heap" (what allocators keep), "sharing" (what processes share), "files" (of a tmpfs)."""
+
+    what: str
+    seconds: float  # before the sample; 0 where it moved while it was looked at
+    moved: int  # bytes, at the most
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One reading: bytes of each kind for the whole tree, and where they were found."""
 
@@ -196,6 +206,7 @@ class Sample:
     locked: int = 0  # pages of any kind that were locked in memory
     locked_files: int = 0  # part of mapped that was locked, and so cannot be taken back
     tmpfs: tuple[TmpfsSample, ...] = ()
+    stale: tuple[StaleLook, ...] = ()
 
     def of(self, kind: str) -> int:
         """Bytes of one of ``KINDS``, of ``hugetlb`` or of ``retained``."""

@@ -28,7 +28,7 @@ from lowtide.memory.judge.verdict import judge
 from lowtide.memory.measure.cgroup_usage import killed_by_oomd, sample_cgroup
 from lowtide.memory.measure.counters import TreeCounters
 from lowtide.memory.measure.ending import KernelLog, Traces, how_it_ended
-from lowtide.memory.measure.looks import Pace
+from lowtide.memory.measure.pace import Pace
 from lowtide.memory.measure.process import command_line, no_such_process, status
 from lowtide.memory.samples import Ended, Ring, Sample, Trace
 from lowtide.units import parse_size

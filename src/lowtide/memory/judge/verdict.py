@@ -5,13 +5,15 @@ beyond noise and after start-up, is the answer, however much page cache came bes
 that rose most of the others. Four corrections: page cache that mapping a file brought in goes with the mapping; heap
 that grows only because forked children copy what they inherited is ``workers``; because their parent goes on writing
 to what they keep, ``copied``; heap that the program has freed and its allocator keeps is ``retained``. What the trace
-lacks lowers the confidence, and what the cgroup or a tmpfs shows beside it forbids to call it nothing with confidence.
+lacks lowers the confidence, and so does evidence older than what it speaks of (freshness.py); what the cgroup or a
+tmpfs shows beside it forbids to call it nothing with confidence.
 """
 
 from __future__ import annotations
 
 from lowtide.memory.judge.findings import BudgetOutcome, Verdict
 from lowtide.memory.judge.fixes import fixes
+from lowtide.memory.judge.freshness import outdated
 from lowtide.memory.judge.growers import growers, grown_files, grown_processes, largest_files
 from lowtide.memory.judge.growth import NOISE, Course, course, courses
 from lowtide.memory.judge.holding import holding, last_whole, unseen_peak
@@ -20,6 +22,7 @@ from lowtide.memory.judge.wording import evidence, headline, not_it, parts_text,
 from lowtide.memory.samples import OF_FILES, STAYS, Sample, Trace
 from lowtide.units import format_duration, format_size
 
+_SURE = ("low", "medium", "high")
 _READ_AROUND = 0.1  # mapped is named before cache when it is at least this part of it: the rest is read-around
 # Growth that cannot be taken back leads from twice its noise on where it is steady, else from a share of the largest.
 _LEADS, _STEADY, _LEADING_SHARE = 2, 0.5, 0.1
@@ -60,6 +63,9 @@ def judge(trace: Trace) -> Verdict:
     behind = [process for process, _ in processes] or sorted(last.processes, key=lambda each: -each.rss)
     closed = trace.ended is not None or trace.exit_code is not None
     confidence, sentence = _worded(grew, trace, by_kind, about, last, because)
+    stale = outdated(grew, samples, last)
+    if stale:
+        confidence = min(confidence, "medium", key=_SURE.index)
     at_risk = risks(grew, trace, last, by_kind)
     return Verdict(
         grew=grew,
@@ -72,7 +78,7 @@ def judge(trace: Trace) -> Verdict:
         risk=at_risk,
         fix=tuple(str(fix) for fix in fixes(grew, largest_files(files), behind, closed=closed)),
         not_it=not_it(grew, by_kind, alive),
-        evidence=evidence(trace, by_kind, about),
+        evidence=(*((stale,) if stale else ()), *evidence(trace, by_kind, about)),
         budget=_against_budget(trace),
         because=because,
         throttled=any(risk.what == "throttled" and risk.seconds is None for risk in at_risk),
@@ -102,7 +108,7 @@ def _worded(
             f"{parts_text(last)}."
         )
     if grew == "anon" and about is not None and _unreadable(samples, about):
-        confidence = min(confidence, "medium", key=("low", "medium", "high").index)
+        confidence = min(confidence, "medium", key=_SURE.index)
     if trace.ended is not None and trace.ended.how == "oom":
         sentence = f"{trace.ended.sentence[:1].upper()}{trace.ended.sentence[1:]}. {sentence}"
     if trace.cut_short:

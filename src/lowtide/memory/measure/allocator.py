@@ -3,12 +3,15 @@
 Inside this process glibc adds up its own books (``mallinfo2``). From outside, with the permission to trace, they are
 read where they lie: a glibc arena is a block of list heads, one for each size of free chunk, and an empty list points
 to itself, a pattern found nowhere else. Cost: 1 ms, and 1 to 2 per thousand free chunks, which are walked the largest
-first until ``_MOST_SECONDS`` of CPU are spent; an account cut there says so (``whole``). Other allocators are seen only
-where they mark pages as free (``LazyFree`` in smaps); Python's own arenas count as live.
+first until ``_MOST_SECONDS`` of CPU are spent; an account cut there says so (``whole``). Freeing moves no counter of
+the kernel's, but it moves the list heads: their ``mark`` (10 microseconds) tells whether an account still holds, and
+whether the program freed while we walked. Other allocators are seen only where they mark pages as free (``LazyFree`` in
+smaps); Python's own arenas count as live.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import struct
@@ -39,6 +42,8 @@ class HeapAccount:
     system: int
     free: int
     whole: bool = True
+    arenas: tuple[int, ...] = ()
+    mark: int | None = None  # of the list heads before the walk; None where they cannot be read, or moved meanwhile
 
     def kept(self, resident: int) -> int:
         """The freed part whose pages are still resident; all that is in use is taken to be resident."""
@@ -64,21 +69,40 @@ def account_of(pid: int, heap: HeapLayout) -> HeapAccount | None:
     """The same of another process, read from its memory; None where that is not glibc's. OSError when not allowed."""
     if not heap.library or not heap.arenas:
         return None
-    fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        memory = _Memory(fd)
+    with _opened(pid) as memory:
         first = _main_arena(memory, heap)
         if first is None:
             return None
         system = free = 0
-        for arena in _arenas(memory, first):
-            steps = memory.words(arena, (_SYSTEM + _WORD) // _WORD, before=-_TOP)
+        arenas = tuple(_arenas(memory, first))
+        mark = memory.mark(arenas)
+        for arena in arenas:
+            steps = memory.steps(arena)
             if steps is None:
                 return None
             system += _word(steps, _SYSTEM)
+            memory.most = system
             free += _free_bytes(memory, arena, steps)
-        # More than there is: the program freed while we walked, and a list led in a circle. The next look tells.
-        return HeapAccount(system, free, not memory.tired) if free <= system else None
+        mark = mark if mark == memory.mark(arenas) else None
+        if free > system:  # the program freed while we walked, and a list led in a circle: nothing was learned
+            return HeapAccount(system, 0, whole=False, arenas=arenas)
+        return HeapAccount(system, free, not memory.tired, arenas, mark)
+
+
+def heap_mark(pid: int, arenas: tuple[int, ...]) -> int | None:
+    """The mark of the list heads now, of arenas that an account named; None where they cannot be read."""
+    try:
+        with _opened(pid) as memory:
+            return memory.mark(arenas)
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def _opened(pid: int) -> Iterator[_Memory]:
+    fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield _Memory(fd)
     finally:
         os.close(fd)
 
@@ -90,6 +114,7 @@ class _Memory:
         self._fd = fd
         self._end = time.thread_time() + _MOST_SECONDS
         self.tired = False  # the time allowed is used up
+        self.most = 0  # bytes that lists can hold: one that holds more leads in a circle
 
     def listed(self, head: int, chunk: int) -> int:
         """Bytes of the free chunks on a list, from the first one until it comes back to its head. It ends early where
@@ -112,6 +137,8 @@ class _Memory:
             count += 1
             if count % _PATIENCE == 0:
                 self.tired = time.thread_time() > self._end
+                if total > self.most:
+                    break
         return total
 
     def _read_some(self, address: int) -> bytes:
@@ -130,6 +157,15 @@ class _Memory:
     def words(self, address: int, count: int, *, before: int = 0) -> tuple[int, ...] | None:
         data = self.read(address - before, before + count * _WORD)
         return None if data is None else struct.unpack(f"<{len(data) // _WORD}Q", data)
+
+    def steps(self, arena: int) -> tuple[int, ...] | None:
+        """The fields of an arena from its top to what it has from the kernel."""
+        return self.words(arena, (_SYSTEM + _WORD) // _WORD, before=-_TOP)
+
+    def mark(self, arenas: tuple[int, ...]) -> int | None:
+        """A number that differs once a chunk is put on a list, or taken from one."""
+        fields = [self.read(arena + _TOP, _SYSTEM + _WORD - _TOP) for arena in arenas]
+        return None if None in fields else hash(tuple(fields))
 
 
 def _word(words: tuple[int, ...], offset: int) -> int:

@@ -14,12 +14,13 @@ from functools import partial
 
 from lowtide.machine import PAGE, Cgroup, kind_named, memory_cgroup, mounted
 from lowtide.memory.measure.cgroup_usage import oom_kills, sample_cgroup
-from lowtide.memory.measure.looks import FEW_PROCESSES, FRESH, MOVED, CloseLooks, Pace
+from lowtide.memory.measure.looks import EVERY, FEW_PROCESSES, FRESH, MOVED, CloseLooks
 from lowtide.memory.measure.open_files import FileSet, FileTotals
+from lowtide.memory.measure.pace import Pace
 from lowtide.memory.measure.process import being_killed, process_identity, read_proc
 from lowtide.memory.measure.tmpfs import TmpfsUse
 from lowtide.memory.measure.tree import Tree, WatchedProcess, pids_of_cgroup
-from lowtide.memory.samples import CgroupSample, FileGroup, FileSample, ProcessSample, Sample
+from lowtide.memory.samples import CgroupSample, FileGroup, FileSample, ProcessSample, Sample, StaleLook
 from lowtide.units import MIB
 
 _FILES_SHARE, _CGROUP_SHARE = 0.002, 0.0005  # of one core
@@ -63,6 +64,8 @@ class TreeCounters:
         self._kills_where, self._kills_before = "", 0
         self._tmpfs = TmpfsUse(pid)
         self._shmem_then = -1  # charged to the cgroup when it was first asked
+        self._tmpfs_then = self._tmpfs.used  # when its files were last asked
+        self._written_asked = 0
         self._written_then = -1  # bytes the tree had written or faulted in when its files were first asked
         self._cgroup_now: CgroupSample | None = None
         self._files_pace = Pace(_FILES_SHARE, every)
@@ -97,7 +100,8 @@ class TreeCounters:
         moved = done.read + done.written
         if not self.tree.moved_known:
             self.missing["bytes read"] = "/proc/PID/io of another user's process cannot be read"
-        asked = last or looked or self._files_due(now, members, raw_mapped, moved)
+        resting = not self._tmpfs.ask()
+        asked = last or looked or self._files_due(now, members, raw_mapped, moved, resting=resting)
         if asked:
             self._ask_files(now, members, raw_mapped, moved)
         if self._cgroup_changed(members) or last or self._cgroup_pace.due(now):
@@ -136,6 +140,11 @@ class TreeCounters:
             cgroup=self._kills_counted_in(self._last.cgroup),
             files_asked=True,
             tmpfs=self._tmpfs.at_the_end(),
+            stale=tuple(
+                replace(look, seconds=look.seconds + now - self._begin - self._last.seconds)
+                for look in self._last.stale
+                if look.what != "files"
+            ),
         )
 
     def _kills_counted_in(self, last: CgroupSample | None) -> CgroupSample | None:
@@ -180,7 +189,17 @@ class TreeCounters:
             locked=sum(each.locked for each in processes),
             locked_files=min(mapped, self._looks.locked_files()),
             tmpfs=self._tmpfs.last,
+            stale=(*self._looks.stale(now, members), *self._stale_files(now)),
         )
+
+    def _stale_files(self, now: float) -> tuple[StaleLook, ...]:
+        """What came into a tmpfs since its files were asked, by its own account, and can be the tree's doing."""
+        moved = min(self._tmpfs.used - self._tmpfs_then, self._written() - self._written_asked + MOVED)
+        return (StaleLook("files", now - self._asked_at, moved),) if moved >= MOVED else ()
+
+    def _written(self) -> int:
+        """Bytes the tree has written or faulted in so far."""
+        return self.tree.done.passed + self.tree.done.minor_faults * PAGE
 
     def _living_again(self) -> list[WatchedProcess]:
         try:
@@ -201,6 +220,7 @@ class TreeCounters:
         for pid, files in self._looks.files_by_process().items():
             self._files.look_at_mapped(pid, files)
         self._look_for_closed()
+        self._tmpfs_then, self._written_asked = self._tmpfs.used, self._written()
         mapped = self._looks.mapped_files()
         of_files = sum(file.mapped for file in mapped.values() if not file.memory)
         before = self._moved
@@ -215,14 +235,17 @@ class TreeCounters:
         self._raw_then, self._asked_at = raw_mapped, now
         self._files_pace.paid(now, self._pay(begin))
 
-    def _files_due(self, now: float, members: list[WatchedProcess], raw_mapped: int, moved: int) -> bool:
-        """By its pace; in a small tree also when bytes were read, written or mapped and the answer is getting old."""
+    def _files_due(
+        self, now: float, members: list[WatchedProcess], raw_mapped: int, moved: int, *, resting: bool
+    ) -> bool:
+        """By its pace; in a small tree also when bytes were read, written or mapped and the answer is getting old, and
+        when what came into a tmpfs has come to rest."""
         if self._files_pace.due(now):
             return True
         small = len(members) <= FEW_PROCESSES and len(self._totals.measured) <= _FEW_FILES
         moving = moved - (self._moved or 0) >= MOVED or abs(raw_mapped - self._raw_then) >= MOVED
-        moving = self._tmpfs.ask() or moving
-        return small and moving and now - self._asked_at >= FRESH
+        stale = abs(self._tmpfs.used - self._tmpfs_then) >= MOVED
+        return small and (moving or stale) and now - self._asked_at >= (EVERY if stale and resting else FRESH)
 
     def _cache_left(self, mapped: int, moved: int) -> int:
         """The unmapped cache since the files were asked: pages mapped since came out of it, unless they were read just
@@ -236,8 +259,7 @@ class TreeCounters:
         grown = self._tmpfs.grown()
         if self._cgroup_now is not None and self._shmem_then >= 0:
             grown = min(grown, max(0, self._cgroup_now.shmem - self._shmem_then) + MOVED)
-        done = self.tree.done
-        written = done.passed + done.minor_faults * PAGE
+        written = self._written()
         if self._written_then < 0:
             self._written_then = written
         self._files.room_for_closed = written - self._written_then

@@ -1,5 +1,5 @@
-"""Close looks at the watched processes - what each one shares, which files it maps, what its allocator keeps - and how
-often anything that costs may be read (``Pace``).
+"""Close looks at the watched processes: what each one shares, which files it maps; what its allocator keeps is asked in
+heaps.py.
 
 A close look is repeated when something moved since the last one: resident bytes, a fork, or page faults, which are all
 that copying on access shows; time alone causes one every half minute. In a small tree (up to 8 processes and 1,000
@@ -8,73 +8,31 @@ mappings) it is never older than two seconds while something moves; in larger on
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lowtide.machine import PAGE
-from lowtide.memory.measure.allocator import account_of, own_account
+from lowtide.memory.measure.heaps import HeapLooks, Reading, scaled
 from lowtide.memory.measure.open_files import FileKey
+from lowtide.memory.measure.pace import Pace
 from lowtide.memory.measure.smaps import Detail, MappedFile, read_detail, read_sharing
 from lowtide.memory.measure.tree import WatchedProcess
-from lowtide.memory.samples import ProcessSample
+from lowtide.memory.samples import ProcessSample, StaleLook
 from lowtide.units import MIB
 
-_BURST, _ALLOWANCE = 0.03, 0.06  # of one core, and seconds of CPU that may be spent at that rate at first
 # Shares of one core. With the 0.2 % each of the cheap counters and of the files the sum stays under 1 %.
-_SHARING_SHARE, _DETAIL_SHARE, _HEAP_SHARE = 0.0015, 0.002, 0.0005
+_SHARING_SHARE, _DETAIL_SHARE = 0.0015, 0.002
 _WORKERS_SHARE = 0.03  # of one core, while up to 8 processes move: what is being copied must be seen
-# Of one core until so many seconds of CPU are spent: the free lists of a short program must be seen after it has freed.
-_EARLY_HEAPS_SHARE, _EARLY_HEAPS = 0.1, 1.5
-_EVERY = 0.5  # seconds at the least between two close looks
+EVERY = 0.5  # seconds at the least between two close looks
+_EARLY = 0.5  # seconds of CPU, for short programs: until they are spent what is shared is kept as fresh as can be
 FRESH = 1.5  # seconds at the most while something moves in a small tree; a sample may come half a second later
 FEW_PROCESSES, _FEW_MAPPINGS = 8, 1000
 _UNCHANGED = 30.0  # seconds after which even a process that did not move is looked at again
 MOVED = MIB  # what moved by less is not worth asking about again
-_WORTH_ASKING = 16 * MIB  # of resident heap: below it nobody asks what the allocator keeps
-
-
-class Pace:
-    """Says when a counter may be read again, so that reading it takes at most ``share`` of one core in the long run.
-
-    The first ``_ALLOWANCE`` seconds of CPU are free, so that a program of a few seconds is seen closely too.
-    """
-
-    def __init__(self, share: float, every: float) -> None:
-        self._share, self._every = share, every
-        self._spent = self._next = self._last = 0.0
-        self.rest = every
-
-    def due(self, now: float) -> bool:
-        return now >= self._next
-
-    def paid(self, now: float, cost: float, *, most: float | None = None) -> None:
-        """``most``: the longest rest, whatever it costs."""
-        self._spent += cost
-        share = _BURST if self._spent < _ALLOWANCE else self._share
-        self.rest = max(self._every, cost / share)
-        if most is not None:
-            self.rest = max(self._every, min(self.rest, most))
-        self._last, self._next = now, now + self.rest
-
-    def hurry(self) -> None:
-        """Something changed: come back in a quarter of the time."""
-        self._next = min(self._next, self._last + self.rest / 4)
 
 
 _UNSEEN = Detail(0, 0, 0)  # a process before its first close look
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """A close look at one process and the plain counters at that moment, to scale later ones by."""
-
-    detail: Detail
-    rss_anon: int
-    rss_file: int
-    rss_shmem: int
-    minor_faults: int
 
 
 class CloseLooks:
@@ -83,16 +41,14 @@ class CloseLooks:
     def __init__(self, memory_devices: frozenset[int], missing: dict[str, str]) -> None:
         self._memory_devices = memory_devices
         self._missing = missing
-        self._sharing: dict[int, _Reading] = {}  # how much of its pages each process shares
-        self._readings: dict[int, _Reading] = {}  # the same by file, read less often
-        self._kept: dict[int, tuple[int, str]] = {}  # bytes its allocator keeps, and who said so
+        self._sharing: dict[int, Reading] = {}  # how much of its pages each process shares
+        self._readings: dict[int, Reading] = {}  # the same by file, read less often
         self._looked_at = -_UNCHANGED
         self._sharing_at = -_UNCHANGED
-        self._sharing_pace = Pace(_SHARING_SHARE, _EVERY)
-        self._detail_pace = Pace(_DETAIL_SHARE, _EVERY)
-        self._heap_pace = Pace(_HEAP_SHARE, _EVERY)
-        self._heaps_spent = 0.0
-        self.paced = 0.0  # seconds of CPU spent here so far
+        self._sharing_pace = Pace(_SHARING_SHARE, EVERY)
+        self._detail_pace = Pace(_DETAIL_SHARE, EVERY)
+        self._heaps = HeapLooks(missing)
+        self._paced = 0.0  # seconds of CPU spent here so far
 
     def refresh(self, now: float, members: list[WatchedProcess], *, changed: bool, last: bool) -> bool:
         """Look again where that would tell something new. Whether files were looked at."""
@@ -104,25 +60,39 @@ class CloseLooks:
             self._look_closely(now, members)
         elif self._sharing_pace.due(now) and self._has_moved(now, members, self._sharing, self._sharing_at):
             self._look_at_sharing(now, members)
-        if last or self._heap_pace.due(now):
-            self._look_at_heaps(now, members)
+        self._heaps.refresh(now, [(member, self._readings.get(member.pid)) for member in members], last=last)
         return looked
+
+    @property
+    def paced(self) -> float:
+        """Seconds of CPU spent here so far."""
+        return self._paced + self._heaps.paced
 
     def age(self, now: float) -> float:
         """Seconds since the processes were last looked at closely."""
         return max(0.0, now - max(self._looked_at, self._sharing_at)) if self._looked_at > 0 else 0.0
+
+    def stale(self, now: float, members: list[WatchedProcess]) -> tuple[StaleLook, ...]:
+        """What was looked at before it last moved."""
+        copied = 0
+        for member in members:
+            reading = self._sharing.get(member.pid)
+            if reading is not None:
+                copied += _copied_since(reading, member)
+        sharing = StaleLook("sharing", max(0.0, now - self._sharing_at), copied) if copied else None
+        return tuple(look for look in (self._heaps.stale(now, members), sharing) if look is not None)
 
     def process(self, member: WatchedProcess) -> ProcessSample:
         counts, reading = member.counts, self._sharing.get(member.pid)
         rss_anon, rss_file, rss_shmem = counts["RssAnon"], counts["RssFile"], counts["RssShmem"]
         anon, mapped, shmem = rss_anon, rss_file, rss_shmem
         if reading is not None:
-            anon = _scale(rss_anon, reading.detail.anon, reading.rss_anon)
-            mapped = _scale(rss_file, reading.detail.mapped, reading.rss_file)
-            shmem = _scale(rss_shmem, reading.detail.shmem, reading.rss_shmem)
+            anon = scaled(rss_anon, reading.detail.anon, reading.rss_anon)
+            mapped = scaled(rss_file, reading.detail.mapped, reading.rss_file)
+            shmem = scaled(rss_shmem, reading.detail.shmem, reading.rss_shmem)
         elif member.forked and "sharing" not in self._missing:
             anon = mapped = 0  # until the first look its pages are still its parent's, and counted there
-        kept, said_by = self._kept.get(member.pid, (0, ""))
+        kept, said_by = self._heaps.kept(member.pid)
         seen = self._readings.get(member.pid)
         closely = seen.detail if seen is not None else _UNSEEN
         return ProcessSample(
@@ -179,7 +149,7 @@ class CloseLooks:
                 continue
             files = reading.detail.files
             reached = sum(file.mapped for key, file in files.items() if file.memory and key in measured)
-            total += _scale(member.counts["RssShmem"], max(0, reading.detail.shmem - reached), reading.rss_shmem)
+            total += scaled(member.counts["RssShmem"], max(0, reading.detail.shmem - reached), reading.rss_shmem)
         return total
 
     def _look_at_sharing(self, now: float, members: list[WatchedProcess]) -> None:
@@ -191,7 +161,9 @@ class CloseLooks:
         cost = self._spent(begin)
         # Copying on access shows in nothing else, so it is kept fresh beyond 1,000 mappings too.
         few = len(members) <= FEW_PROCESSES
-        self._sharing_pace.paid(now, cost, most=max(FRESH, cost / _WORKERS_SHARE) if few else None)
+        self._sharing_pace.paid(
+            now, cost, most=max(EVERY if self._paced < _EARLY else FRESH, cost / _WORKERS_SHARE) if few else None
+        )
 
     def _look_closely(self, now: float, members: list[WatchedProcess]) -> None:
         begin = time.thread_time()
@@ -207,47 +179,7 @@ class CloseLooks:
         self._detail_pace.paid(now, cost, most=self._most(members))
         self._sharing_pace.paid(now, 0.0)
 
-    def _look_at_heaps(self, now: float, members: list[WatchedProcess]) -> None:
-        """What each allocator keeps. Freeing moves no counter, so this goes by time alone."""
-        begin = time.thread_time()
-        kept = {}
-        for member in members:
-            reading = self._readings.get(member.pid)
-            if reading is None or member.counts["RssAnon"] < _WORTH_ASKING:
-                continue
-            found = self._ask_allocator(member, reading)
-            if found is not None:
-                kept[member.pid] = found
-        self._kept = kept
-        few = len(members) <= FEW_PROCESSES
-        cost = self._spent(begin)
-        self._heaps_spent += cost
-        share = _EARLY_HEAPS_SHARE if self._heaps_spent < _EARLY_HEAPS else _WORKERS_SHARE
-        self._heap_pace.paid(now, cost, most=max(FRESH, cost / share) if few else None)
-
-    def _ask_allocator(self, member: WatchedProcess, reading: _Reading) -> tuple[int, str] | None:
-        heap = reading.detail.heap
-        lazy = min(heap.lazy_free, member.counts["RssAnon"])
-        try:
-            account = own_account() if member.pid == os.getpid() else account_of(member.pid, heap)
-        except OSError:
-            self._missing.setdefault(
-                "retained", "the allocator of another user's process cannot be asked what it keeps"
-            )
-            account = None
-        if account is None:
-            return (lazy, "lazyfree") if lazy else None
-        # Pages that a fork shares are in both; the part of this process is as large as its part of the heap.
-        whole = max(
-            0, heap.resident + member.counts["RssAnon"] - reading.rss_anon
-        )  # what came since the close look too
-        resident = _scale(whole, reading.detail.anon, reading.rss_anon)
-        kept = _scale(account.kept(whole), resident, whole)
-        return kept + lazy, "allocator" if account.whole else "allocator, in part"
-
-    def _read_each(
-        self, members: list[WatchedProcess], read: Callable[[WatchedProcess], Detail]
-    ) -> dict[int, _Reading]:
+    def _read_each(self, members: list[WatchedProcess], read: Callable[[WatchedProcess], Detail]) -> dict[int, Reading]:
         readings = {}
         for member in members:
             try:
@@ -259,12 +191,12 @@ class CloseLooks:
             except OSError:
                 continue  # ended meanwhile
             counts = member.counts
-            readings[member.pid] = _Reading(
+            readings[member.pid] = Reading(
                 detail, counts["RssAnon"], counts["RssFile"], counts["RssShmem"], member.minor_faults
             )
         return readings
 
-    def _has_moved(self, now: float, members: list[WatchedProcess], readings: dict[int, _Reading], then: float) -> bool:
+    def _has_moved(self, now: float, members: list[WatchedProcess], readings: dict[int, Reading], then: float) -> bool:
         """Whether a look would tell something new: bytes moved, pages were faulted in or copied, a process came or
         went."""
         if now - then >= _UNCHANGED or (readings and {member.pid for member in members} != set(readings)):
@@ -279,19 +211,23 @@ class CloseLooks:
 
     def _spent(self, begin: float) -> float:
         cost = time.thread_time() - begin
-        self.paced += cost
+        self._paced += cost
         return cost
 
 
-def _moved(reading: _Reading, member: WatchedProcess) -> bool:
+def _copied_since(reading: Reading, member: WatchedProcess) -> int:
+    """Bytes that it may have copied since: faulted in without more being resident, of what was shared then."""
+    counts = member.counts
+    resident = counts["RssAnon"] + counts["RssFile"] + counts["RssShmem"]
+    came = max(0, resident - reading.rss_anon - reading.rss_file - reading.rss_shmem)
+    faulted = (member.minor_faults - reading.minor_faults) * PAGE - came
+    return max(0, min(faulted, reading.rss_anon - reading.detail.anon))
+
+
+def _moved(reading: Reading, member: WatchedProcess) -> bool:
     counts = member.counts
     return (
         abs(counts["RssAnon"] - reading.rss_anon) >= MOVED
         or abs(counts["RssFile"] + counts["RssShmem"] - reading.rss_file - reading.rss_shmem) >= MOVED
         or (member.minor_faults - reading.minor_faults) * PAGE >= MOVED
     )
-
-
-def _scale(now: int, share_then: int, whole_then: int) -> int:
-    """``now`` reduced as the process's share was reduced at the last close look."""
-    return now * min(share_then, whole_then) // whole_then if whole_then else now

@@ -37,7 +37,7 @@ class TmpfsUse:
             used = (facts.f_blocks - facts.f_bfree) * facts.f_frsize
             if used - self._first.setdefault(point, used) or used >= _MOVED:
                 found.append(TmpfsSample(point, facts.f_blocks * facts.f_frsize, used))
-        before, now = sum(each.used for each in self.last), sum(each.used for each in found)
+        before, now = self.used, sum(each.used for each in found)
         if tuple(found) != self.last:  # an equal one is shared by all samples
             self.last = tuple(found)
         return abs(now - before) >= _MOVED
@@ -49,6 +49,11 @@ class TmpfsUse:
         now = {each.path: each for each in self.last}
         more = (max(filter(None, (alive.get(path), now.get(path))), key=lambda each: each.used) for path in alive | now)
         return tuple(more)
+
+    @property
+    def used(self) -> int:
+        """Bytes in all of them."""
+        return sum(each.used for each in self.last)
 
     def growing(self) -> list[str]:
         return [each.path for each in self.last if each.used > self._first[each.path]]
