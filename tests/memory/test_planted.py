@@ -65,7 +65,12 @@ def python(name: str, directory: Path) -> tuple[str, ...]:
     return (sys.executable, str(PLANTED / f"{name}.py"), str(directory))
 
 
-@pytest.mark.parametrize("program", [each for each in PROGRAMS if each.name in EVERY_TIME], ids=lambda each: each.name)
+def alone(program: Program) -> Any:
+    """What is said of a tmpfs holds where nobody else fills and empties it meanwhile."""
+    return pytest.param(program, marks=[pytest.mark.serial] if "tmpfs" in program.name else [], id=program.name)
+
+
+@pytest.mark.parametrize("program", [alone(each) for each in PROGRAMS if each.name in EVERY_TIME])
 def test_a_program_is_judged_as_what_is_true_of_it(program: Program, disk_path: Path) -> None:
     if why := cannot(program):
         pytest.skip(f"NOT TESTED: {program.name} - {why}")
