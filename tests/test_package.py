@@ -241,3 +241,9 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (SOURCE / "py.typed").exists()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_value_is_made_behind_a_lock_that_a_fork_could_leave_held(path: Path) -> None:
+    """Until Python 3.12 ``cached_property`` has one lock for all objects: a child forked meanwhile waits for ever."""
+    assert "cached_property" not in path.read_text("utf-8")

@@ -10,7 +10,6 @@ per row in calls of 8,192 (70 to 150 in the Python engine). Does not mix rows of
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +61,14 @@ class LocalPermutation(Order):
         self._odd = odd % many
         self._part, self._odd_part = _bijection(windows, part), _bijection(self._longer, short_part)
         self._window, self._shorter = _bijection(many * size, window), _bijection((many - 1) * size, shorter)
-        self._short_key = short
+        # The last block, if it is short: its window, which it ends; the first position behind that; what mixes it.
+        # Found here and not when first asked for: a lock around that could be held when another thread forks.
+        self._short_window, self._behind_short, self._short = self.windows, n, _bijection(0, short)
+        if self._missing:
+            self._short_window = int(self.windows_of([self.blocks - 1])[0])
+            if self._short_window + 1 < self.windows:
+                self._behind_short = int(self.window_positions([self._short_window + 1])[0])
+            self._short = _bijection(self.window(self._short_window).rows, short)
 
     # Windows and blocks
 
@@ -98,17 +104,6 @@ class LocalPermutation(Order):
         """The window in which each of these blocks comes."""
         found, _ = self._places(np.asarray(blocks, np.int64).astype(np.uint64))
         return found.view(np.int64)
-
-    @cached_property
-    def _short_window(self) -> int:
-        """The window of the last block if that is short. It is the last of its window too."""
-        return int(self.windows_of([self.blocks - 1])[0]) if self._missing else self.windows
-
-    @cached_property
-    def _behind_short(self) -> int:
-        """The first position behind that window; n: there is none."""
-        following = self._short_window + 1
-        return int(self.window_positions([following])[0]) if self._missing and following < self.windows else self.n
 
     # Positions and rows
 
@@ -174,10 +169,6 @@ class LocalPermutation(Order):
         tweaks = mixed(self._windows_key, windows.copy())
         _map(self._window, offsets, longer & ~short, tweaks, inverted)
         _map(self._shorter, offsets, ~(longer | short), tweaks, inverted)
-
-    @cached_property
-    def _short(self) -> Feistel | None:
-        return _bijection(self.window(self._short_window).rows if self._missing else 0, self._short_key)
 
     # Blocks: a part of them is permuted by a bijection of its own, place in the part <-> window
 

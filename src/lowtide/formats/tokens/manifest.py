@@ -13,8 +13,7 @@ Costs one read of at most 16 MiB. A manifest of another program is ignored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,10 @@ class Manifest:
     eot: int | None
     vocab: int | None
     bos: int | None = None
+    by_name: dict[str, ShardEntry] = field(init=False, repr=False, compare=False)
 
-    @cached_property
-    def by_name(self) -> dict[str, ShardEntry]:
-        return {entry.file: entry for entry in self.entries}
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {entry.file: entry for entry in self.entries})
 
 
 def read_manifest(directory: Path) -> Manifest | None:
