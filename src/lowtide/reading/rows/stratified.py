@@ -132,7 +132,7 @@ def val_count(val: Any, total: int, what: str = "rows") -> int:
     count = int(val) if whole else round(total * float(val)) if 0 < val < 1 else 0
     if not 0 < count < total:
         raise ValueError(
-            f"split: expected 1 to {total - 1} {what} for val, got {count} (val={val} of {total} {what}). "
+            f"split: expected 1 to {total - 1} {what} for val, got val={val} of {total} {what}. "
             f"Use a share such as val=0.1, or a number of {what}."
         )
     return count
