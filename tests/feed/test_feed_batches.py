@@ -211,6 +211,7 @@ def test_a_feed_says_what_it_is(plain: lowtide.Tokens) -> None:
         ({"seed": 1.5}, TypeError, "seed: expected a whole number, got float"),
         ({"seed": None}, TypeError, "seed: expected a whole number, got NoneType"),
         ({"skip": [3]}, TypeError, "skip: expected pairs of steps, got 3"),
+        ({"skip": 3}, TypeError, "skip: expected pairs of steps, got 3"),
         ({"skip": [(1, 2, 3)]}, TypeError, "skip: expected pairs"),
         ({"skip": [(5, 3)]}, ValueError, r"skip: expected 0 <= first <= last, got \(5, 3\)"),
         ({"skip": [(-1, 3)]}, ValueError, r"skip: expected 0 <= first <= last, got \(-1, 3\). Steps count from 0"),

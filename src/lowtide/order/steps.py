@@ -85,7 +85,7 @@ class GlobalSteps:
         self.share = batch // world
         self.rank, self.world, self.rows, self.tail = rank, world, rows, int(tail)
         self.whole_only = False
-        self.skip = _united(_checked_skip(steps) for steps in skip)
+        self.skip = _united(map(_checked_skip, skip if isinstance(skip, Iterable) else [skip]))
 
     def begin(self, position: int) -> int | None:
         if self.skip:
