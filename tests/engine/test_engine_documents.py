@@ -138,7 +138,7 @@ def test_reading_notes_where_a_mark_stands(
         runs = Runs(file.fileno(), starts * tokens.itemsize, lengths * tokens.itemsize)
         assert isinstance(engine.queue("read").fill(runs, Pair(x, y, length, source, None, marks, MARK), 0), int)
         places = np.flatnonzero(expected == MARK)
-        assert marks[0] == len(places)
+        assert marks[0] == len(places) if len(places) < room else marks[0] >= room
         assert marks[1:][: len(places)].tolist() == places[:room].tolist()
         assert (marks[1 + len(places) :] == -9).all()
         with pytest.raises((TypeError, BufferError)):

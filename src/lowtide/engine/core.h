@@ -45,7 +45,7 @@ typedef struct {
     int source;     /* LT_UINT8 ... */
     int wide;       /* bytes of an element of x and y: 4 or 8 */
     uint64_t limit; /* ids must be below it; 0: every id that the wide type can hold */
-    int64_t *marks; /* NULL, or how often `mark` was seen, and behind it where, in no order and perhaps twice */
+    int64_t *marks; /* NULL, or how often `mark` was seen (above the room: more often), and behind it where, in no order and perhaps twice */
     int64_t marks_room, mark;
 } lt_sink;
 
