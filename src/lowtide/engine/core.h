@@ -34,9 +34,10 @@ typedef struct {
     int one_length;
 } lt_runs;
 
-/* Where runs go. Without `x` bytes are copied to into + targets[run]. With it they are tokens of a narrow array of
+/* Where runs go. With `into` bytes are copied to into + targets[run]. Without it they are tokens of a narrow array of
  * rows x (length + 1) that exists nowhere: targets[run] is the run's first token in it, and columns 0 .. length-1 are
- * widened into x, columns 1 .. length into y. A run stays inside one row; several runs may share a row. */
+ * widened into x, columns 1 .. length into y. A run stays inside one row; several runs may share a row. Without `x` too,
+ * marks are noted and nothing is kept. */
 typedef struct {
     unsigned char *into;
     const int64_t *targets;

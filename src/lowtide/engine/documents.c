@@ -1,8 +1,8 @@
 /* Documents of a batch: which run every token belongs to, written in one pass beside x and y; and ids found in tokens.
  *
  * A run is written when its end is known, so every plane is touched once and in order. Ids are looked for in groups of
- * two cache lines: most have none. Loops are plain, or over the compiler's own vectors, and compiled twice where the
- * processor may have registers of 256 bits: planes take 7 microseconds per 65,536 tokens instead of 16. */
+ * two cache lines: most have none. Loops are written twice where the processor may have registers of 256 bits: planes
+ * take 7 microseconds per 65,536 tokens instead of 16. */
 #include "documents.h"
 
 #include "cpu.h"
@@ -24,7 +24,8 @@ static int add_bound(lt_docs *to, int64_t first, int64_t last) {
 
 COUNT_UP(count_up, )
 #ifdef LT_X86
-COUNT_UP(count_up_wider, __attribute__((target("avx2"))))
+#define WIDER __attribute__((target("avx2")))
+COUNT_UP(count_up_wider, WIDER)
 #endif
 
 static int write_run(lt_docs *to, int64_t first, int64_t last, int closes) {
@@ -57,57 +58,76 @@ static int64_t finish(lt_docs *to) {
 /* Where the id stands among tokens [*from, count), plus `base`: as many as there is room for; *from is where to go on. */
 typedef int64_t (*finder)(const void *tokens, int64_t *from, int64_t count, int64_t id, int64_t base, int64_t *found, int64_t room);
 
-#define VECTOR 32 /* bytes */
-#define GROUP 4   /* vectors looked at together */
-typedef uint64_t lt_quarters __attribute__((vector_size(VECTOR)));
+#define GROUP 128 /* bytes looked at together */
 
-/* Lanes that are all ones in the masks of a group of vectors become numbers: a token of `item` bytes is so many of them. */
-static inline int64_t lanes_of(const lt_quarters *masks, int64_t item, int64_t base, int64_t *found) {
-    const uint64_t ones = item == 8 ? ~UINT64_C(0) : (UINT64_C(1) << (8 * item % 64)) - 1;
-    int64_t many = 0;
-    for (int64_t word = 0; word < GROUP * VECTOR / 8; word++) {
-        for (uint64_t left = masks[word / 4][word % 4]; left;) {
-            int64_t lane = __builtin_ctzll(left) / (8 * item);
-            left &= ~(ones << (8 * item * lane));
-            found[many++] = base + word * (8 / item) + lane;
-        }
+/* What is left of any group, and everything where there are no vectors: one token after the other. */
+#define ONE_BY_ONE(TOKEN, UPTO)                                                                                        \
+    for (; at < (UPTO) && many < room; at++) {                                                                         \
+        if (all[at] == (TOKEN)id) found[many++] = base + at;                                                           \
     }
-    return many;
-}
 
-#define FIND(NAME, TOKEN, HOW)                                                                                         \
-    typedef TOKEN many_##NAME __attribute__((vector_size(VECTOR), aligned(1), may_alias));                             \
+#define FIND(NAME, TOKEN)                                                                                              \
     typedef TOKEN any_##NAME __attribute__((aligned(1), may_alias));                                                   \
-    HOW static int64_t NAME(const void *tokens, int64_t *from, int64_t count, int64_t id, int64_t base,                \
-                            int64_t *found, int64_t room) {                                                            \
+    static int64_t NAME(const void *tokens, int64_t *from, int64_t count, int64_t id, int64_t base, int64_t *found,    \
+                        int64_t room) {                                                                                \
         const any_##NAME *all = tokens;                                                                                \
-        const int64_t item = sizeof(TOKEN), step = GROUP * VECTOR / item;                                              \
-        const many_##NAME wanted = (many_##NAME){0} + (TOKEN)id;                                                       \
+        const int64_t step = GROUP / sizeof(TOKEN);                                                                    \
         int64_t many = 0, at = *from;                                                                                  \
-        for (; count - at >= step && room - many >= step; at += step) {                                                \
-            const many_##NAME *here = (const many_##NAME *)(all + at);                                                 \
-            lt_quarters masks[GROUP], any = {0};                                                                       \
-            for (int k = 0; k < GROUP; k++) any |= masks[k] = (lt_quarters)(here[k] == wanted);                        \
-            if (any[0] | any[1] | any[2] | any[3]) many += lanes_of(masks, item, base + at, found + many);             \
+        while (count - at >= step && many < room) {                                                                    \
+            TOKEN any = 0; /* a loop that compilers vectorise */                                                       \
+            for (int64_t k = 0; k < step; k++) any |= (TOKEN)(all[at + k] == (TOKEN)id);                               \
+            int64_t end = at + step;                                                                                   \
+            if (!any) at = end;                                                                                        \
+            ONE_BY_ONE(TOKEN, end)                                                                                     \
         }                                                                                                              \
-        for (; at < count && many < room; at++) {                                                                      \
-            if (all[at] == (TOKEN)id) found[many++] = base + at;                                                       \
-        }                                                                                                              \
+        ONE_BY_ONE(TOKEN, count)                                                                                       \
         *from = at;                                                                                                    \
         return many;                                                                                                   \
     }
 
-#define FINDERS(TABLE, SUFFIX, HOW)                                                                                    \
-    FIND(find_u8##SUFFIX, uint8_t, HOW)                                                                                \
-    FIND(find_u16##SUFFIX, uint16_t, HOW)                                                                              \
-    FIND(find_u32##SUFFIX, uint32_t, HOW)                                                                              \
-    FIND(find_i32##SUFFIX, int32_t, HOW)                                                                               \
-    FIND(find_i64##SUFFIX, int64_t, HOW)                                                                               \
-    static const finder TABLE[LT_SOURCES] = {find_u8##SUFFIX, find_u16##SUFFIX, find_u32##SUFFIX, find_i32##SUFFIX, find_i64##SUFFIX};
+FIND(find_u8, uint8_t)
+FIND(find_u16, uint16_t)
+FIND(find_u32, uint32_t)
+FIND(find_i32, int32_t)
+FIND(find_i64, int64_t)
+static const finder finders[LT_SOURCES] = {find_u8, find_u16, find_u32, find_i32, find_i64};
 
-FINDERS(finders, , )
 #ifdef LT_X86
-FINDERS(wider_finders, _wider, __attribute__((target("avx2"))))
+#include <immintrin.h>
+
+/* `first`: the bits of tokens' first bytes among 32. */
+#define FIND_WIDER(NAME, TOKEN, SET, EQUAL, first)                                                                     \
+    typedef TOKEN any_##NAME __attribute__((aligned(1), may_alias));                                                   \
+    WIDER static int64_t NAME(const void *tokens, int64_t *from, int64_t count, int64_t id, int64_t base,              \
+                              int64_t *found, int64_t room) {                                                          \
+        const any_##NAME *all = tokens;                                                                                \
+        const int64_t item = sizeof(TOKEN), step = GROUP / item;                                                       \
+        const __m256i wanted = SET;                                                                                    \
+        int64_t many = 0, at = *from;                                                                                  \
+        for (; count - at >= step && room - many >= step; at += step) {                                                \
+            const __m256i *here = (const __m256i *)(const void *)(all + at);                                           \
+            __m256i a = EQUAL(_mm256_loadu_si256(here), wanted), b = EQUAL(_mm256_loadu_si256(here + 1), wanted);      \
+            __m256i c = EQUAL(_mm256_loadu_si256(here + 2), wanted), d = EQUAL(_mm256_loadu_si256(here + 3), wanted);  \
+            __m256i any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));                               \
+            if (_mm256_testz_si256(any, any)) continue;                                                                \
+            const uint32_t bits[4] = {(uint32_t)_mm256_movemask_epi8(a), (uint32_t)_mm256_movemask_epi8(b),            \
+                                      (uint32_t)_mm256_movemask_epi8(c), (uint32_t)_mm256_movemask_epi8(d)};           \
+            for (int half = 0; half < 2; half++) {                                                                     \
+                uint64_t left = ((uint64_t)(bits[2 * half + 1] & first) << 32) | (bits[2 * half] & first);             \
+                for (; left; left &= left - 1) found[many++] = base + at + (64 * half + __builtin_ctzll(left)) / item; \
+            }                                                                                                          \
+        }                                                                                                              \
+        ONE_BY_ONE(TOKEN, count)                                                                                       \
+        *from = at;                                                                                                    \
+        return many;                                                                                                   \
+    }
+
+FIND_WIDER(wider_u8, uint8_t, _mm256_set1_epi8((char)id), _mm256_cmpeq_epi8, 0xffffffffu)
+FIND_WIDER(wider_u16, uint16_t, _mm256_set1_epi16((short)id), _mm256_cmpeq_epi16, 0x55555555u)
+FIND_WIDER(wider_u32, uint32_t, _mm256_set1_epi32((int)id), _mm256_cmpeq_epi32, 0x11111111u)
+FIND_WIDER(wider_i32, int32_t, _mm256_set1_epi32((int)id), _mm256_cmpeq_epi32, 0x11111111u)
+FIND_WIDER(wider_i64, int64_t, _mm256_set1_epi64x(id), _mm256_cmpeq_epi64, 0x01010101u)
+static const finder wider_finders[LT_SOURCES] = {wider_u8, wider_u16, wider_u32, wider_i32, wider_i64};
 #endif
 
 static int can_be(int source, int64_t id) {
