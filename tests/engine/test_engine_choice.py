@@ -127,7 +127,6 @@ def test_both_engines_have_the_same_names() -> None:
         "documents_marked",
         "documents_noted",
         "fill_mapped",
-        "find_ids",
         "first_outside",
         "locate",
         "packed_close",

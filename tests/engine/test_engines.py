@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -21,6 +22,7 @@ from tests.storage.processes import answer_of
 import lowtide
 from lowtide.engine import engine as chosen
 from lowtide.machine import drop_page_cache, page_cache
+from lowtide.reading.ahead import Later
 
 BUILT = chosen().name == "native"
 needs_native = pytest.mark.skipif(
@@ -208,6 +210,29 @@ def test_prepared_batches_are_the_right_ones_also_after_seeking(cold: Path, cach
         if cache == "drop":
             tokens.close()
             assert page_cache(cold).cached == 0
+
+
+@needs_native
+@pytest.mark.parametrize("cache", ["keep", "drop"])
+@pytest.mark.parametrize("cut", ["stride", "packed"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_packed_rows_and_documents_are_prepared_in_advance_like_plain_windows(
+    cold: Path, cache: str, cut: str, documents: bool
+) -> None:
+    def windows(engine: str) -> Any:
+        tokens = lowtide.open_tokens(cold, dtype="uint16", eot=700, cache=cache, engine=engine)
+        return tokens.windows(64, cut=cut, documents=documents)
+
+    expected = list(itertools.islice(windows("python").batches(16, seed=9), 6))
+    feed = windows("native").batches(16, seed=9)
+    drop_page_cache(cold)  # the index was built from all of it
+    for batch in expected:
+        for one, other in zip(next(feed), batch, strict=True):
+            for a, b in zip(one, other, strict=True) if isinstance(one, tuple) else ((one, other),):
+                np.testing.assert_array_equal(a, b)
+    started = list(feed._ahead._started.values())
+    assert started, "reads missed, so the next batches are under way"
+    assert not any(isinstance(one, Later) for one in started), "threads fill them, the kernel was not only told"
 
 
 @needs_native

@@ -148,12 +148,6 @@ class Engine:
             return _core.packed_close(x, y, *runs, pad, eot)
         return document_planes.packed_close(x, y, runs, pad, eot)
 
-    def find_ids(self, tokens: Any, id: int, found: Any, start: int = 0) -> tuple[int, int]:
-        """Where an id occurs among tokens from ``start`` on: how many ``found`` now holds, and where to continue."""
-        native = self._native and tokens.dtype.isnative and tokens.dtype.char in "BHIilq"  # as SOURCES
-        many, reached = (_core if native else document_planes).find_ids(tokens, id, found, start)
-        return many, reached
-
     def add_columns(self, sums: ColumnSums, rows: Any) -> None:
         """Add rows to the sums of their columns, NaN counted and left out; without the GIL in the C core."""
         native = self._native and rows.dtype.isnative and rows.dtype.char in "?bBhHiIlLqQefd"

@@ -187,31 +187,6 @@ static int source_of(const Py_buffer *tokens) {
     return is_signed ? LT_INT64 : -1;
 }
 
-/* find_ids(tokens, id, found, start): how many were found, and where to go on. */
-PyObject *lt_py_find_ids(PyObject *module, PyObject *const *args, Py_ssize_t count) {
-    (void)module;
-    if (count != 4) return PyErr_Format(PyExc_TypeError, "find_ids: expected 4 arguments, got %zd. Pass all of them.", count);
-    holding all = {.held = 0};
-    PyObject *result = NULL;
-    long long id = PyLong_AsLongLong(args[1]), start = id == -1 && PyErr_Occurred() ? -1 : PyLong_AsLongLong(args[3]);
-    if (PyErr_Occurred()) return NULL;
-    Py_buffer *tokens = hold(&all, args[0], "tokens", "BHIilq", 0, 0), *found = tokens ? hold(&all, args[2], "found", "lq", 8, PyBUF_WRITABLE) : NULL;
-    if (found == NULL) goto end;
-    int source = source_of(tokens);
-    int64_t size = tokens->len / tokens->itemsize, from = start, many;
-    if (source < 0 || start < 0 || start > size) {
-        bad_number("start", "a place among tokens of uint8, uint16, uint32, int32 or int64", start);
-        goto end;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    many = lt_find_ids(source, tokens->buf, &from, size, id, found->buf, found->len / 8);
-    Py_END_ALLOW_THREADS
-    result = Py_BuildValue("(LL)", (long long)many, (long long)from);
-end:
-    let_go(&all);
-    return result;
-}
-
 /* PackedTables(rows, starts, sizes, row_bounds, piece_bounds, first, length, item, there) */
 static int parse_packing(PyObject *tables, holding *all, lt_packing *to) {
     if (!PyTuple_Check(tables) || PyTuple_Size(tables) != 9) {

@@ -7,7 +7,6 @@
 PyObject *lt_py_documents_marked(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_documents_noted(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_documents_given(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *lt_py_find_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_packed_plan(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -188,6 +188,13 @@ static int parse_windows(PyObject *runs, PyObject *pair, lt_job *one, int needs_
         return -1;
     }
     if (lt_parse_runs(runs, one, needs_fds) != 0 || parse_source(PyTuple_GetItem(pair, 3), sink) != 0) return -1;
+    int packed = PyTuple_GetItem(runs, 3) == Py_None;
+    PyObject *marks = PyTuple_GetItem(pair, 5);
+    if (PyTuple_GetItem(pair, 0) == Py_None) {
+        if (marks == Py_None) return lt_bad_value("marks", "somewhere to note them where nothing is widened", 0);
+        if (place_runs(one, packed, MOST_OFFSET, lt_item(sink->source), 0) != 0) return -1;
+        return parse_marks(marks, PyTuple_GetItem(pair, 6), one);
+    }
     long long length = PyLong_AsLongLong(PyTuple_GetItem(pair, 2));
     if (length == -1 && PyErr_Occurred()) return -1;
     if (length < 1 || length > MOST_OFFSET / 8) return lt_bad_value("length", "1 or more", length);
@@ -214,8 +221,8 @@ static int parse_windows(PyObject *runs, PyObject *pair, lt_job *one, int needs_
     sink->x = one->held[0].buf, sink->y = one->held[1].buf;
     sink->length = length, sink->wide = (int)wide;
     int64_t rows = one->held[0].len / row, item = lt_item(sink->source), columns = length + 1;
-    if (place_runs(one, PyTuple_GetItem(runs, 3) == Py_None, rows * columns, item, columns) != 0) return -1;
-    return parse_marks(PyTuple_GetItem(pair, 5), PyTuple_GetItem(pair, 6), one);
+    if (place_runs(one, packed, rows * columns, item, columns) != 0) return -1;
+    return parse_marks(marks, PyTuple_GetItem(pair, 6), one);
 }
 
 /* A Pair, or a writable buffer that the bytes are copied into. */

@@ -62,12 +62,12 @@ void lt_drop_run(const lt_runs *runs, int64_t run, int drop) {
  * fewer than asked: *error tells, 0 = end of file. */
 static int64_t read_run(lt_queue *queue, lt_call *call, int64_t run, int64_t at, int flags, int *error) {
     const lt_runs *runs = &call->runs;
-    int64_t length = lt_length(runs, run), item = call->sink.x ? lt_item(call->sink.source) : 1;
+    int64_t length = lt_length(runs, run), item = call->sink.into ? 1 : lt_item(call->sink.source);
     int fd = lt_fd(runs, run);
     while (at < length) {
         int64_t want = length - at, got = 0;
         unsigned char *into = queue->scratch;
-        if (call->sink.x == NULL) into = call->sink.into + call->sink.targets[run] + at;
+        if (call->sink.into) into = call->sink.into + call->sink.targets[run] + at;
         else if (want > LT_SCRATCH) want = LT_SCRATCH;
         while (got < want) {
             ssize_t more = read_at(fd, into + got, want - got, runs->offsets[run] + at + got, flags);
@@ -78,7 +78,7 @@ static int64_t read_run(lt_queue *queue, lt_call *call, int64_t run, int64_t at,
             if (more <= 0) {
                 *error = more < 0 ? errno : 0;
                 /* Whole tokens that came are looked at too, so that every way reports the same problem. */
-                if (call->sink.x && got >= item && !(flags & RWF_NOWAIT)) lt_deliver(call, run, at, into, got / item * item);
+                if (!call->sink.into && got >= item && !(flags & RWF_NOWAIT)) lt_deliver(call, run, at, into, got / item * item);
                 return flags & RWF_NOWAIT ? at : at + got;
             }
             got += more;
@@ -90,7 +90,9 @@ static int64_t read_run(lt_queue *queue, lt_call *call, int64_t run, int64_t at,
 }
 
 void lt_read_plain(lt_queue *queue, lt_call *call, int64_t run, int64_t at) {
-    int error = 0, flags = call->drop == LT_DROP_SEQUENTIAL && !queue->no_dontcache ? DONTCACHE : 0;
+    /* Not where a run passes through the scratch buffer: a folio would be dropped with its first piece. */
+    int error = 0, whole = call->sink.into || lt_length(&call->runs, run) <= LT_SCRATCH;
+    int flags = call->drop == LT_DROP_SEQUENTIAL && whole && !queue->no_dontcache ? DONTCACHE : 0;
     int64_t length = lt_length(&call->runs, run), got = read_run(queue, call, run, at, flags, &error);
     if (got < length && flags && unsupported(error)) {
         queue->no_dontcache = 1; /* this file system has no RWF_DONTCACHE: the drop after the read remains */

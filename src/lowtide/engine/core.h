@@ -34,9 +34,10 @@ typedef struct {
     int one_length;
 } lt_runs;
 
-/* Where runs go. Without `x` bytes are copied to into + targets[run]. With it they are tokens of a narrow array of
+/* Where runs go. With `into` bytes are copied to into + targets[run]. Without it they are tokens of a narrow array of
  * rows x (length + 1) that exists nowhere: targets[run] is the run's first token in it, and columns 0 .. length-1 are
- * widened into x, columns 1 .. length into y. A run stays inside one row; several runs may share a row. */
+ * widened into x, columns 1 .. length into y. A run stays inside one row; several runs may share a row. Without `x` too,
+ * marks are noted and nothing is kept. */
 typedef struct {
     unsigned char *into;
     const int64_t *targets;
@@ -45,7 +46,7 @@ typedef struct {
     int source;     /* LT_UINT8 ... */
     int wide;       /* bytes of an element of x and y: 4 or 8 */
     uint64_t limit; /* ids must be below it; 0: every id that the wide type can hold */
-    int64_t *marks; /* NULL, or how often `mark` was seen, and behind it where, in no order and perhaps twice */
+    int64_t *marks; /* NULL, or how often `mark` was seen (above the room: more often), and behind it where, in no order and perhaps twice */
     int64_t marks_room, mark;
 } lt_sink;
 

@@ -44,13 +44,17 @@ int64_t lt_item(int source) {
 
 void lt_deliver(lt_call *call, int64_t run, int64_t at, const unsigned char *bytes, int64_t length) {
     const lt_sink *sink = &call->sink;
-    if (sink->x == NULL) {
+    if (sink->into) {
         unsigned char *place = sink->into + sink->targets[run] + at;
         if (place != bytes) memcpy(place, bytes, (size_t)length);
         return;
     }
     int64_t item = lt_item(sink->source), wide = sink->wide, columns = sink->length + 1;
     int64_t token = sink->targets[run] + at / item, count = length / item;
+    if (sink->x == NULL) {
+        lt_mark(sink, token, bytes, count);
+        return;
+    }
     int64_t row = token / columns, first = token % columns, last = first + count;
     unsigned char *x = (unsigned char *)sink->x + row * sink->length * wide;
     unsigned char *y = (unsigned char *)sink->y + row * sink->length * wide;

@@ -1,4 +1,4 @@
-"""Documents of a batch in Python: positions, ids, bounds and mask beside x and y; and where an id occurs.
+"""Documents of a batch in Python: positions, ids, bounds and mask beside x and y.
 
 A batch is a list of runs - consecutive tokens of one document inside one row, or padding - and every plane follows from
 where runs begin. The C core writes all planes in one pass; here each is a few calls of NumPy. Reads nothing.
@@ -77,19 +77,6 @@ def packed_close(x: NDArray[Any], y: NDArray[Any], runs: RunsOfBatch, pad: int, 
         flat_x[padded] = flat_y[padded] = pad
     wrong = np.empty(0, np.intp) if eot is None else np.flatnonzero(flat_x[closing] != eot)
     return int(wrong[0]) if len(wrong) else -1
-
-
-def find_ids(tokens: NDArray[Any], id: int, found: Numbers, start: int) -> tuple[int, int]:
-    """Where ``id`` occurs from ``start`` on, as many as ``found`` has room for: how many, and where to continue."""
-    limits = np.iinfo(tokens.dtype)
-    if not limits.min <= id <= limits.max:
-        return 0, len(tokens)
-    marked = np.flatnonzero(tokens[start:] == tokens.dtype.type(id)) + start
-    many = min(len(marked), len(found))
-    found[:many] = marked[:many]
-    if many < len(found):
-        return many, len(tokens)
-    return many, int(marked[many - 1]) + 1 if many else start
 
 
 def run_begins(closing: Numbers, size: int, length: int) -> Numbers:

@@ -40,8 +40,8 @@ int lt_slot_came(lt_call *call, lt_slot *slot, int64_t result, int64_t alignment
         return LT_SLOT_AGAIN;
     }
     int64_t have = reached > slot->skip ? reached - slot->skip : 0;
-    int64_t item = call->sink.x ? lt_item(call->sink.source) : 1;
-    if (call->sink.x && have >= item) lt_deliver(call, slot->run, slot->at, slot->memory + slot->skip, have / item * item);
+    int64_t item = call->sink.into ? 1 : lt_item(call->sink.source);
+    if (!call->sink.into && have >= item) lt_deliver(call, slot->run, slot->at, slot->memory + slot->skip, have / item * item);
     lt_note(call, LT_READ_FAILED, slot->run, slot->at + have, result < 0 ? -result : 0);
     return LT_SLOT_DONE;
 }

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.engine.runs import DROP_SEQUENTIAL, PAGE, WAYS, Problem, Runs, WatchedFiles, place
-from lowtide.engine.sinks import SCRATCH, ByteSink, WindowSink, sink_of
+from lowtide.engine.sinks import SCRATCH, ByteSink, sink_of
 
 FOLIO = 512 * PAGE  # the largest unit the page cache holds file data in
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -146,7 +146,7 @@ def fill_mapped(mapping: Any, runs: Runs, target: Any) -> Problem | None:
     for run, (offset, length) in enumerate(zip(sink.offsets, sink.lengths, strict=True)):
         if offset + length > len(source):
             sink.note("read", run, max(0, len(source) - offset), 0)
-        elif isinstance(sink, WindowSink):
+        elif sink.needs:
             sink.scratch, sink.longest = source[offset : offset + length], length
             sink.deliver([run])
         else:

@@ -46,7 +46,7 @@ class WatchedFiles(NamedTuple):
 class Pair(NamedTuple):
     """Where windows go: columns 0 .. length-1 of every row into x, columns 1 .. length into y."""
 
-    x: Any  # an array of int32 or int64, rows x length
+    x: Any  # an array of int32 or int64, rows x length; None: nothing is kept, and marks count tokens of all runs
     y: Any
     length: int
     source: str  # the type of the tokens on disk, one of SOURCES

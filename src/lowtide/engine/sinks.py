@@ -21,6 +21,7 @@ class ByteSink:
     """Runs and where their bytes go: here, straight into a buffer."""
 
     needs = 0  # bytes of scratch
+    longest = 0  # bytes between two runs in it
     scratch: memoryview
 
     def __init__(self, placed: Placed, into: memoryview) -> None:
@@ -104,10 +105,37 @@ class WindowSink(ByteSink):
                 self.note("token", some[turn], column * self.narrow.itemsize, int(tokens[turn, column]))
 
 
+class MarkSink(ByteSink):
+    """Tokens, read into the scratch buffer one run at a time, and only looked at for an id."""
+
+    def __init__(self, runs: Any, pair: Any) -> None:
+        _, _, _, source, _, self._marks, self._id = pair
+        self.narrow = np.dtype(source)
+        super().__init__(place(runs, 2**62, self.narrow.itemsize), memoryview(b""))
+        self.needs = max(1, *self.lengths, 0)
+        self._marks[0] = 0
+
+    def chunks(self, wanted: Sequence[int]) -> list[Sequence[int]]:
+        return [[run] for run in wanted]
+
+    def buffers(self, some: Sequence[int]) -> list[list[memoryview]]:
+        return [[self.scratch[: self.lengths[some[0]]]]]
+
+    def deliver(self, some: Sequence[int], turns: Sequence[int] | None = None) -> None:  # noqa: ARG002
+        limits, marks = np.iinfo(self.narrow), self._marks
+        for run in some:
+            tokens = np.frombuffer(self.scratch, self.narrow, self.lengths[run] // self.narrow.itemsize)
+            if limits.min <= self._id <= limits.max and marks[0] < len(marks):
+                found = np.flatnonzero(tokens == self.narrow.type(self._id)) + self.places[run]
+                used = int(marks[0]) + 1
+                marks[0] += len(found)
+                marks[used : used + len(found)] = found[: len(marks) - used]
+
+
 def sink_of(runs: Any, target: Any) -> ByteSink:
     """Runs and their target: a writable buffer, or a Pair."""
     if isinstance(target, tuple):
-        return WindowSink(runs, target)
+        return MarkSink(runs, target) if target[0] is None else WindowSink(runs, target)
     view = memoryview(target).cast("B")
     return ByteSink(place(runs, len(view), 1), view)
 

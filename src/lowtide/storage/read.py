@@ -91,7 +91,7 @@ class Reads:
         if not isinstance(found, int):
             return strategy.judge(found, self._spans, runs)
         count, length = len(runs[1]), runs[2]
-        total = length * count if type(length) is int else int(length.sum())
+        total = length * count if type(length) is int else int(np.add.reduce(length))
         counters = strategy.files.counters
         counters.asked += total
         counters.read += total

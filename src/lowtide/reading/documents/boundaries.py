@@ -1,12 +1,13 @@
 """Where documents end, by offsets of the corpus's format or by an id at their ends or beginnings.
 
 A boundary is the position after a document's last token. Offsets come from the format's own table; ids are
-found by reading every token once, in chunks from the budget, at about the speed of the disk. Both give ascending
-positions in blocks of bounded size. Stores nothing.
+found by reading every token once, at about the speed of the disk: the engine's threads keep no tokens, only where the
+id occurs. Both give ascending positions in blocks of bounded size. Stores nothing.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.engine import Numbers
+from lowtide.engine import SOURCES, Numbers
 from lowtide.errors import FormatError
 from lowtide.formats import document_ends
 from lowtide.reading.token_range import TokenRange
+from lowtide.storage.read import SEQUENTIAL
+from lowtide.storage.store import StartedReads
 from lowtide.units import MIB
 
-CHUNK = 2 * MIB  # bytes read at a time: long enough for the disk, short enough for the CPU's cache
+CHUNK = 2 * MIB  # bytes read as one
+TOGETHER = 4  # of them per call of the engine
+THREADS = 2  # calls under way
+SHARE = 8  # room for an id that is one token in so many; where there are more, they are looked for in a copy
 
 
 @dataclass(frozen=True)
@@ -96,16 +102,54 @@ def _by_id(tokens: TokenRange, marks: Marks, first: int, last: int) -> Iterator[
     if marks.id is None or marks.id > np.iinfo(tokens.dtype).max:  # no token can have that id
         yield last, np.empty(0, np.int64)
         return
-    store, item = tokens.store, tokens.dtype.itemsize
-    step = max(1, min(CHUNK, store.budget.limit // 4) // item)
+    step = max(1, min(CHUNK, tokens.store.budget.limit // 4) // tokens.dtype.itemsize)
     after = int(marks.by == "eot")  # an eot is the last token of its document, a bos the first of the next
-    into = np.empty(min(step, last - first), np.int64)  # memory only as far as ids are found
-    scratch = store.pool.take(len(into) * item)
-    for start in range(first, last, step):
-        count = min(step, last - start)
-        store.run(start * item, count * item, scratch[: count * item])
-        narrow: NDArray[Any] = np.ndarray(count, tokens.dtype, scratch)
-        found = into[: store.engine.find_ids(narrow, marks.id, into)[0]] + (start + after)
-        # With bos, only the next chunk tells whether a document ends with this chunk's last token.
-        reached = start + count - 1 + after if start + count < last else last
-        yield reached, found[found > first] if start == first else found
+    width = TOGETHER * step
+    rooms = [np.empty(1 + width // SHARE, np.int64) for _ in range(THREADS)]  # memory only as far as ids are found
+    spans = [range(start, min(start + width, last)) for start in range(first, last, width)]
+    began = deque(_begin(tokens, marks.id, *some, step) for some in zip(spans, rooms, strict=False))
+    for number, span in enumerate(spans):
+        found = _noted(began.popleft(), rooms[number % THREADS])
+        if found is None:
+            found = np.concatenate(
+                [_looked_for(tokens, marks.id, span[at : at + step]) + at for at in range(0, len(span), step)]
+            )
+        found = found + (span.start + after)
+        if number + THREADS < len(spans):
+            began.append(_begin(tokens, marks.id, spans[number + THREADS], rooms[number % THREADS], step))
+        # With bos, only the next tokens tell whether a document ends with the last of these.
+        reached = span.stop - 1 + after if span.stop < last else last
+        yield reached, found[found > first] if number == 0 else found
+
+
+def _begin(tokens: TokenRange, id: int, span: range, room: Numbers, step: int) -> StartedReads | None:
+    """Let the engine note where the id occurs, while tokens are in the CPU's cache and, if nothing is dropped behind
+    them, in a thread of its own; None: it does not know their type."""
+    store, item = tokens.store, tokens.dtype.itemsize
+    if tokens.dtype.name not in SOURCES or not tokens.dtype.isnative:
+        return None
+    starts = np.arange(span.start, span.stop, step, dtype=np.int64)
+    target = None, None, 1, tokens.dtype.name, None, room, id
+    early = store.prepares and not store.drop
+    return store.start(starts, item, np.minimum(step, span.stop - starts) * item, target, SEQUENTIAL, early)
+
+
+def _noted(reads: StartedReads | None, room: Numbers) -> Numbers | None:
+    """Where it occurs, from the span's beginning on; None: too often, or in too many files."""
+    if reads is None:
+        return None
+    reads.finish()
+    many = int(room[0])
+    if not 0 <= many < len(room):
+        return None
+    found = room[1 : 1 + many]
+    return found if (found[1:] > found[:-1]).all() else np.unique(found)  # what was cached comes first
+
+
+def _looked_for(tokens: TokenRange, id: int, span: range) -> Numbers:
+    """The same in a copy of the tokens."""
+    item, count = tokens.dtype.itemsize, len(span)
+    scratch = tokens.store.pool.take(count * item)
+    tokens.store.run(span.start * item, count * item, scratch[: count * item])
+    narrow: NDArray[Any] = np.ndarray(count, tokens.dtype, scratch)
+    return np.flatnonzero(narrow == id)

@@ -8,7 +8,6 @@ Costs 9 bytes per token of the batch and about a quarter of a nanosecond per byt
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +31,12 @@ class Docs(NamedTuple):
     loss_mask: NDArray[np.bool_]  # shape of x: True where y is the next token of the same document
 
 
+def docs_of(planes: Planes, longest: int) -> Docs:
+    """The docs in planes that the engine has filled; ``longest``: what it said about runs."""
+    positions, ids, bounds, mask, _ = planes
+    return Docs(positions, ids, bounds, longest, mask)
+
+
 class DocsFiller:
     """Makes ``Docs`` for rows of ``length`` tokens with at most ``most_runs`` runs each."""
 
@@ -52,19 +57,17 @@ class DocsFiller:
                 f"{self.length}. Use a batch of {MOST_TOKENS // self.length} per rank."
             )
 
-    def fill(self, write: Callable[[Planes], int], rows: int, root: Bytes, base: int) -> Docs:
-        """The docs of ``rows`` rows, in ``nbytes(rows)`` of a buffer from byte ``base`` on.
-
-        ``write``: a function of the engine that writes them and returns the length of the longest run.
-        """
+    def planes(self, rows: int, root: Bytes, base: int) -> Planes:
+        """Where the docs of ``rows`` rows go, in ``nbytes(rows)`` of a buffer from byte ``base`` on."""
         shape = rows, self.length
         second, third, fourth, _ = self._places(rows)
-        positions: NDArray[np.int32] = np.ndarray(shape, INT32, root, base)
-        ids: NDArray[np.int32] = np.ndarray(shape, INT32, root, base + second)
-        bounds: NDArray[np.int32] = np.ndarray(rows * self.most_runs + 1, INT32, root, base + third)
-        mask: NDArray[np.bool_] = np.ndarray(shape, BOOL, root, base + fourth)
-        longest = write(Planes(positions, ids, bounds, mask, self.length))
-        return Docs(positions, ids, bounds, longest, mask)
+        return Planes(
+            np.ndarray(shape, INT32, root, base),
+            np.ndarray(shape, INT32, root, base + second),
+            np.ndarray(rows * self.most_runs + 1, INT32, root, base + third),
+            np.ndarray(shape, BOOL, root, base + fourth),
+            self.length,
+        )
 
     def _places(self, rows: int) -> tuple[int, int, int, int]:
         """Where ids, cu_seqlens and loss_mask begin, and where it all ends."""

@@ -22,7 +22,7 @@ from lowtide.engine import Numbers, PackedTables, RowPieces, packed_plan, spread
 from lowtide.errors import FormatError
 from lowtide.reading.ahead import Batch, Later
 from lowtide.reading.documents.boundaries import padding_id, required_marks
-from lowtide.reading.documents.docs import DocsFiller
+from lowtide.reading.documents.docs import DocsFiller, docs_of
 from lowtide.reading.documents.kept_arrays import damaged
 from lowtide.reading.documents.packing import PackedRows
 from lowtide.reading.places import DocumentPlace, Place
@@ -111,7 +111,8 @@ class PackedReader(WindowReader):
         if self.docs is None:
             return pair
         base = 2 * self.sizes(len(numbers))[0]
-        return *pair, self.docs.fill(lambda planes: engine.documents_given(planes, *runs), len(numbers), root, base)
+        planes = self.docs.planes(len(numbers), root, base)
+        return *pair, docs_of(planes, engine.documents_given(planes, *runs))
 
     def reads_of(self, rows: Numbers) -> PackedReads:
         """The reads that make these rows."""
@@ -135,10 +136,8 @@ class PackedReader(WindowReader):
         if found is None:
             return None
         reads, runs, closed, padded = found
-        offsets, lengths, begins, closing = into
-        return PackedReads(
-            offsets[:reads], lengths[:reads], begins[:runs], closing[:closed], padding[:runs] if padded else None
-        )
+        padded = padding[:runs] if padded else None
+        return PackedReads(into[0, :reads], into[1, :reads], into[2, :runs], into[3, :closed], padded)
 
     def _widen_checked(self, pair: XY, scratch: Bytes, numbers: Numbers) -> None:
         """Rows as they are on disk into x and y; surplus ids that only fill rows are not checked."""

@@ -18,7 +18,7 @@ from lowtide.engine import Planes, run_begins
 from lowtide.errors import FormatError
 from lowtide.reading.documents.boundaries import required_marks
 from lowtide.reading.documents.boundary_index import BoundaryIndex
-from lowtide.reading.documents.docs import Docs, DocsFiller
+from lowtide.reading.documents.docs import Docs, DocsFiller, docs_of
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Noted, Starts, WindowReader
 from lowtide.storage.buffers import Bytes
@@ -42,6 +42,7 @@ class DocumentedWindows(WindowReader):
     ) -> None:
         super().__init__(tokens, length, dtype, how=how)
         self._marks = required_marks(tokens)
+        self._begins = self._marks.by == "bos"
         self._index = index
         self.docs = DocsFiller(length, most_runs)
         self.held = index.held if self._marks.by == "offsets" else None
@@ -61,24 +62,25 @@ class DocumentedWindows(WindowReader):
 
     def documented(self, numbers: Starts, pair: XY, noted: Noted, root: Bytes) -> tuple[Any, Any, Docs]:
         rows = len(numbers)
-        write = partial(self._write, numbers, pair, noted)
-        return *pair, self.docs.fill(write, rows, root, 2 * self.sizes(rows)[0])
-
-    def _write(self, numbers: Starts, pair: XY, noted: Noted, planes: Planes) -> int:
-        marks, engine, length = self._marks, self.store.engine, planes.length
+        planes = self.docs.planes(rows, root, 2 * self.sizes(rows)[0])
         try:
+            longest = None
             if noted is not None:  # the usual case: seen while the tokens were widened
-                longest = engine.documents_noted(planes, noted, begins=marks.by == "bos")
-                if longest is not None:
-                    return longest
-            if marks.id is not None:
-                return engine.documents_marked(planes, *pair, marks.id, begins=marks.by == "bos")
-            starts = np.asarray(numbers, np.int64) + self.first
-            rows, behind = self._index.inside(starts, length, partial(self.needs, len(starts)))
-            closing = rows * length + behind - 1
-            return engine.documents_given(planes, run_begins(closing, len(starts) * length, length), closing)
+                longest = self.store.engine.documents_noted(planes, noted, begins=self._begins)
+            if longest is None:
+                longest = self._looked_for(numbers, pair, planes)
+            return *pair, docs_of(planes, longest)
         except ValueError as problem:  # more runs than any window had
             raise FormatError(
                 f"{self.where}: expected at most {self.docs.most_runs} documents in a window, got more: the tokens "
                 f"have changed since their documents were indexed. Delete {Path(self._index.kept.path).parent}."
             ) from problem
+
+    def _looked_for(self, numbers: Starts, pair: XY, planes: Planes) -> int:
+        engine, length = self.store.engine, planes.length
+        if self._marks.id is not None:
+            return engine.documents_marked(planes, *pair, self._marks.id, begins=self._begins)
+        starts = np.asarray(numbers, np.int64) + self.first
+        rows, behind = self._index.inside(starts, length, partial(self.needs, len(starts)))
+        closing = rows * length + behind - 1
+        return engine.documents_given(planes, run_begins(closing, len(starts) * length, length), closing)

@@ -26,7 +26,7 @@ from lowtide.order.mixing import Mixing
 from lowtide.order.streams import Stream
 from lowtide.reading.ahead import Batch, Later
 from lowtide.reading.blocks_ahead import BlockFollower
-from lowtide.reading.documents.docs import Docs, DocsFiller
+from lowtide.reading.documents.docs import Docs, DocsFiller, docs_of
 from lowtide.reading.mixtures.mixture_state import past_of
 from lowtide.reading.places import Place
 from lowtide.reading.plan import Plan
@@ -230,7 +230,8 @@ class MixtureReader:
         closing = np.flatnonzero(~mask & (ids >= 0))
         engine = self.stores[0].engine
         runs = first, closing, padding if padding.any() else None
-        return self.docs.fill(lambda planes: engine.documents_given(planes, *runs), len(ids), root, base)
+        planes = self.docs.planes(len(ids), root, base)
+        return docs_of(planes, engine.documents_given(planes, *runs))
 
     def nbytes(self, rows: int) -> int:
         """Bytes of x, y and docs."""
