@@ -128,7 +128,7 @@ def test_both_engines_have_the_same_names() -> None:
         "documents_noted",
         "fill_mapped",
         "find_ids",
-        "first_outside",
+        "read_checked",
         "locate",
         "packed_close",
         "packed_plan",

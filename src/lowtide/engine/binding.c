@@ -131,7 +131,7 @@ static PyMethodDef functions[] = {
     {"locate", (PyCFunction)(void (*)(void))lt_py_locate, METH_FASTCALL, "locate(files, numbers, stride, lengths, fds, offsets): False: look closer."},
     {"crc32", (PyCFunction)(void (*)(void))lt_py_crc32, METH_FASTCALL, "crc32(bytes, crc): as zlib's; None: this processor has nothing faster."},
     {"crc32_of_ids", (PyCFunction)(void (*)(void))lt_py_crc32_of_ids, METH_FASTCALL, "crc32_of_ids(ids, crc): the same of ids as int64."},
-    {"first_outside", (PyCFunction)(void (*)(void))lt_py_first_outside, METH_FASTCALL, "first_outside(ids, vocab): the first id that is not below vocab, or -1."},
+    {"read_checked", (PyCFunction)(void (*)(void))lt_py_read_checked, METH_FASTCALL, "read_checked(fd, offset, into, summed, source, vocab, skip): bytes, checksum, the first id outside."},
     {"add_columns", (PyCFunction)(void (*)(void))lt_py_add_columns, METH_FASTCALL, "add_columns(sums, rows): in place."},
     {"unavailable", unavailable, METH_NOARGS, "Each way, and why it cannot be had ('': it can)."},
     {NULL, NULL, 0, NULL},
