@@ -121,6 +121,7 @@ def test_both_engines_have_the_same_names() -> None:
         "Queue",
         "add_columns",
         "announce",
+        "copy_rows",
         "crc32",
         "crc32_of_ids",
         "documents_given",

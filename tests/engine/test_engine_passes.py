@@ -172,3 +172,28 @@ def test_a_file_is_read_and_checked_over_many_pieces_and_a_failed_read_is_an_err
         with pytest.raises(IsADirectoryError):
             engine.read_checked(number, 0, memoryview(bytearray(8)), summed=True)
         os.close(number)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(0, 50), length=st.integers(1, 40), in_order=st.booleans())
+def test_both_engines_copy_rows_to_their_places(seed: int, count: int, length: int, in_order: bool) -> None:
+    random = np.random.default_rng(seed)
+    source = random.integers(0, 256, 500, np.uint8)
+    offsets = random.integers(0, 500 - length + 1, count)
+    places = np.arange(count) if in_order else random.permutation(count + 3)[:count]
+    wanted = np.zeros((count + 3, length), np.uint8)
+    for offset, place in zip(offsets.tolist(), places.tolist(), strict=True):
+        wanted[place] = source[offset : offset + length]
+    for engine in (native(), PYTHON):
+        into = np.zeros((count + 3) * length, np.uint8)
+        engine.copy_rows(source, offsets, length, into, None if in_order else places)
+        assert np.array_equal(into, wanted.reshape(-1))
+
+
+def test_rows_outside_of_what_was_read_or_of_their_target_are_refused() -> None:
+    source, into, one = np.zeros(10, np.uint8), np.zeros(10, np.uint8), np.array([0])
+    for offsets, places in (([7], None), ([-1], None), ([0], [2]), ([0], [-1]), ([0, 0, 0], None)):
+        with pytest.raises(ValueError, match="rows inside of both buffers"):
+            native().copy_rows(source, np.array(offsets), 4, into, None if places is None else np.array(places))
+    with pytest.raises(ValueError, match="rows inside of both buffers"):
+        native().copy_rows(source, one, 0, into, None)

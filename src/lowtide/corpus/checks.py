@@ -10,7 +10,6 @@ Costs `CHECKED` bytes per thread. Changes nothing.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +43,7 @@ from lowtide.formats.tokens.manifest import (
 )
 from lowtide.formats.tokens.token_files import SUFFIXES
 from lowtide.machine import open_regular
+from lowtide.storage.buffers import allocate_anonymous
 
 MOST_FAULTS = 100  # listed; a wrong dtype would otherwise list every block
 STRETCH = 4 * CHECKED  # bytes that one thread reads before it takes others
@@ -417,7 +417,7 @@ class _Buffer(local):
     """Each thread's own. Page-aligned: unaligned reads copy slower."""
 
     def __init__(self) -> None:
-        self.view = memoryview(mmap.mmap(-1, CHECKED))
+        self.view = memoryview(allocate_anonymous(CHECKED))
 
 
 class _Block(NamedTuple):

@@ -111,6 +111,8 @@ class Engine:
         self.locate: Callable[[WatchedFiles, Any, int, Any, Any, Any], bool] = main.locate
         # (fd, size, shifted, scattered): its first bytes; shifted so that no fault maps a folio of 2 MiB.
         self.mapping: Callable[[int, int, bool, bool], FileMapping] = (_core if native else mapping).Mapping
+        # (source, offsets, length, into, places): bytes of source to rows of into; places None: one after the other.
+        self.copy_rows: Callable[[Any, Any, int, Any, Any], None] = main.copy_rows
         # (numbers, n, constants, tweaks, inverted): map numbers below n in place by a permutation, or back.
         self.permute: Callable[[Any, int, Any, Any, bool], None] = (_core if native else permutation).permute
         # (tables, rows, into, padding): reads and runs of a batch of packed rows (reads, runs, documents closed, any

@@ -129,6 +129,7 @@ static PyMethodDef functions[] = {
     {"packed_plan", (PyCFunction)(void (*)(void))lt_py_packed_plan, METH_FASTCALL, "packed_plan(tables, rows, into, padding): counts, or None."},
     {"packed_close", (PyCFunction)(void (*)(void))lt_py_packed_close, METH_FASTCALL, "packed_close(x, y, begins, closing, padding, pad, eot): the first wrong end."},
     {"locate", (PyCFunction)(void (*)(void))lt_py_locate, METH_FASTCALL, "locate(files, numbers, stride, lengths, fds, offsets): False: look closer."},
+    {"copy_rows", (PyCFunction)(void (*)(void))lt_py_copy_rows, METH_FASTCALL, "copy_rows(from, offsets, length, into, places): rows to their places."},
     {"crc32", (PyCFunction)(void (*)(void))lt_py_crc32, METH_FASTCALL, "crc32(bytes, crc): as zlib's; None: this processor has nothing faster."},
     {"crc32_of_ids", (PyCFunction)(void (*)(void))lt_py_crc32_of_ids, METH_FASTCALL, "crc32_of_ids(ids, crc): the same of ids as int64."},
     {"read_checked", (PyCFunction)(void (*)(void))lt_py_read_checked, METH_FASTCALL, "read_checked(fd, offset, into, summed, source, vocab, skip): bytes, checksum, the first id outside."},

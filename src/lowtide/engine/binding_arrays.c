@@ -333,6 +333,31 @@ end:
     return result;
 }
 
+/* copy_rows(from, offsets, length, into, places), places None: one after the other */
+PyObject *lt_py_copy_rows(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "copy_rows: expected 5 arguments, got %zd. Pass all of them.", count);
+    holding all = {.held = 0};
+    PyObject *result = NULL;
+    long long length = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer *from = hold(&all, args[0], "from", "B", 1, 0), *offsets = from ? hold(&all, args[1], "offsets", "lq", 8, 0) : NULL;
+    Py_buffer *into = offsets ? hold(&all, args[3], "into", "B", 1, PyBUF_WRITABLE) : NULL;
+    Py_buffer *places = into && args[4] != Py_None ? hold(&all, args[4], "places", "lq", 8, 0) : NULL;
+    if (into == NULL || (places == NULL && args[4] != Py_None)) goto end;
+    int64_t outside = 0;
+    if (length > 0 && (places == NULL || places->len == offsets->len)) {
+        Py_BEGIN_ALLOW_THREADS
+        outside = lt_copy_rows(from->buf, from->len, offsets->buf, offsets->len / 8, length, into->buf, places ? places->buf : NULL, into->len / length);
+        Py_END_ALLOW_THREADS
+    }
+    if (outside >= 0) bad_number("copy_rows", "rows inside of both buffers", outside);
+    else result = Py_NewRef(Py_None);
+end:
+    let_go(&all);
+    return result;
+}
+
 /* crc32(bytes, crc): None where this processor has nothing faster than zlib. */
 PyObject *lt_py_crc32(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;

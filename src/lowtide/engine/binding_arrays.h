@@ -11,6 +11,7 @@ PyObject *lt_py_find_ids(PyObject *module, PyObject *const *args, Py_ssize_t cou
 PyObject *lt_py_packed_plan(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_copy_rows(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_crc32(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_crc32_of_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_read_checked(PyObject *module, PyObject *const *args, Py_ssize_t count);

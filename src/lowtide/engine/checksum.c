@@ -153,7 +153,7 @@ int64_t lt_first_outside(int source, const void *ids, int64_t count, uint64_t vo
     return -1;
 }
 
-#define PIECE (512 * 1024) /* bytes read before they are checked: the second-level cache holds them */
+#define PIECE (2 << 20) /* bytes read before they are checked; smaller ones are read no faster, and 64 KiB a third slower */
 
 void lt_read_checked(lt_checked *to, int fd, int64_t offset, unsigned char *into, int64_t length, const lt_ids *ids) {
     int64_t item = ids ? lt_item(ids->source) : 1, seen = ids ? ids->skip : 0; /* seen: ids before this byte are checked */

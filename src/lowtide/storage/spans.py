@@ -137,6 +137,14 @@ class MergedRound:
     inside: Offsets
 
 
+def is_dense(numbers: Offsets, stride: int, gap: int) -> bool:
+    """Whether numbers grow, with gaps of less than ``gap`` bytes on average between those that follow one another."""
+    apart = numbers[1:] - numbers[:-1]
+    gaps = int(np.count_nonzero(apart != 1))
+    missing = int(numbers[-1]) - int(numbers[0]) + 1 - len(numbers) if gaps else 0
+    return 0 < missing * stride <= gaps * gap and int(apart.min()) > 0
+
+
 def joined(numbers: Offsets, stride: int, least: int) -> tuple[Offsets, int, Offsets] | None:
     """Numbers that follow one another joined into runs: the first of each, ``stride``, and the bytes of each.
 
