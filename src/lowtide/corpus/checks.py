@@ -154,10 +154,8 @@ def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) 
     if manifest is None or content is None:
         return nothing
     bound = vocab if vocab is not None else manifest.vocab
-    _side_by_side(
-        lambda shard: shard.stretches(),
-        [_Shard(directory, manifest, entry, bound, findings) for entry in manifest.entries],
-    )
+    shards = [_Shard(directory, manifest, entry, bound, findings) for entry in manifest.entries]
+    _side_by_side(lambda shard: shard.stretches(), shards)
     _check_tokenizer(directory, findings)
     tokens = sum(entry.tokens for entry in manifest.entries)
     counts = [entry.documents for entry in manifest.entries]
@@ -240,12 +238,9 @@ class _Shard:
             size, lead = file.size, HEADER if looks_like(file.read(0, HEADER)) else 0
         wanted = lead + self._entry.tokens * self._dtype.itemsize
         if size != wanted:
-            what = "cut short" if size < wanted else "too long"
-            self._findings.fault(
-                self._path,
-                min(size, wanted),
-                f"{what}: expected {wanted} bytes ({self._entry.tokens} tokens), got {size}",
-            )
+            what = f"expected {wanted} bytes ({self._entry.tokens} tokens), got {size}"
+            told = f"{'cut short' if size < wanted else 'too long'}: {what}"
+            self._findings.fault(self._path, min(size, wanted), told)
         return size, lead
 
     def _check(self, first: int, lead: int, ends: Any) -> None:
@@ -267,8 +262,7 @@ class _Shard:
             self._findings.read(len(block.view))
             place = block.at // CHECKED * 8
             if sums is not None and sums[place : place + 8] != f"{block.found.crc:08x}":
-                what = f"checksum differs in the {len(block.view)} bytes from here"
-                self._findings.fault(block.path, block.at, what)
+                self._findings.fault(block.path, block.at, f"checksum differs in the {len(block.view)} bytes from here")
             yield block
 
     def _check_ends(self, ids: Any, first: int, ends: Any) -> None:
