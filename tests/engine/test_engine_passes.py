@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import zlib
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.engine.asked import PYTHON, native
 
-from lowtide.engine import SOURCES, ColumnSums, Engine, blank_sums
+from lowtide.engine import SOURCES, ColumnSums, Engine, IdsWithin, blank_sums
 
 NUMBERS = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", ">f4", ">i2"]
 
@@ -111,8 +113,9 @@ def test_sums_of_other_sizes_and_types_are_refused_and_change_nothing() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(data=st.binary(max_size=700), cut=st.integers(0, 700), crc=st.integers(0, 2**32 - 1))
-def test_both_engines_have_the_checksum_of_zlib(data: bytes, cut: int, crc: int) -> None:
+@given(seed=st.integers(0, 2**32), size=st.integers(0, 2500), cut=st.integers(0, 2500), crc=st.integers(0, 2**32 - 1))
+def test_both_engines_have_the_checksum_of_zlib(seed: int, size: int, cut: int, crc: int) -> None:
+    data = np.random.default_rng(seed).bytes(size)
     for engine in (native(), PYTHON):
         assert engine.crc32(data, crc) == zlib.crc32(data, crc)
         assert engine.crc32(memoryview(data)[cut:], engine.crc32(data[:cut], crc)) == zlib.crc32(data, crc)
@@ -136,8 +139,61 @@ def test_both_engines_find_the_first_id_outside_and_sum_ids_of_every_type_alike(
         ids[random.integers(0, count)] = (limits.min, limits.max)[random.integers(2)]
     outside = np.flatnonzero([not 0 <= one < vocab for one in ids.tolist()])
     wanted = int(outside[0]) if len(outside) else -1
-    found = {engine.first_outside(ids, vocab) for engine in (native(), PYTHON)}
-    assert found == {wanted}
+    data, skip = random.bytes(int(random.integers(0, 50))) + ids.tobytes(), 0
+    skip = len(data) - ids.nbytes
+    with tempfile.TemporaryFile() as file:
+        file.write(b"before" + data + bytes(ids.dtype.itemsize - 1))  # less than an id at the end is none
+        file.flush()
+        for engine in (native(), PYTHON):
+            into = memoryview(bytearray(len(data) + 9))
+            within = IdsWithin(np.dtype(dtype), vocab, skip)
+            found = engine.read_checked(file.fileno(), 6, into, summed=True, ids=within)
+            whole = data + bytes(ids.dtype.itemsize - 1)
+            assert found == (len(whole), zlib.crc32(whole), wanted)
+            assert into[: found.got] == whole
+            assert engine.read_checked(file.fileno(), 6, into, summed=False) == (len(whole), 0, -1)
     if dtype != "uint64":
         sums = {engine.crc32_of_ids(ids, seed & 0xFFFFFFFF) for engine in (native(), PYTHON)}
         assert sums == {zlib.crc32(ids.astype("<i8").tobytes(), seed & 0xFFFFFFFF)}
+
+
+def test_a_file_is_read_and_checked_over_many_pieces_and_a_failed_read_is_an_error() -> None:
+    ids = np.random.default_rng(0).integers(0, 100, 1_500_001).astype(np.uint16)
+    ids[[1_300_007, 1_400_000]] = 500  # not in the first piece; the first of two
+    with tempfile.TemporaryFile() as file:
+        file.write(ids.tobytes())
+        file.flush()
+        for engine in (native(), PYTHON):
+            into = memoryview(bytearray(ids.nbytes + 1))
+            found = engine.read_checked(file.fileno(), 0, into, summed=True, ids=IdsWithin(ids.dtype, 100))
+            assert found == (ids.nbytes, zlib.crc32(ids.tobytes()), 1_300_007)
+    for engine in (native(), PYTHON):
+        number = os.open(".", os.O_RDONLY)
+        with pytest.raises(IsADirectoryError):
+            engine.read_checked(number, 0, memoryview(bytearray(8)), summed=True)
+        os.close(number)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(0, 50), length=st.integers(1, 40), in_order=st.booleans())
+def test_both_engines_copy_rows_to_their_places(seed: int, count: int, length: int, in_order: bool) -> None:
+    random = np.random.default_rng(seed)
+    source = random.integers(0, 256, 500, np.uint8)
+    offsets = random.integers(0, 500 - length + 1, count)
+    places = np.arange(count) if in_order else random.permutation(count + 3)[:count]
+    wanted = np.zeros((count + 3, length), np.uint8)
+    for offset, place in zip(offsets.tolist(), places.tolist(), strict=True):
+        wanted[place] = source[offset : offset + length]
+    for engine in (native(), PYTHON):
+        into = np.zeros((count + 3) * length, np.uint8)
+        engine.copy_rows(source, offsets, length, into, None if in_order else places)
+        assert np.array_equal(into, wanted.reshape(-1))
+
+
+def test_rows_outside_of_what_was_read_or_of_their_target_are_refused() -> None:
+    source, into, one = np.zeros(10, np.uint8), np.zeros(10, np.uint8), np.array([0])
+    for offsets, places in (([7], None), ([-1], None), ([0], [2]), ([0], [-1]), ([0, 0, 0], None)):
+        with pytest.raises(ValueError, match="rows inside of both buffers"):
+            native().copy_rows(source, np.array(offsets), 4, into, None if places is None else np.array(places))
+    with pytest.raises(ValueError, match="rows inside of both buffers"):
+        native().copy_rows(source, one, 0, into, None)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.storage.spans import Located, Spans, each_of, few_files, joined, merge, total_of
+from lowtide.storage.spans import Located, Spans, each_of, few_files, is_dense, joined, merge, total_of
 from lowtide.storage.watched_files import Extent
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=8)
@@ -116,3 +116,13 @@ def test_joined_runs_are_the_same_bytes_in_the_same_order(chosen: list[int], str
         first * step + k for first, length in zip(firsts.tolist(), lengths.tolist(), strict=True) for k in range(length)
     ]
     assert read == [number * stride + k for number in chosen for k in range(stride)]
+
+
+def test_only_growing_numbers_with_small_gaps_are_dense() -> None:
+    half = np.flatnonzero(np.random.default_rng(0).random(1000) < 0.5)
+    assert is_dense(half, 100, 400)
+    assert not is_dense(half, 1000, 400), "gaps of two rows on average"
+    assert not is_dense(half[::-1], 100, 400)
+    assert not is_dense(np.repeat(half, 2), 100, 400), "a row twice"
+    assert not is_dense(np.arange(10), 100, 400), "nothing between them"
+    assert not is_dense(np.array([5]), 100, 400)

@@ -47,6 +47,24 @@ def whole(extents: tuple[Extent, ...]) -> Any:
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize("cache", ["keep", "drop"])
+def test_rows_picked_densely_are_copied_out_of_whole_reads(extents: Any, whole: Any, engine: str, cache: str) -> None:
+    chance = np.random.default_rng(4)
+    for budget in ("8MiB", "1MiB"):  # of the second, a round holds fewer rows
+        store = Store(extents, strategy="read", cache=cache, budget=budget, engine=engine)
+        for size in (1, 7, 100, 3_000, 40_000):
+            rows = np.flatnonzero(chance.random(len(whole) // size) < 0.5)
+            expected = np.stack([whole[row * size : row * size + size] for row in rows.tolist()])
+            out = np.zeros((len(rows), size), np.uint8)
+            before = store.counters.asked
+            store.gather(rows, size, size, flat(out))
+            assert np.array_equal(out, expected)
+            asked = store.counters.asked - before
+            if size == 100:  # the gaps were read too
+                assert len(rows) * size < asked <= (rows[-1] - rows[0] + 1) * size
+
+
 @pytest.mark.parametrize("cache", ["keep", "drop"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_runs_that_cross_files_are_whole(extents: Any, whole: Any, strategy: str, cache: str) -> None:

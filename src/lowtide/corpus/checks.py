@@ -2,14 +2,14 @@
 
 A corpus of ours records what its bytes must be, so one pass at the speed of the disk checks each block against its
 checksum, each id against the vocabulary and each document's end against the end-of-text id. Other formats are checked
-against their own headers and indexes. Stretches of files are read by as many threads as there are processors: reading,
-checksums and the check of ids release the GIL. Costs `CHECKED` bytes per thread. Changes nothing.
+against their own headers and indexes. Stretches of files are read by as many threads as there are processors, each
+block by one call that reads it, sums it and looks at its ids while it is in the processor's cache, without the GIL.
+Costs `CHECKED` bytes per thread. Changes nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +19,14 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Lock, local
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lowtide.blocks.objects import normal_address
 from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK
-from lowtide.engine import engine
+from lowtide.engine import Checked, IdsWithin, checks_of, engine
 from lowtide.errors import FormatError, LowtideError
 from lowtide.formats import Extent, Layout, document_ends, dtype_smell, layout_of, token_layout
 from lowtide.formats.corpus_parts import checked_part
@@ -43,9 +43,10 @@ from lowtide.formats.tokens.manifest import (
 )
 from lowtide.formats.tokens.token_files import SUFFIXES
 from lowtide.machine import open_regular
+from lowtide.storage.buffers import allocate_anonymous
 
 MOST_FAULTS = 100  # listed; a wrong dtype would otherwise list every block
-STRETCH = 16 * CHECKED  # bytes that one thread reads before it takes others
+STRETCH = 4 * CHECKED  # bytes that one thread reads before it takes others
 
 
 @dataclass(frozen=True)
@@ -153,10 +154,8 @@ def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) 
     if manifest is None or content is None:
         return nothing
     bound = vocab if vocab is not None else manifest.vocab
-    _side_by_side(
-        lambda shard: shard.stretches(),
-        [_Shard(directory, manifest, entry, bound, findings) for entry in manifest.entries],
-    )
+    shards = [_Shard(directory, manifest, entry, bound, findings) for entry in manifest.entries]
+    _side_by_side(lambda shard: shard.stretches(), shards)
     _check_tokenizer(directory, findings)
     tokens = sum(entry.tokens for entry in manifest.entries)
     counts = [entry.documents for entry in manifest.entries]
@@ -220,7 +219,8 @@ class _Shard:
             if self._path.with_suffix(".idx").is_file():  # Megatron's: it has its own table
                 _count_documents(token_layout(str(self._path)), self._findings)
             with_ends = self._ends_in_order() and self._eot is not None
-            found = [partial(self._check, first, lead, with_ends) for first in range(0, size, STRETCH)]
+            ends = _ends_of(self._ends) if with_ends and self._ends is not None else None
+            found = [partial(self._check, first, lead, ends) for first in range(0, size, STRETCH)]
         return found  # noqa: RET504 - empty where a fault was told
 
     @contextmanager
@@ -238,35 +238,32 @@ class _Shard:
             size, lead = file.size, HEADER if looks_like(file.read(0, HEADER)) else 0
         wanted = lead + self._entry.tokens * self._dtype.itemsize
         if size != wanted:
-            what = "cut short" if size < wanted else "too long"
-            self._findings.fault(
-                self._path,
-                min(size, wanted),
-                f"{what}: expected {wanted} bytes ({self._entry.tokens} tokens), got {size}",
-            )
+            what = f"expected {wanted} bytes ({self._entry.tokens} tokens), got {size}"
+            told = f"{'cut short' if size < wanted else 'too long'}: {what}"
+            self._findings.fault(self._path, min(size, wanted), told)
         return size, lead
 
-    def _check(self, first: int, lead: int, with_ends: bool) -> None:
+    def _check(self, first: int, lead: int, ends: Any) -> None:
+        """The stretch of the ids that begins at byte ``first``."""
         itemsize = self._dtype.itemsize
+        ids = None if self._vocab is None else IdsWithin(self._dtype, self._vocab, lead)
         with self._told():
-            ends = _ends_of(self._ends) if with_ends and self._ends is not None else None
-            for at, view in self._summed(self._path, self._entry.crc32, first, STRETCH):
-                if at == 0:
-                    at, view = lead, view[lead:]
-                ids = np.frombuffer(view[: len(view) // itemsize * itemsize], self._dtype)
-                _check_ids(ids, self._vocab, self._path, at, self._findings)
+            for block in self._summed(_blocks(self._path, first, STRETCH, summed=True, ids=ids), self._entry.crc32):
+                _check_ids(block, ids, self._path, self._findings)
                 if ends is not None:
-                    self._check_ends(ids, (at - lead) // itemsize, ends)
+                    at = max(block.at, lead)
+                    here = block.view[at - block.at :]
+                    tokens = np.frombuffer(here[: len(here) // itemsize * itemsize], self._dtype)
+                    self._check_ends(tokens, (at - lead) // itemsize, ends)
 
-    def _summed(
-        self, path: Path, sums: str | None, first: int = 0, length: int | None = None
-    ) -> Iterator[tuple[int, memoryview]]:
-        """The file block by block, each checked against its checksum."""
-        for block, (at, view) in enumerate(_blocks(path, first, length), first // CHECKED):
-            self._findings.read(len(view))
-            if sums is not None and sums[8 * block : 8 * block + 8] != f"{engine().crc32(view):08x}":
-                self._findings.fault(path, at, f"checksum differs in the {len(view)} bytes from here")
-            yield at, view
+    def _summed(self, blocks: Iterator[_Block], sums: str | None) -> Iterator[_Block]:
+        """Each block checked against its checksum."""
+        for block in blocks:
+            self._findings.read(len(block.view))
+            place = block.at // CHECKED * 8
+            if sums is not None and sums[place : place + 8] != f"{block.found.crc:08x}":
+                self._findings.fault(block.path, block.at, f"checksum differs in the {len(block.view)} bytes from here")
+            yield block
 
     def _check_ends(self, ids: Any, first: int, ends: Any) -> None:
         """Every document that ends in this block ends with the end-of-text id."""
@@ -288,14 +285,14 @@ class _Shard:
             self._findings.fault(self._ends, min(size, 8 * self._entry.documents), what)
             return False
         last, sound = -1, True
-        for at, view in self._summed(self._ends, self._entry.ends_crc32):
-            ends = np.frombuffer(view, "<u8")
+        for block in self._summed(_blocks(self._ends, summed=True), self._entry.ends_crc32):
+            ends = np.frombuffer(block.view, "<u8")
             steps = np.diff(ends.astype(np.int64), prepend=np.int64(last))
             if (steps <= 0).any():
                 place = int(np.flatnonzero(steps <= 0)[0])
                 before, found = int(ends[place]) - int(steps[place]), int(ends[place])
                 what = f"documents out of order: expected an end beyond {before}, got {found}"
-                self._findings.fault(self._ends, at + 8 * place, what)
+                self._findings.fault(self._ends, block.at + 8 * place, what)
                 sound = False
             last = int(ends[-1])
         if self._entry.documents and last != self._entry.tokens:
@@ -305,12 +302,12 @@ class _Shard:
         return sound and size > 0
 
 
-def _check_ids(ids: Any, vocab: int | None, path: str | Path, at: int, findings: _Findings) -> None:
-    place = -1 if vocab is None else engine().first_outside(ids, vocab)
-    if vocab is None or place < 0:
+def _check_ids(block: _Block, ids: IdsWithin | None, path: str | Path, findings: _Findings) -> None:
+    if ids is None or block.found.outside < 0:
         return
-    what = f"expected ids from 0 to {vocab - 1}, got {int(ids[place])}"
-    findings.fault(path, at + place * ids.dtype.itemsize, what)
+    place = (ids.skip if block.at == 0 else 0) + block.found.outside * ids.dtype.itemsize
+    got = int(np.frombuffer(block.view, ids.dtype, 1, place)[0])
+    findings.fault(path, block.at + place, f"expected ids from 0 to {ids.vocab - 1}, got {got}")
 
 
 def _check_tokenizer(directory: Path, findings: _Findings) -> None:
@@ -347,14 +344,12 @@ def _other(layout: Layout, stated: int | None, findings: _Findings) -> _Read:
     smell = dtype_smell(layout) if tokens else None
     if smell is not None:
         findings.fault(layout.extents[0].path, 0, f"the dtype: {smell}")
-    itemsize = layout.dtype.itemsize
+    ids = IdsWithin(layout.dtype, vocab) if tokens and vocab is not None else None
 
     def check(path: str, first: int, length: int) -> None:
-        for at, view in _blocks(Path(path), first, length):
-            findings.read(len(view))
-            if tokens:
-                ids = np.frombuffer(view[: len(view) // itemsize * itemsize], layout.dtype)
-                _check_ids(ids, vocab, path, at, findings)
+        for block in _blocks(Path(path), first, length, ids=ids):
+            findings.read(len(block.view))
+            _check_ids(block, ids, path, findings)
 
     def stretches(extent: Extent) -> list[Callable[[], None]]:
         cuts = ((run, at) for run in extent.runs() for at in range(0, run[1], STRETCH))
@@ -416,28 +411,40 @@ class _Buffer(local):
     """Each thread's own. Page-aligned: unaligned reads copy slower."""
 
     def __init__(self) -> None:
-        self.view = memoryview(mmap.mmap(-1, CHECKED))
+        self.view = memoryview(allocate_anonymous(CHECKED))
 
 
-def _blocks(path: Path, offset: int = 0, length: int | None = None) -> Iterator[tuple[int, memoryview]]:
-    """(offset, bytes) of a file in blocks of CHECKED bytes; a view is valid until the thread's next one."""
-    view = _buffer.view
+class _Block(NamedTuple):
+    """Bytes of a file from ``at`` on and what was found in them; valid until the thread's next one."""
+
+    path: Path
+    at: int
+    view: memoryview
+    found: Checked
+
+
+def _blocks(
+    path: Path, offset: int = 0, length: int | None = None, *, summed: bool = False, ids: IdsWithin | None = None
+) -> Iterator[_Block]:
+    """A file in blocks of CHECKED bytes; ``ids.skip``: bytes of the file before its ids."""
+    later = ids and ids._replace(skip=0)
     if normal_address(str(path)) is not None:
         with HeaderFile(str(path)) as far:
             end = far.size if length is None else min(far.size, offset + length)
             for at in range(offset, end, CHECKED):
-                yield at, memoryview(far.read(at, min(CHECKED, end - at)))
+                view = memoryview(far.read(at, min(CHECKED, end - at)))
+                yield _Block(path, at, view, checks_of(view, summed=summed, ids=later if at else ids))
         return
+    call = engine().read_checked
     with open_regular(path) as file:
-        left = file.status.st_size - offset if length is None else min(length, file.status.st_size - offset)
-        while left > 0:
-            wanted, done = min(CHECKED, left), 0
-            while done < wanted and (got := os.preadv(file.number, [view[done:wanted]], offset + done)):
-                done += got
-            if done == 0:
-                return
-            yield offset, view[:done]
-            offset, left = offset + done, left - done
+        end = file.status.st_size if length is None else min(offset + length, file.status.st_size)
+        for at in range(offset, end, CHECKED):
+            view = _buffer.view[: min(CHECKED, end - at)]
+            found = call(file.number, at, view, summed=summed, ids=later if at else ids)
+            if found.got:
+                yield _Block(path, at, view[: found.got], found)
+            if found.got < len(view):
+                return  # shorter than it was
 
 
 _buffer = _Buffer()

@@ -2,16 +2,19 @@
 
 Ids pass through in chunks, and the formats differ only at document borders: ours, nanoGPT's and Megatron's end a
 document with its boundary id, llm.c's begins one with it. If the id is known it is moved to the other side, which
-shifts all ids by one; if not, ids are copied as they are. Bounded in memory, restartable like ``prepare``; at the end
-our own readers open the output and every id is compared by checksum.
+shifts all ids by one; if not, ids are copied as they are. One thread reads and sums the next chunk while another writes
+this one. Bounded in memory, restartable like ``prepare``; at the end our own readers open the output and every id is
+compared by checksum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +31,9 @@ from lowtide.formats import Layout, token_layout
 from lowtide.formats.tokens.manifest import ShardEntry
 from lowtide.storage.own_files import atomic_write
 from lowtide.tokens import Tokens, open_tokens
+
+Chunk = tuple[NDArray[Any], NDArray[np.int64]]  # ids, and the ends of the documents in them
+Thing = TypeVar("Thing")
 
 IDS_AT_ONCE = 1 << 20  # ids per chunk
 _BUDGET = "64MiB"
@@ -153,10 +159,9 @@ class _Part:
         sink = make_sink(self.to, self._target, state.get("sink", {}), self._ids_dtype())
         unsaved = 0
         try:
-            with self._opened() as tokens:
-                for ids, ends in self._shifted(tokens, at):
+            with self._opened() as tokens, _made_beside(_summed(self._shifted(tokens, at), check)) as chunks:
+                for ids, ends, check in chunks:
                     finished = sink.add(ids, ends)
-                    check = engine().crc32_of_ids(ids, check)
                     at, unsaved = at + len(ids), unsaved + ids.nbytes
                     if finished or unsaved >= OFTEN:
                         self._save(sink, at, check)
@@ -182,12 +187,13 @@ class _Part:
         dtype = "uint16" if self.to == "nanogpt" else None
         check, at = 0, 0
         with open_tokens(where, dtype=dtype, budget=_BUDGET) as tokens:
-            while at < len(tokens):
-                ids = tokens[at : at + IDS_AT_ONCE]
-                check = engine().crc32_of_ids(ids, check)
-                at += len(ids)
-                progress(at)
             counted = len(tokens)
+            chunks = (tokens[first : first + IDS_AT_ONCE] for first in range(0, counted, IDS_AT_ONCE))
+            with _made_beside(chunks) as made:
+                for ids in made:
+                    check = engine().crc32_of_ids(ids, check)
+                    at += len(ids)
+                    progress(at)
         if (counted, check) != (self.tokens, self._check):
             raise FormatError(
                 f"{self._journal.output}: expected {self.tokens} ids with checksum {self._check:08x} after conversion, "
@@ -201,7 +207,7 @@ class _Part:
             self._source, part=part, dtype=stated.dtype, eot=stated.eot, vocab=stated.vocab, budget=_BUDGET
         )
 
-    def _shifted(self, tokens: Tokens, start: int) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+    def _shifted(self, tokens: Tokens, start: int) -> Iterator[Chunk]:
         """Chunks of output ids from ``start`` on, with the ends of the documents in them."""
         self._refuse_open_ends(tokens)
         index = None if self.shift or self._boundary is not None else tokens.documents()
@@ -287,6 +293,29 @@ class _Part:
             self.directory.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.directory / name) as file:
                 file.write((self._beside / name).read_bytes())
+
+
+def _summed(chunks: Iterator[Chunk], check: int) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
+    """Each chunk with the checksum of all ids up to its end."""
+    for ids, ends in chunks:
+        check = engine().crc32_of_ids(ids, check)
+        yield ids, ends, check
+
+
+@contextmanager
+def _made_beside(things: Iterator[Thing]) -> Iterator[Iterator[Thing]]:
+    """The same, each made by another thread while the caller works on the one before: reading and summing do not hold
+    the GIL, nor does writing. Nothing is being made any more when the block ends."""
+    with ThreadPoolExecutor(1) as beside:
+        coming = beside.submit(next, things, None)
+
+        def made() -> Iterator[Thing]:
+            nonlocal coming
+            while (thing := coming.result()) is not None:
+                coming = beside.submit(next, things, None)
+                yield thing
+
+        yield made()
 
 
 def _between(blocks: Iterator[NDArray[np.int64]], start: int) -> Callable[[int, int], NDArray[np.int64]]:

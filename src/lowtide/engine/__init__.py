@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from lowtide.engine import column_sums, document_planes, id_checks, mapping, packed_plans, permutation, reads
 from lowtide.engine.column_sums import ColumnSums, blank_sums
 from lowtide.engine.document_planes import Planes, RunsOfBatch, run_begins, spread
+from lowtide.engine.id_checks import Checked, IdsWithin, checks_of
 from lowtide.engine.mapping import FAULT_AROUND, FAULT_MOST
 from lowtide.engine.packed_plans import PackedTables, RowPieces, packed_plan, pieces_of
 from lowtide.engine.runs import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Numbers, Pair, Problem, Runs, WatchedFiles
@@ -36,9 +37,11 @@ __all__ = [
     "KEEP",
     "SOURCES",
     "WAYS",
+    "Checked",
     "ColumnSums",
     "Engine",
     "FileMapping",
+    "IdsWithin",
     "Numbers",
     "PackedTables",
     "Pair",
@@ -51,6 +54,7 @@ __all__ = [
     "RunsOfBatch",
     "WatchedFiles",
     "blank_sums",
+    "checks_of",
     "engine",
     "packed_plan",
     "pieces_of",
@@ -107,6 +111,8 @@ class Engine:
         self.locate: Callable[[WatchedFiles, Any, int, Any, Any, Any], bool] = main.locate
         # (fd, size, shifted, scattered): its first bytes; shifted so that no fault maps a folio of 2 MiB.
         self.mapping: Callable[[int, int, bool, bool], FileMapping] = (_core if native else mapping).Mapping
+        # (source, offsets, length, into, places): bytes of source to rows of into; places None: one after the other.
+        self.copy_rows: Callable[[Any, Any, int, Any, Any], None] = main.copy_rows
         # (numbers, n, constants, tweaks, inverted): map numbers below n in place by a permutation, or back.
         self.permute: Callable[[Any, int, Any, Any, bool], None] = (_core if native else permutation).permute
         # (tables, rows, into, padding): reads and runs of a batch of packed rows (reads, runs, documents closed, any
@@ -164,11 +170,19 @@ class Engine:
         found = _core.crc32_of_ids(ids, crc) if native else None
         return id_checks.crc32_of_ids(ids, crc) if found is None else found
 
-    def first_outside(self, ids: Any, vocab: int) -> int:
-        """Where the first id stands that is not from 0 to ``vocab - 1``; -1: nowhere."""
-        native = self._native and ids.dtype.isnative and ids.dtype.char in "BHIilq" and 0 <= vocab < 2**64
-        found: int = (_core if native else id_checks).first_outside(ids, vocab)
-        return found
+    def read_checked(
+        self, fd: int, offset: int, into: memoryview, *, summed: bool, ids: IdsWithin | None = None
+    ) -> Checked:
+        """Bytes of a file, their CRC-32 and the first id outside of its vocabulary, in one pass without the GIL."""
+        native = self._native and (
+            ids is None or (ids.dtype.isnative and ids.dtype.name in SOURCES and 0 <= ids.vocab < 2**64)
+        )
+        if native:
+            asked = (-1, 0, 0) if ids is None else (SOURCES.index(ids.dtype.name), ids.vocab, ids.skip)
+            found = _core.read_checked(fd, offset, into, summed, *asked)
+            if found is not None:
+                return Checked(*found)
+        return id_checks.read_checked(fd, offset, into, summed=summed, ids=ids)
 
     def unavailable(self) -> dict[str, str]:
         """Each way of reading misses, and why it is unavailable ('': available). Asks the kernel once per process."""

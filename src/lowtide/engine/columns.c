@@ -144,7 +144,9 @@ WIDER static inline __m256d four_f64(const unsigned char *at) { return _mm256_lo
         __m256d low0 = _mm256_loadu_pd(to->low), low1 = _mm256_loadu_pd(to->low + 4);                                  \
         __m256d high0 = _mm256_loadu_pd(to->high), high1 = _mm256_loadu_pd(to->high + 4);                              \
         BEFORE                                                                                                         \
+        const uintptr_t ahead = (uintptr_t)(rows * stride);                                                            \
         for (int64_t row = 0; row < rows; row++, at += stride) {                                                       \
+            _mm_prefetch((const char *)((uintptr_t)at + ahead), _MM_HINT_T1); /* the next tile: rows apart, it is unforeseen */\
             STEP_OF(0, NAME, ITEM)                                                                                     \
             STEP_OF(1, NAME, ITEM)                                                                                     \
         }                                                                                                              \

@@ -113,6 +113,11 @@ typedef struct {
 int lt_locate(const lt_files *files, const int64_t *numbers, int64_t count, int64_t stride, const int64_t *lengths,
               int one_length, int32_t *fds, int64_t *offsets);
 
+/* rows.c: `length` bytes from each of `offsets` of what was read to row places[i] of `into`, which has room for `room` of
+ * them; places NULL: one after the other. -1, or the first that lies outside, where it stopped. */
+int64_t lt_copy_rows(const unsigned char *from, int64_t size, const int64_t *offsets, int64_t count, int64_t length,
+                     unsigned char *into, const int64_t *places, int64_t room);
+
 /* available.c. unavailable: an empty string, or why not. forbidden: the same without trying. refusal: an errno in words. */
 const char *lt_unavailable(int way);
 const char *lt_forbidden(int way);

@@ -7,7 +7,7 @@
 #include <cpuid.h>
 #include <stdatomic.h>
 
-enum { LT_ASKED = 1, LT_HAS_AVX2 = 2, LT_HAS_PCLMUL = 4 };
+enum { LT_ASKED = 1, LT_HAS_AVX2 = 2, LT_HAS_PCLMUL = 4, LT_HAS_WIDE_PCLMUL = 8 };
 
 /* Not __builtin_cpu_supports: its table is missing where the linker has no libgcc. */
 static inline int lt_asked_cpu(void) {
@@ -17,8 +17,11 @@ static inline int lt_asked_cpu(void) {
     if ((c & bit_OSXSAVE) && (c & bit_AVX) && (c & bit_F16C)) {
         unsigned low, high;
         __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-        /* Registers of 256 bits are of use only where the system saves them. */
-        if ((low & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2)) has |= LT_HAS_AVX2;
+        /* Registers of 256 and 512 bits are of use only where the system saves them. */
+        if ((low & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2)) {
+            has |= LT_HAS_AVX2;
+            if ((low & 0xe6) == 0xe6 && (b & bit_AVX512F) && (c & bit_VPCLMULQDQ)) has |= LT_HAS_WIDE_PCLMUL;
+        }
     }
     return (int)has;
 }

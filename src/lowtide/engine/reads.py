@@ -17,6 +17,7 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from lowtide.engine.runs import DROP_SEQUENTIAL, PAGE, WAYS, Problem, Runs, WatchedFiles, place
 from lowtide.engine.sinks import SCRATCH, ByteSink, sink_of
@@ -24,6 +25,7 @@ from lowtide.engine.sinks import SCRATCH, ByteSink, sink_of
 FOLIO = 512 * PAGE  # the largest unit the page cache holds file data in
 NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 DONTCACHE = 0x80  # RWF_DONTCACHE, Linux 6.14
+COPIED_AT_ONCE = 256 * 1024  # bytes of a temporary
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 Found = int | tuple[str, int, int, int]
@@ -209,3 +211,13 @@ def unavailable() -> dict[str, str]:
     """Each way, and why it is unavailable ('': available)."""
     why = "queues of the kernel need the native engine"
     return {way: why if way in ("aio", "uring") else "" for way in WAYS}
+
+
+def copy_rows(source: Any, offsets: Any, length: int, into: Any, places: Any) -> None:
+    """``length`` bytes from each of ``offsets`` to rows of ``into``, in steps with small temporaries."""
+    anywhere = as_strided(source, (len(source) - length + 1, length), (1, 1), writeable=False)
+    rows = into[: len(into) // length * length].reshape(-1, length)
+    step = max(1, COPIED_AT_ONCE // length)
+    for first in range(0, len(offsets), step):
+        part = slice(first, min(first + step, len(offsets)))
+        rows[part if places is None else places[part]] = anywhere[offsets[part]]

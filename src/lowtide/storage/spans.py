@@ -137,16 +137,27 @@ class MergedRound:
     inside: Offsets
 
 
+def is_dense(numbers: Offsets, stride: int, gap: int) -> bool:
+    """Whether numbers grow, with gaps of less than ``gap`` bytes on average between those that follow one another."""
+    apart = numbers[1:] - numbers[:-1]
+    gaps = int(np.count_nonzero(apart != 1))
+    missing = int(numbers[-1]) - int(numbers[0]) + 1 - len(numbers) if gaps else 0
+    return 0 < missing * stride <= gaps * gap and int(apart.min()) > 0
+
+
 def joined(numbers: Offsets, stride: int, least: int) -> tuple[Offsets, int, Offsets] | None:
     """Numbers that follow one another joined into runs: the first of each, ``stride``, and the bytes of each.
 
     What comes in its order needs no scratch. None where nothing is saved, or runs are shorter than ``least`` bytes on
     average: then reading over the gaps between them costs less than a read for each.
     """
-    first = np.concatenate(([True], numbers[1:] - numbers[:-1] != 1)).nonzero()[0]
-    if not 0 < len(first) < len(numbers) or len(numbers) * stride < least * len(first):
+    breaks = (numbers[1:] - numbers[:-1] != 1).nonzero()[0]
+    if len(breaks) + 1 >= len(numbers) or len(numbers) * stride < least * (len(breaks) + 1):
         return None
-    return numbers[first], stride, np.diff(first, append=len(numbers)) * stride
+    bounds = np.empty(len(breaks) + 2, np.int64)
+    bounds[0], bounds[-1] = 0, len(numbers)
+    np.add(breaks, 1, out=bounds[1:-1])
+    return numbers[bounds[:-1]], stride, (bounds[1:] - bounds[:-1]) * stride
 
 
 def merge(offsets: Offsets, length: int, *, gap: int, most: int) -> list[MergedRound] | None:

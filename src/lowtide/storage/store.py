@@ -11,7 +11,6 @@ import os
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from lowtide.arguments import one_of
 from lowtide.engine import engine as chosen_engine
@@ -42,6 +41,7 @@ from lowtide.storage.spans import (
     Spans,
     each_of,
     few_files,
+    is_dense,
     joined,
     merge,
 )
@@ -52,6 +52,7 @@ STRATEGIES = ("auto", "read", "remap", "advise", "map")
 CACHES = ("auto", "keep", "drop")
 
 MERGE_ROUND = 256 * KIB  # bytes that merged reads bring in at a time: fits the CPU's second-level cache
+DENSE_ROUND = MIB  # the same if many of the bytes are asked for: shorter reads were slower, longer ones no faster
 LARGEST_ALLOWANCE = 16 * MIB
 SMALLEST_ALLOWANCE = 256 * KIB
 
@@ -138,6 +139,9 @@ class Store:
 
     def gather(self, numbers: Offsets, stride: int, length: int, target: Any, how: int = SCATTERED) -> None:
         """Fill ``target`` with bytes that may be neighbours; they are read together if that saves reads."""
+        dense = length == stride and self.strategy.name == "read" and is_dense(numbers, stride, 2 * self.gap)
+        if dense and self._gather_dense(numbers, stride, target, how):
+            return
         if length == stride and (runs := joined(numbers, length, self.gap // 2)) is not None:
             self.start(*runs, target, how).finish()
             return
@@ -280,6 +284,24 @@ class Store:
         found: StartedReads = strategy.start_located((fds, offsets, length, None, None, 1, 0), table, target, held)
         return found
 
+    def _gather_dense(self, rows: Offsets, size: int, target: Any, how: int) -> bool:
+        """Read all between the first and the last of growing ``rows`` in large pieces, and copy out what was asked for;
+        False if there is no room for a piece."""
+        step = min(DENSE_ROUND, self.budget.limit // 32) // size
+        scratch = self.pool.try_take(min(step, int(rows[-1] - rows[0]) + 1) * size) if step else None
+        if scratch is None:
+            return False
+        out: Bytes = np.frombuffer(target, np.uint8) if not isinstance(target, np.ndarray) else target
+        done, inside, how = 0, (rows - rows[0]) * size, SEQUENTIAL if how == SCATTERED else how
+        while done < len(rows):
+            first = rows[done]
+            end = done + int(np.searchsorted(rows[done : done + step], first + step))
+            piece = scratch[: int(rows[end - 1] - first + 1) * size]
+            self.start(rows[done : done + 1], size, len(piece), piece, how).finish()
+            self.engine.copy_rows(piece, inside[done:end] - inside[done], size, out[done * size :], None)
+            done = end
+        return True
+
     def _gather_merged(self, rounds: list[MergedRound], length: int, target: Any, how: int) -> bool:
         """Read neighbours together into scratch, then put each span in its place; False if it has no room."""
         scratch = self.pool.try_take(max(int(turn.lengths.sum()) for turn in rounds))
@@ -288,7 +310,7 @@ class Store:
         out: Bytes = np.frombuffer(target, np.uint8) if not isinstance(target, np.ndarray) else target
         for turn in rounds:
             self.start(turn.starts, 1, turn.lengths, scratch[: int(turn.lengths.sum())], how).finish()
-            _scatter(scratch, turn, length, out)
+            self.engine.copy_rows(scratch, turn.inside, length, out, turn.numbers)
         return True
 
     def _decide_cache(self, cache: str) -> tuple[bool, str]:
@@ -368,16 +390,6 @@ class InTurns:
 
 
 StartedReads = Reads | MappedReads | InTurns
-
-
-def _scatter(scratch: Bytes, turn: MergedRound, length: int, out: Bytes) -> None:
-    """Copy spans from anywhere in ``scratch`` to their rows of ``out``, in steps with small temporaries."""
-    anywhere = as_strided(scratch, (len(scratch) - length + 1, length), (1, 1), writeable=False)
-    rows = out[: len(out) // length * length].reshape(-1, length)
-    step = max(1, MERGE_ROUND // length)
-    for first in range(0, len(turn.numbers), step):
-        part = slice(first, first + step)
-        rows[turn.numbers[part]] = anywhere[turn.inside[part]]
 
 
 def _reopen(extents: tuple[Extent, ...], strategy: str, cache: str, engine: str, budget: Budget, ranks: int) -> Store:
