@@ -22,8 +22,10 @@ from lowtide.engine import engine
 from lowtide.errors import StateError
 from lowtide.formats.tokens.manifest import CHECKED, MANIFEST, ShardEntry, manifest_digest
 from lowtide.storage.own_files import atomic_write, sync_directory
+from lowtide.storage.writing.behind import START, sync_file_range
 
 OFTEN = 256 * 1024 * 1024  # bytes written between two checkpoints, if shards are larger
+_STEP = 8 << 20  # bytes handed to the disk at once, so that little is left for the sync at the end
 _BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file
 
 
@@ -46,6 +48,7 @@ class GrowingFile:
             )
         self._file.truncate(self.length)
         self._file.seek(self.length)
+        self._begun, self._range = self.length, sync_file_range()
 
     def append(self, data: memoryview) -> None:
         while len(data):
@@ -60,6 +63,19 @@ class GrowingFile:
                 self._sums.append(f"{self._open:08x}")
                 self._open = 0
             data = data[len(fitting) :]
+        if self._range is not None and self.length - self._begun >= _STEP:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the disk start on what was appended; returns before it is done."""
+        assert self._range is not None
+        try:
+            self._file.flush()
+            if not self._range(self._file.fileno(), self._begun, self.length - self._begun, START):
+                self._range = None
+        except OSError as problem:
+            raise _no_room(self.path, problem) from problem
+        self._begun = self.length
 
     def sync(self) -> None:
         """Put all of it on disk."""

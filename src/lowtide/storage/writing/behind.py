@@ -24,7 +24,7 @@ from lowtide.machine import PAGE
 from lowtide.units import MIB
 
 FOLIO = 2 * MIB  # the kernel drops a large folio only when the range names all of it
-_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4  # of sync_file_range
+_WAIT_BEFORE, START, _WAIT_AFTER = 1, 2, 4  # of sync_file_range
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class WriteBehind:
         self._written = 0
         self._dropping = keep == 0
         self._over = False
-        self._range = _sync_file_range()
+        self._range = sync_file_range()
         self._dirty: deque[_Stretch] = deque()  # oldest first; the last one is not yet handed to the disk
         self._asked = True  # whether the last one was handed over
         self._lock = threading.RLock()
@@ -78,7 +78,7 @@ class WriteBehind:
             self._put(parts, offset, length)
             if self._dirty[-1].size >= self.piece:
                 self._asked = True
-                self._sync(self._dirty[-1], _WRITE)  # the disk may start; returns before it is done
+                self._sync(self._dirty[-1], START)  # the disk may start; returns before it is done
 
     def finish(self) -> None:
         """Let no more writes begin, and wait for the current one: the descriptor may then be closed."""
@@ -112,7 +112,7 @@ class WriteBehind:
 
     def _settle(self, stretch: _Stretch) -> None:
         """Wait until the disk has the oldest, then drop it if it may not stay."""
-        if self._sync(stretch, _WAIT_BEFORE | _WRITE | _WAIT_AFTER):
+        if self._sync(stretch, _WAIT_BEFORE | START | _WAIT_AFTER):
             arrived = [stretch]
         else:  # fdatasync is for all
             arrived = list(self._dirty)
@@ -135,7 +135,7 @@ def _drop(number: int, offset: int, length: int) -> None:
         os.posix_fadvise(number, offset, length, os.POSIX_FADV_DONTNEED)
 
 
-def _sync_file_range() -> Callable[[int, int, int, int], bool] | None:
+def sync_file_range() -> Callable[[int, int, int, int], bool] | None:
     """``sync_file_range``, which Python does not offer; None if the system has none."""
     if sys.platform != "linux":
         return None
