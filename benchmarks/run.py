@@ -7,12 +7,26 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import arrays, confined, documents, engine, passes, tables, together, tokens, training, writing
+from benchmarks import (
+    arrays,
+    confined,
+    documents,
+    engine,
+    passes,
+    prepare,
+    prepare_memory,
+    tables,
+    together,
+    tokens,
+    training,
+    writing,
+)
 
 
 def main() -> int:
     missed = arrays.main() + together.main() + tokens.main() + engine.main() + writing.main()
     missed += documents.main() + passes.main() + confined.main() + training.main()
+    missed += prepare.main() + prepare_memory.main()
     tables.main()
     return 1 if missed else 0
 
