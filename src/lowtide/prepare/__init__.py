@@ -6,16 +6,12 @@ order become shards; an engine only decides where the encoding happens. Read ``i
 ``assemble.py`` -> ``job.py``. The shards themselves are written by `lowtide.corpus`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lowtide.corpus.request import Request
-    from lowtide.prepare.control import Control, kept_memmap
-    from lowtide.prepare.job import Prepared, prepare
-    from lowtide.prepare.machine_text import machine_corpus
-    from lowtide.prepare.resources import Resources
-    from lowtide.prepare.tokenizers.spelling import Decoder, decoder_of
+from lowtide.corpus.request import Request
+from lowtide.prepare.control import Control, kept_memmap
+from lowtide.prepare.job import Prepared, prepare
+from lowtide.prepare.machine_text import machine_corpus
+from lowtide.prepare.resources import Resources
+from lowtide.prepare.tokenizers.spelling import Decoder, decoder_of
 
 __all__ = [
     "Control",
@@ -28,22 +24,3 @@ __all__ = [
     "machine_corpus",
     "prepare",
 ]
-
-# Imported on first use: a worker needs little of this, and there is one for every processor.
-_HOMES = {
-    "Control": "prepare.control",
-    "Decoder": "prepare.tokenizers.spelling",
-    "Prepared": "prepare.job",
-    "Request": "corpus.request",
-    "Resources": "prepare.resources",
-    "decoder_of": "prepare.tokenizers.spelling",
-    "kept_memmap": "prepare.control",
-    "machine_corpus": "prepare.machine_text",
-    "prepare": "prepare.job",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"lowtide.{_HOMES[name]}"), name)
