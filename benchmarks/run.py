@@ -31,6 +31,7 @@ PARTS = (
     "writing",
     "confined",
     "prepare",
+    "prepare_memory",
     "training",
 )
 

@@ -5,6 +5,7 @@
 #include "columns.h"
 #include "documents.h"
 #include "queue.h"
+#include "texts.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -349,6 +350,32 @@ static void check_mapping(void) {
     }
 }
 
+/* Damaged JSON and cut UTF-8, in memory that ends where they end: the sanitizer sees a byte read or written too many. */
+static void check_texts(void) {
+    int way = -1, taken = 0;
+    static const char line[] = "{\"a\": [1, -2.5e3, {\"b\": null}], \"text\": \"x\\n\\u00e9\\ud83d\\ude00 \xf0\x9f\x98\x80 words\", \"c\": true}\n";
+    static const char signs[] = "\"\\{}[]:,u1e\n\x01\xf0\x80 ";
+    static const uint32_t ranges[] = {0x88F, 0x88F, 0x1F600, 0x1F600};
+    lt_bytes key = {(const uint8_t *)"text", 4}, end = {(const uint8_t *)"<|e|>", 5}, between = {(const uint8_t *)"\n", 1};
+    for (int turn = 0; turn < 20000; turn++) {
+        int64_t size = turn ? (int64_t)(word() % sizeof line) : (int64_t)sizeof line - 1;
+        uint8_t *block = malloc((size_t)size + !size);
+        memcpy(block, line, (size_t)size);
+        for (int i = 0; size && turn && i < (int)(word() % 3); i++) block[word() % (uint64_t)size] = (uint8_t)signs[word() % (sizeof signs - 1)];
+        for (int json = 0; json < 2; json++) {
+            lt_bytes whole = {block, size};
+            lt_joined to = {.out = malloc((size_t)lt_joined_room(whole, between, end))};
+            int fine = json ? lt_join_json(whole, key, end, &to) : lt_join_lines(whole, between, end, &to);
+            CHECK(to.size <= size + 2 * end.size + 8);
+            if (fine) taken += json && lt_holds_code_point((lt_bytes){to.out, to.size}, ranges, 2) == 1;
+            CHECK(turn || fine);
+            free(to.out);
+        }
+        free(block);
+    }
+    CHECK(taken > 100);
+}
+
 int main(void) {
     int way = -1;
     char path[] = "check_core.XXXXXX";
@@ -363,6 +390,7 @@ int main(void) {
     unlink(path);
     check_mapping();
     check_passes();
+    check_texts();
     check_permute();
     for (int64_t length = 1; length < 300; length += 1 + length / 3) {
         for (int kind = 0; kind < 4; kind++) check_documents(kind & 1 ? 8 : 4, kind >> 1, 3, length);

@@ -184,6 +184,14 @@ class Engine:
                 return Checked(*found)
         return id_checks.read_checked(fd, offset, into, summed=summed, ids=ids)
 
+    def joined_texts(
+        self, block: bytes, key: bytes | None, between: bytes, end: bytes, ranges: Any
+    ) -> tuple[bytes, int, int, bool] | None:
+        """Documents of a block, each followed by ``end``: what stands between ``between`` or, given a ``key``, the text
+        of that field in lines of JSON. (text, documents, empty ones left out, any code point of ``ranges``?). None:
+        this engine cannot, or the block is not plainly right. Without the GIL."""
+        return _core.joined_texts(block, key, between, end, ranges) if self._native else None
+
     def unavailable(self) -> dict[str, str]:
         """Each way of reading misses, and why it is unavailable ('': available). Asks the kernel once per process."""
         return dict(_unavailable(self._unavailable, os.getpid()))

@@ -3,6 +3,7 @@
  * Arguments are checked and copied (binding_call.c), the GIL is released once, results are plain tuples. */
 #include "binding.h"
 #include "binding_arrays.h"
+#include "binding_texts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -133,6 +134,7 @@ static PyMethodDef functions[] = {
     {"crc32_of_ids", (PyCFunction)(void (*)(void))lt_py_crc32_of_ids, METH_FASTCALL, "crc32_of_ids(ids, crc): the same of ids as int64."},
     {"read_checked", (PyCFunction)(void (*)(void))lt_py_read_checked, METH_FASTCALL, "read_checked(fd, offset, into, summed, source, vocab, skip): bytes, checksum, the first id outside."},
     {"add_columns", (PyCFunction)(void (*)(void))lt_py_add_columns, METH_FASTCALL, "add_columns(sums, rows): in place."},
+    {"joined_texts", (PyCFunction)(void (*)(void))lt_py_joined_texts, METH_FASTCALL, "joined_texts(block, key, between, end, ranges): documents, each followed by end; None: look closer."},
     {"unavailable", unavailable, METH_NOARGS, "Each way, and why it cannot be had ('': it can)."},
     {NULL, NULL, 0, NULL},
 };

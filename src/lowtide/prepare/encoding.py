@@ -19,13 +19,15 @@ from lowtide.machine import memory_limit
 from lowtide.prepare.inputs.cuts import cut_after
 from lowtide.prepare.inputs.sections import LARGE_DOCUMENT, InputSection
 from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
-from lowtide.prepare.inputs.texts import Tally, texts
+from lowtide.prepare.inputs.texts import Joined, Tally, joined_texts, texts
 from lowtide.prepare.resources import refuse_little_memory
-from lowtide.prepare.tokenizers.encoders import CACHE, Encoder, fitting_ids, make_encoder
+from lowtide.prepare.tokenizers.encoders import CACHE, Encoder, Ends, Gigatoken, Ids, fitting_ids, make_encoder
+from lowtide.prepare.tokenizers.features import UNLIKE
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary
 from lowtide.units import format_size
 
 _PER_BYTE, _SHORT_WORD = 160, 64 * 1024
+_RANGES = np.array(UNLIKE, np.uint32)
 _BEGINNING = 64 * 1024  # bytes by which a large document is known before it has been read to its end
 
 
@@ -64,14 +66,34 @@ class BlockEncoder:
         self._request = recipe.request
         self._encoder: Encoder = make_encoder(recipe.encoder, recipe.vocabulary, recipe.cache)
         self._cut = recipe.vocabulary.features.cut
+        self._end = recipe.vocabulary.eot_text.encode()
         self._hashed = recipe.request.dedup or recipe.request.val + recipe.request.test > 0
 
     def blocks(self, section: InputSection, skip: int = 0) -> Iterator[EncodedBlock]:
         """Every block of a section, read and encoded here."""
-        return (self.encode(block) for block in text_blocks(section, self._request, skip))
+        return (self.encode(*self.read(block)) for block in text_blocks(section, self._request, skip))
 
-    def encode(self, block: TextBlock) -> EncodedBlock:
+    def read(self, block: TextBlock) -> tuple[TextBlock, Joined | None]:
+        """The block and, where that is possible, its documents as one text. Mostly without the GIL, so that a thread
+        can do this while another encodes."""
+        if not isinstance(self._encoder, Gigatoken):
+            return block, None
+        joined = joined_texts(block, self._request, self._end, _RANGES)
+        if joined is not None and (joined.unlike or _long_word(joined.text, self._cut) is not None):
+            joined = None
+        return block, joined
+
+    def encode(self, block: TextBlock, joined: Joined | None = None) -> EncodedBlock:
         """One block, encoded."""
+        found = None
+        if joined is not None and isinstance(self._encoder, Gigatoken):
+            found = self._encoder.encode_joined(joined.text, joined.documents)
+        if joined is None or found is None:
+            return self._encoded_one_by_one(block)
+        tally = Tally(text_bytes=len(joined.text) - joined.documents * len(self._end), empty=joined.empty)
+        return self._made(block, *found, joined.text.split(self._end)[:-1] if self._hashed else (), tally)
+
+    def _encoded_one_by_one(self, block: TextBlock) -> EncodedBlock:
         tally = Tally()
         documents = texts(block, self._request, tally, utf8=self._recipe.vocabulary.kind != "bytes")
         if self._recipe.encoder != "bytes":
@@ -79,14 +101,17 @@ class BlockEncoder:
         ids, ends = self._encoder.encode(documents)
         if block.opens:  # the document goes on: no end of text yet
             ids, ends = ids[:-1], ends[:-1]
+        tally.cut += block.continues and not block.opens
+        tally.text_bytes += sum(map(len, documents))
+        return self._made(block, ids, ends, documents, tally)
+
+    def _made(self, block: TextBlock, ids: Ids, ends: Ends, documents: Sequence[bytes], tally: Tally) -> EncodedBlock:
         hashes = None
         if self._hashed:
             found = [document_hash(text, whole=not (block.continues or block.opens)) for text in documents]
             hashes = np.array(found, np.uint64).reshape(-1, 2)
         ids = fitting_ids(ids, self._recipe.vocabulary, block.paths[0])
-        tally.cut += block.continues and not block.opens
         tally.documents += len(ends)
-        tally.text_bytes += sum(map(len, documents))
         return EncodedBlock(
             block.section, block.number, ids, ends, hashes, block.continues, block.opens, tally, block.weight
         )
@@ -94,16 +119,32 @@ class BlockEncoder:
 
 def refuse_long_words(documents: Sequence[bytes], cut: str, path: str) -> None:
     """BudgetError for a word whose merges need more memory than there is: `_PER_BYTE` for each of its bytes."""
-    left = memory_limit().left
-    most = LARGE_DOCUMENT if left is None else max(_SHORT_WORD, left // _PER_BYTE)
     for text in documents:
-        at = 0
-        while len(text) - at > most:
-            found = cut_after(text, at + most // 2, cut, at + most)
-            if found is None:
-                refuse_little_memory(f"{path}, a word of {format_size(most)} or more", _PER_BYTE * (len(text) - at))
-                break
-            at = found
+        if (at := _long_word(text, cut)) is not None:
+            size = _longest_word()
+            refuse_little_memory(f"{path}, a word of {format_size(size)} or more", _PER_BYTE * (len(text) - at))
+
+
+def _long_word(text: bytes, cut: str) -> int | None:
+    """Where a word begins that is too long for the memory there is; asks for the memory only if one may be."""
+    if _stretch_without_cut(text, cut, _SHORT_WORD) is None:
+        return None
+    return _stretch_without_cut(text, cut, _longest_word())
+
+
+def _longest_word() -> int:
+    left = memory_limit().left
+    return LARGE_DOCUMENT if left is None else max(_SHORT_WORD, left // _PER_BYTE)
+
+
+def _stretch_without_cut(text: bytes, cut: str, most: int) -> int | None:
+    at = 0
+    while len(text) - at > most:
+        found = cut_after(text, at + most // 2, cut, at + most)
+        if found is None:
+            return at
+        at = found
+    return None
 
 
 def document_hash(text: bytes, *, whole: bool = True) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """A worker process of the local engine: sections or text blocks in, encoded blocks out, until the other side is gone.
 
 It is started as a program of its own (``python -m lowtide.prepare.worker``) and has only a socket, so it ends by itself
-when the process that started it is killed. A thread receives tasks, so that the two sides can never block each other
-while both are sending.
+when the process that started it is killed. One thread receives tasks, so that the two sides can never block each other
+while both are sending; another reads a block ahead of the one that is encoded.
 """
 
 from __future__ import annotations
@@ -11,26 +11,36 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 from lowtide.prepare.encoding import BlockEncoder
+from lowtide.prepare.inputs.text_blocks import text_blocks
+from lowtide.prepare.processes import ahead
 
 
 def serve(end: Connection) -> None:
     """Work on tasks until there are no more."""
-    encoder = BlockEncoder(end.recv())
-    tasks: queue.Queue[Any] = queue.Queue()
+    recipe = end.recv()
+    encoder, tasks = BlockEncoder(recipe), queue.Queue[Any]()
     threading.Thread(target=_take_in, args=(end, tasks), daemon=True).start()
-    while (task := tasks.get()) is not None:
-        number, section, block, skip = task
+
+    def read() -> Iterator[tuple[int, Any]]:
+        while (task := tasks.get()) is not None:
+            number, section, block, skip = task
+            try:
+                # A worker that died may have sent a block that was handed to it.
+                blocks = text_blocks(section, recipe.request, skip) if block is None else [block][skip:]
+                for one in blocks:
+                    yield number, encoder.read(one)
+                yield number, None
+            except Exception as problem:
+                yield number, problem
+
+    for number, content in ahead(read(), 1):
         try:
-            if block is None:
-                for encoded in encoder.blocks(section, skip):
-                    end.send((number, encoded))
-            elif not skip:  # a worker that died may have sent these blocks already
-                end.send((number, encoder.encode(block)))
-            end.send((number, None))
+            end.send((number, encoder.encode(*content) if isinstance(content, tuple) else content))
         except (BrokenPipeError, ConnectionResetError):
             return
         except Exception as problem:

@@ -24,6 +24,7 @@ from lowtide.units import format_size
 
 LONGEST_PIECE = 4 * 1024 * 1024  # bytes, if there is no place to cut
 _MORE = 256 * 1024  # read at a time
+_FEW = 8 * 1024  # the first read in search of a separator, which is mostly near
 
 
 @dataclass(frozen=True)
@@ -306,12 +307,13 @@ class _Opened:
 
     def find(self, separator: bytes, begin: int, end: int) -> int | None:
         """Where the separator first begins in ``[begin, end)``, looking past ``end`` for its own end."""
-        reach = min(end + len(separator) - 1, self._one.size)
+        reach, step = min(end + len(separator) - 1, self._one.size), 16 * len(separator) + _FEW
         while begin < end:
-            found = self.read(begin, min(_MORE, reach - begin)).find(separator)
+            found = self.read(begin, min(step, reach - begin)).find(separator)
             if found >= 0:
                 return begin + found
-            begin += max(1, _MORE - len(separator) + 1)
+            begin += step - len(separator) + 1
+            step = max(step, min(2 * step, _MORE))
         return None
 
     def cut_after(self, mark: int, rule: str) -> int:

@@ -97,21 +97,25 @@ class Gigatoken:
         whole = self._separator.join((*texts, b""))
         if holds_unlike(whole):
             return self._some_by_reference(texts)
-        found = self._encoded(texts, whole)
-        if self._blocks % CHECKED_EVERY == 0 and texts:
-            self._check(texts[self._blocks // CHECKED_EVERY % len(texts)])
-        self._blocks += 1
-        return found
+        return self._encoded(texts, whole)
 
-    def _encoded(self, texts: Sequence[bytes], whole: bytes) -> tuple[Ids, Ends]:
+    def encode_joined(self, whole: bytes, documents: int) -> tuple[Ids, Ends] | None:
+        """Documents with the separator after each, none with a code point of `UNLIKE`; None: one of them spells it."""
         if anonymous_bytes() - self._grown_from > self._cache:
             self._single, self._joined = None, _load_gigatoken(with_separator(self._vocabulary))
             self._grown_from = anonymous_bytes()
-        if whole.count(self._separator) == len(texts):
-            ids = self._joined.encode(whole)
-            ends = np.flatnonzero(ids == self._vocabulary.eot) + 1
-            if len(ends) == len(texts):
-                return ids, ends
+        if self._blocks % CHECKED_EVERY == 0:
+            at = self._blocks * _CHECKED % max(1, len(whole) - _CHECKED)
+            self._check(max(whole[at : at + _CHECKED].split(self._separator), key=len))
+        self._blocks += 1
+        ids = self._joined.encode(whole)
+        ends = np.flatnonzero(ids == self._vocabulary.eot) + 1
+        return (ids, ends) if len(ends) == documents else None
+
+    def _encoded(self, texts: Sequence[bytes], whole: bytes) -> tuple[Ids, Ends]:
+        found = self.encode_joined(whole, len(texts))
+        if found is not None:
+            return found
         self._single = self._single or _load_gigatoken(self._vocabulary.plain)
         return with_ends([self._single.encode(text) for text in texts], self._vocabulary.eot)
 
@@ -131,13 +135,13 @@ class Gigatoken:
         return self._reference.encode(texts)
 
     def _check(self, text: bytes) -> None:
-        """Both libraries on the beginning of one document."""
-        short = text[:_CHECKED].decode("utf-8", "ignore").encode()
-        fast, _ = self._encoded([short], short + self._separator)
+        """Both libraries on some of a document."""
+        short = text.decode("utf-8", "ignore").encode()
+        fast = self._joined.encode(short + self._separator)
         slow, _ = self._by_reference([short])
         if not np.array_equal(fast, slow):
             raise FormatError(
-                f"gigatoken: expected the {len(slow)} ids of tokenizers for a document that begins "
+                f"gigatoken: expected the {len(slow)} ids of tokenizers for text that begins "
                 f"{short[:40].decode('utf-8', 'ignore')!r}, got {len(fast)} others. "
                 "Start again in an empty directory with --tokenizer-engine tokenizers."
             )
