@@ -26,35 +26,38 @@ class LocalBytes:
     """A file of this machine: by its path for decoders, by offset for us."""
 
     def __init__(self, path: str) -> None:
-        self.path = self.decoders_file = path
+        self.path = path
         self.problem: LowtideError | OSError | None = None
 
     @property
     def size(self) -> int:
         return os.stat(self.path).st_size  # noqa: PTH116
 
+    def decoders_file(self) -> Any:
+        return self.path
+
     def at(self, offset: int, length: int) -> bytes:
+        """Bytes of the file; fewer where it ends."""
         with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123
+            length = max(0, min(length, os.fstat(file.fileno()).st_size - offset))
             return os.pread(file.fileno(), length, offset)
 
 
-class ObjectBytes(io.RawIOBase):
+class ObjectBytes:
     """The bytes of an object; ``problem``: what went wrong below a decoder, which tells it in words of its own."""
 
     def __init__(self, path: str, address: str, options: dict[str, Any], pinned: dict[str, Any]) -> None:
         self.path, self.size = path, int(pinned["size"])
         self.problem: LowtideError | OSError | None = None
         self._object = RemoteObject(address, options, pinned)
-        self._position = 0
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._turn = threading.Lock()
 
-    @property
     def decoders_file(self) -> Any:
-        return self
+        return _ObjectFile(self)
 
     def at(self, offset: int, length: int) -> bytes:
-        """Bytes of the object, fetched by one request."""
+        """Bytes of the object, fetched by one request; fewer where it ends."""
         found = bytearray(max(0, min(length, self.size - offset)))
 
         def write(place: int, data: Any) -> None:
@@ -69,6 +72,24 @@ class ObjectBytes(io.RawIOBase):
                 raise
         return bytes(found)
 
+    def piece(self, number: int) -> bytes:
+        """One of the pieces that are kept for a while."""
+        with self._turn:
+            found = self._kept.pop(number, None)
+            if found is None:
+                found = self.at(number * _PIECE, _PIECE)
+            self._kept[number] = found
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+            return found
+
+
+class _ObjectFile(io.RawIOBase):
+    """An object for a decoder, which closes it when it is done."""
+
+    def __init__(self, object: ObjectBytes) -> None:
+        self._object, self._position = object, 0
+
     def readable(self) -> bool:
         return True
 
@@ -79,29 +100,19 @@ class ObjectBytes(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._object.size}[whence]
         return self._position
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         done = 0
-        while done < len(view) and self._position < self.size:
+        while done < len(view) and self._position < self._object.size:
             number, inside = divmod(self._position, _PIECE)
-            part = self._piece(number)[inside : inside + len(view) - done]
+            part = self._object.piece(number)[inside : inside + len(view) - done]
             view[done : done + len(part)] = part
             done += len(part)
             self._position += len(part)
         return done
-
-    def _piece(self, number: int) -> bytes:
-        with self._turn:
-            found = self._kept.pop(number, None)
-            if found is None:
-                found = self.at(number * _PIECE, _PIECE)
-            self._kept[number] = found
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-            return found
 
 
 Bytes = LocalBytes | ObjectBytes

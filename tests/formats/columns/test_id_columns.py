@@ -354,9 +354,14 @@ def test_thousands_of_damaged_files_are_a_format_error_or_ids(tmp_path: Path, na
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode in (0, -signal.SIGABRT), done.stderr[-2000:]
         said += done.stdout.splitlines()
-        ended += done.returncode != 0
+        if done.returncode:
+            ended += 1
+            shutil.copyfile(tmp_path / f"bad-{name}", tmp_path / f"ended-{ended}-{name}")
     assert ended < rounds // 200
     assert sum(line.endswith("refused") for line in said) > rounds // 10
+    for number in range(1, min(ended, 3) + 1):  # what ends pyarrow ends its maker, and not us
+        with pytest.raises((FormatError, ReadError)):
+            column_layout(tmp_path / f"ended-{number}-{name}", "input_ids", cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -402,6 +407,29 @@ def test_a_full_disk_says_where_else_to_decode(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("28 ")
     assert "State cache_dir= on another disk" in ended.stdout
+
+
+def test_bytes_that_end_pyarrow_are_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "t.parquet", table(DOCUMENTS))
+    (tmp_path / "pyarrow.py").write_text("import os; os.abort()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    MAKER.close()
+    with pytest.raises(ReadError, match=r"t.parquet: expected its maker .* got it ended by SIGABRT 3 times"):
+        column_layout(path, "input_ids", cache_dir=tmp_path / "cache")
+    with pytest.raises(FormatError, match=r"got a Parquet file\. The data may be damaged"):
+        lowtide.open(path)
+    MAKER.close()
+
+
+def test_opening_and_reading_imports_no_pyarrow_here(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", table(DOCUMENTS))
+    script = (
+        "import sys, lowtide\n"
+        f"tokens = lowtide.open_tokens({str(path)!r}, column='input_ids', cache_dir={str(tmp_path / 'cache')!r})\n"
+        "print(int(tokens[:].sum()), 'pyarrow' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert told.split() == [str(sum(ALL)), "False"]
 
 
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,6 +219,33 @@ def test_opening_and_reading_imports_no_h5py_here(file: Path) -> None:
     assert told[2] == "False"
 
 
+def test_a_file_that_is_being_written_is_refused_and_may_be_written_again_while_it_is_read(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"data": X, "chunks": (10, 7), "compression": "gzip"}
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        out.create_dataset("X", **how)
+        with pytest.raises(FormatError, match="open for writing"):
+            lowtide.open(tmp_path / "x.h5", tensor="X", cache_dir=tmp_path / "cache")
+    found = lowtide.open(tmp_path / "x.h5", tensor="X", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(found[:], X)
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        out.create_dataset("X", **{**how, "data": X + 1})
+    again = lowtide.open(tmp_path / "x.h5", tensor="X", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(again[:], X + 1)
+
+
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV"])
+def test_bytes_that_end_h5py_are_a_typed_error(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The real library crashes only on files that nobody may publish: one that crashes for sure takes its place."""
+    (tmp_path / "h5py.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{name})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    MAKER.close()
+    with pytest.raises(lowtide.ReadError, match=f"x.h5: expected its maker .* got it ended by {name} 3 times"):
+        lowtide.open(file, tensor="X")
+    MAKER.close()
+
+
 FILTERS: dict[str, dict[str, Any]] = {
     "gzip": {"chunks": (1_000, 64), "compression": "gzip"},
     "lzf": {"chunks": (1_000, 64), "compression": "lzf"},

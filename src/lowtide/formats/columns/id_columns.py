@@ -129,7 +129,7 @@ class IdColumn:
     def _opened(self) -> Iterator[Any]:
         """By pyarrow: a Parquet file, or a reader of record batches."""
         pyarrow = _pyarrow(self.path)
-        file = self.bytes.decoders_file
+        file = self.bytes.decoders_file()
         if self.kind == "parquet":
             # Unbuffered, pyarrow reads the whole column of a row group at once; buffered, page by page.
             with pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False) as opened:

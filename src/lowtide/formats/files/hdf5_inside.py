@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -139,6 +140,8 @@ def _linked(file: Bytes, holder: Bytes, name: str, dataset: str) -> str:
 
 @contextmanager
 def opened_by_h5py(file: Bytes) -> Iterator[Any]:
+    """The file as h5py has it, without HDF5's lock: whoever decodes has it open for long, and others may write it anew
+    meanwhile, which is noticed."""
     try:
         import h5py
     except ImportError:
@@ -149,7 +152,8 @@ def opened_by_h5py(file: Bytes) -> Iterator[Any]:
     with contextlib.suppress(ImportError):
         import hdf5plugin  # noqa: F401 - its filters, where it is installed
     try:
-        opened = h5py.File(file.decoders_file, "r")
+        _refuse_written(file)
+        opened = h5py.File(file.decoders_file(), "r", locking=False)
     except OSError as error:
         if file.problem is not None:
             raise file.problem from None
@@ -169,6 +173,18 @@ def opened_by_h5py(file: Bytes) -> Iterator[Any]:
                 f"{file.path}: expected a whole HDF5 file, got one that h5py cannot read ({clip(str(error))}). "
                 "It is damaged, or holds what numpy does not have: copy it again, or read it with h5py."
             ) from error
+
+
+def _refuse_written(file: Bytes) -> None:
+    """BlockingIOError if some process has the file open for writing, by the lock that HDF5 takes."""
+    if isinstance(file, LocalBytes):
+        with open(file.path, "rb") as opened:  # noqa: PTH123
+            try:
+                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass  # a filesystem without locks
 
 
 def _is_dataset(item: Any) -> bool:

@@ -22,15 +22,15 @@ _MOST_LISTED = 20
 
 async def described(path: str, source: dict[str, Any] | None, tensor: str) -> dict[str, Any]:
     """Name, dtype, shape and rows of a chunk of an array."""
-    store = None if source is None else _root(**source)  # here, while the environment is that of who asks
+    store = None if source is None else store_below(**source)  # here, while the environment is that of who asks
     return await asyncio.to_thread(_described, path, store, tensor)
 
 
-def open_zarr(path: str, name: str, source: dict[str, Any] | None) -> Any:
+def open_zarr(path: str, name: str, store: Any) -> Any:
     zarr = _zarr(path)
-    if source is None:
+    if store is None:
         return zarr.open_array(f"{path}/{name}" if name else path, mode="r")
-    return zarr.open_array(zarr.storage.ObjectStore(_root(**source), read_only=True), path=name, mode="r")
+    return zarr.open_array(zarr.storage.ObjectStore(store, read_only=True), path=name, mode="r")
 
 
 def _described(path: str, store: Any, tensor: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _described(path: str, store: Any, tensor: str) -> dict[str, Any]:
         raise
     except Exception as problem:  # of hostile descriptions zarr raises what it likes
         told = clip(str(problem)) if store is None else type(problem).__name__  # its words may repeat a secret
-        advice = "Copy it again" if store is None else "Check the address and the credentials"
+        advice = "Copy it again" if store is None else "Check the address, the credentials and tensor="
         raise FormatError(f"{path}: expected a Zarr array, got one that zarr cannot open ({told}). {advice}.") from None
 
 
@@ -86,7 +86,7 @@ def _zarr(path: str) -> Any:
     return zarr
 
 
-def _root(address: str, options: dict[str, Any]) -> Any:
+def store_below(address: str, options: dict[str, Any]) -> Any:
     """obstore's store of everything below an address."""
     options = {**options}
     options.setdefault("retry_config", {"max_retries": 10})
