@@ -282,4 +282,5 @@ def test_a_damaged_chunk_is_named_and_rows_elsewhere_still_read(tmp_path: Path) 
     with pytest.raises(lowtide.ReadError, match=r"expected chunk \(7, 0\) \(rows 14000 to 16000\) whole"):
         found[15_000]
     np.testing.assert_array_equal(found[:10_000], rows[:10_000])
+    np.testing.assert_array_equal(found[12_000], rows[12_000])  # decoded together with it, in another block
     MAKER.close()

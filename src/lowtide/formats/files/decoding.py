@@ -87,6 +87,8 @@ class DecodedRows:
                 self._kept.move_to_end(number)
                 return known
             self._under_way.add(number)
+            if self._region > KEPT:
+                self._kept.clear()  # two of them would be too much
         try:
             with self._many:
                 found = self._decoded(number)
