@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from lowtide.blocks.asking import MAKER
 from lowtide.machine import file_kind
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,6 +73,7 @@ def nothing_left_behind(scratch: Path) -> Iterator[None]:
     """Fails a file of tests that leaves processes, threads or big temporary files behind."""
     before = leftovers.Before(scratch)
     yield
+    MAKER.close()  # it lives as long as this process
     left = before.left_since()
     assert not left, "this file of tests left behind: " + "; ".join(left)
 

@@ -76,7 +76,7 @@ def open_tokens(  # noqa: PLR0913 - every option is one of the promised ones
         if column is None:
             layout = token_layout(source, dtype=dtype, tensor=tensor, part=part)
         else:
-            layout = column_layout(source, column, dtype=dtype, part=part, cache_dir=cache_dir)
+            layout = column_layout(source, column, dtype=dtype, part=part)
     return Tokens(
         layout,
         open_store(layout.extents, strategy=strategy, cache=cache, budget=budget, engine=engine),

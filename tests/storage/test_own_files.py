@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import lowtide
+from lowtide.blocks.asking import MAKER
 from lowtide.corpus.journal import Journal
 from lowtide.storage.own_files import NotOursError, OwnDirectory, atomic_write, open_own, seal, user_cache
 
@@ -143,24 +144,18 @@ def test_planted_decoded_columns_are_not_believed(shared: Path, tmp_path: Path) 
             return [int(one) for one in tokens[:5]]
 
     assert first() == [0, 1, 2, 3, 4]
-    (place,) = (cache / "columns").iterdir()
-    made = {one.name: one.read_bytes() for one in place.iterdir() if one.name != "done.json"}
-    done = json.loads((place / "done.json").read_bytes())
-    for one in place.iterdir():
-        one.unlink()
-    place.rmdir()
-    (cache / "columns").rmdir()
+    MAKER.close()
+    made = {one: one.read_bytes() for one in (cache / "blocks").rglob("*") if one.is_file()}
+    shutil.rmtree(cache / "blocks")
 
     def plant() -> None:
-        place.mkdir(parents=True)
-        for name, content in made.items():
-            planted = np.full(len(content) // 8, 666, "<i8").tobytes() if name == "tokens.bin" else content
-            (place / name).write_bytes(planted)
-        (place / "done.json").write_text(json.dumps(done))
+        for file, content in made.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(np.full(len(content) // 8, 666, "<i8").tobytes() if file.name == "data" else content)
 
     as_nobody(plant)
     assert first() == [0, 1, 2, 3, 4]
-    assert "tokens.bin" in names_in(tmp_path / "cache")
+    assert list((cache / f"blocks-{os.geteuid()}").rglob("survey.json"))
 
 
 def test_a_linked_lock_and_log_of_a_run_are_refused(shared: Path, victim: Path) -> None:

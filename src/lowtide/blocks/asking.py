@@ -63,7 +63,9 @@ class Asking:
 
     def call(self, function: str, arguments: dict[str, Any], waiting: Waiting | None = None) -> Any:
         """The result of a function, run by the maker. ``function``: ``package.module:name``."""
-        message = {"do": "call", "function": function, "arguments": arguments, "environment": environment()}
+        where = arguments.get("path", "blocks")
+        message = {"do": "call", "function": function, "arguments": arguments, "where": where}
+        message["environment"] = environment()
         return self.wait(self.ask(message), waiting)
 
     def ask(self, message: dict[str, Any]) -> Ticket:

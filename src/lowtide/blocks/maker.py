@@ -242,7 +242,7 @@ class Maker:
         finally:
             self._working -= 1
             for block in blocks:
-                self._done(job.file, block, problem)
+                self._done(job.file, block, None if job.file.is_there(block) else problem)
             self._work()
 
     def _done(self, file: BlockFile, block: int, problem: BaseException | None = None) -> None:
@@ -282,7 +282,7 @@ class Maker:
 
     async def _made_here(self, job: BlockJob, run: list[int]) -> None:
         await self._room(job, len(run))
-        writing = _Writing(job.file, run[0])
+        writing = Writing(job.file, run[0])
         try:
             offset = run[0] * BLOCK
             length = min(job.file.size, (run[-1] + 1) * BLOCK) - offset
@@ -312,7 +312,7 @@ class Maker:
                 return
 
 
-class _Writing:
+class Writing:
     """Bytes that come in order into blocks, each marked when its last byte is written."""
 
     def __init__(self, file: BlockFile, first: int) -> None:

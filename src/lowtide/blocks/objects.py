@@ -233,6 +233,12 @@ def _endpoint(options: dict[str, Any]) -> str:
     return str(options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or "")
 
 
+def own_place(key: str) -> tuple[str, str]:
+    """The directory of block files, and in it that of ``key``, made where there is none: for what is kept beside."""
+    root = _root(reach().cache_dir)
+    return str(root.path), str(OwnDirectory(root.path / key).path)
+
+
 def _root(stated: str | None) -> OwnDirectory:
     """The directory of block files: ours alone, else one with our name on it, else the user's own cache."""
     parent = user_cache() if stated is None else Path(stated)

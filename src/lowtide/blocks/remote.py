@@ -44,7 +44,7 @@ class RemoteObject:
     def __init__(self, address: str, options: dict[str, Any], pinned: dict[str, Any] | None = None) -> None:
         self.address, self.pinned = address, pinned
         self.patience = float(options.get("patience", PATIENCE))
-        self.store, self.key = _store(address, options)
+        self.store, self.key = store_of(address, options)
 
     async def look(self, length: int) -> dict[str, Any]:
         """What the object is, and its first bytes, kept for whoever makes the first block: one request."""
@@ -232,7 +232,7 @@ def _about(meta: Any) -> dict[str, Any]:
     return {"size": int(meta["size"]), "etag": meta.get("e_tag"), "modified": when}
 
 
-def _store(address: str, options: dict[str, Any]) -> tuple[Any, str]:
+def store_of(address: str, options: dict[str, Any]) -> tuple[Any, str]:
     """obstore's store for an address, and the object's path in it."""
     try:
         from obstore import store as stores

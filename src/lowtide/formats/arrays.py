@@ -14,6 +14,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from lowtide.blocks.objects import normal_address
 from lowtide.errors import FormatError
 from lowtide.formats.files import memmap, raw, zarr
 from lowtide.formats.foreign_directories import refuse_foreign_directory
@@ -84,6 +85,8 @@ def _layout(
                 f"tensor: expected a .safetensors, .npz or HDF5 file for tensor={tensor!r}, got a memmap. Leave it out."
             )
         return agree(memmap.read(item), dtype, shape, offset)
+    if normal_address(item) is not None and zarr.looks_like(item):
+        return agree(zarr.read(item, tensor), dtype, shape, offset)
     try:
         file = HeaderFile(item)
     except IsADirectoryError:

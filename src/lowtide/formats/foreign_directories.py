@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.formats.columns.id_columns import column_advice
+from lowtide.formats.columns.kinds import column_advice
 from lowtide.formats.header import HeaderFile, is_file
 from lowtide.formats.refusals import Foreign, as_typed
 
@@ -98,7 +98,8 @@ def _directory_kind(path: Path, names: Collection[str], *, tokens: bool) -> Fore
         inside = sorted(entry for entry in names if entry.endswith(ending))
         if inside:
             where = f"{as_typed(str(path))}/*{ending}" if len(inside) > 1 else as_typed(str(path / inside[0]))
-            return Foreign(f"a directory of {name}", column_advice(str(path / inside[0]), where, tokens=tokens))
+            with HeaderFile(str(path / inside[0])) as file:
+                return Foreign(f"a directory of {name}", column_advice(file, where, tokens=tokens))
     return None
 
 

@@ -78,14 +78,7 @@ def _container(file: HeaderFile, head: bytes, *, stated: np.dtype[Any] | None) -
     if name.endswith(".npz") or (head.startswith(npz.MAGICS) and not as_bytes):
         return npz
     if name.endswith(hdf5.SUFFIXES[:2]) or not as_bytes:
-        if not hdf5.looks_like(file, head):
-            return None
-        if file.made is not None:
-            raise FormatError(
-                f"{file.path}: expected an array that lies in one run of bytes, got an HDF5 file behind an address. "
-                "Copy the file here and open the copy."
-            )
-        return hdf5
+        return hdf5 if hdf5.looks_like(file, head) else None
     return None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats.columns.id_columns import column_advice
+from lowtide.formats.columns.kinds import column_advice
 from lowtide.formats.header import HeaderFile
 
 _LOOK = 512  # a tar archive says what it is at byte 257
@@ -122,7 +122,7 @@ def refuse_foreign(file: HeaderFile, stated: np.dtype[Any] | None, *, tokens: bo
     for kind in _FILES:
         if kind.looks_like(file.path, head):
             if kind.way_out == _COLUMNS:
-                kind = replace(kind, way_out=column_advice(file.path, as_typed(file.path), tokens=tokens))
+                kind = replace(kind, way_out=column_advice(file, as_typed(file.path), tokens=tokens))
             raise kind.refusal(file.path, tokens=tokens)
     if _framed_pickle(head, file.size):
         raise _FILES[-1].refusal(file.path, tokens=tokens)
@@ -140,7 +140,9 @@ def may_be(head: bytes) -> str | None:
 
 
 def as_typed(path: str) -> str:
-    """A path as one would type it here: relative if it is below the current directory."""
+    """A path as one would type it here: relative if it is below the current directory. An address as it is."""
+    if "://" in path:
+        return path
     short = os.path.relpath(path)
     return path if short.startswith(os.pardir) else short
 

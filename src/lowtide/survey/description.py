@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
+from lowtide.blocks.addresses import is_address
 from lowtide.formats import Layout, dtype_smell
 from lowtide.machine import file_kind, page_cache, read_ahead_bytes
 from lowtide.reading.documents.boundaries import required_marks
@@ -79,7 +80,7 @@ def describe(subject: Subject, opening: Opening) -> Description:
         vocab=layout.vocab,
         eot=layout.eot,
         parts=subject.tokens_by_part(),
-        filesystem=file_kind(first.path).name if first.made is None else "behind an address",
+        filesystem=file_kind(first.path).name if first.made is None else _made_from(first.path),
         read_ahead=read_ahead_bytes(first.path) if first.made is None else None,
         cached=_cached(layout),
         notes=layout.notes,
@@ -109,6 +110,10 @@ def survey_documents(
         marks = required_marks(data)
         index = boundary_index(data, marks, progress)
         return str(marks), count_documents(index, data.first, data.last, window)
+
+
+def _made_from(path: str) -> str:
+    return "behind an address" if is_address(path) else "decoded into blocks"
 
 
 def _documents(layout: Layout) -> int | None:

@@ -1,4 +1,4 @@
-"""A column of token ids in a Parquet, Arrow or Feather file, as blocks of ids.
+"""A column of token ids in a Parquet, Arrow or Feather file, as blocks of ids. Runs in the maker only.
 
 One row of the column is one document, and blocks of at most 262,144 ids come out whatever the file's own pieces (row
 groups, record batches) hold. Costs a few pages of one column of a Parquet row group, or one record batch of an Arrow
@@ -7,6 +7,8 @@ file, which is mapped, and unpacked if it was compressed. pyarrow (extra ``parqu
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,24 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowtide.errors import FormatError
-from lowtide.formats.header import HeaderFile
+from lowtide.errors import FormatError, LowtideError
 from lowtide.formats.layout import Ends, clip
+from lowtide.formats.object_bytes import Bytes, LocalBytes, bytes_of
 
 # Ids in one block. Four times as many took three times the memory and no less time.
 MOST_IDS = 1 << 18
 _MOST_ROWS = 65_536
 _MOST_LISTED = 20
-
-
-@dataclass(frozen=True)
-class IdColumn:
-    """Where ids are: a file, its kind, a column, and what pyarrow calls the type of one id."""
-
-    path: str
-    kind: str  # "parquet" | "arrow" | "arrow stream"
-    name: str
-    dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True)
@@ -43,51 +35,202 @@ class IdBlock:
     ends: Ends  # counted from the first id of this block
 
 
-def find_column(path: str, column: str) -> IdColumn:
-    """The column of that name; FormatError if the file has none or it does not hold lists of integers."""
-    kind = _kind(path)
-    pyarrow = _pyarrow(path)
-    try:
-        schema = _schema(pyarrow, path, kind)
-        columns = list(schema.names)
-    except Exception as error:  # pyarrow may raise anything for hostile bytes, such as UnicodeDecodeError
-        raise FormatError(
-            f"{path}: expected a whole {kind} file, got one that pyarrow cannot read ({clip(str(error))}). "
-            "It is cut short or damaged: copy or write it again."
-        ) from error
-    if column not in columns:
-        names = [clip(name, 40) for name in columns[:_MOST_LISTED]]
+async def item_type(path: str, kind: str, source: dict[str, Any] | None, column: str) -> str:
+    """The dtype of one id; FormatError if there is no such column or it does not hold lists of integers."""
+    return await asyncio.to_thread(_item_type, IdColumn(path, kind, column, bytes_of(path, source)))
+
+
+async def advice(path: str, kind: str, source: dict[str, Any] | None, where: str, tokens: bool) -> str:
+    """What to do with the columns of such a file, in a line to paste; ``where``: the files as one types them."""
+    return await asyncio.to_thread(_advice, IdColumn(path, kind, "", bytes_of(path, source)), where, tokens)
+
+
+@dataclass(frozen=True)
+class IdColumn:
+    """Where ids are: a file, its kind ("parquet", "arrow" or "arrow stream"), and a column."""
+
+    path: str
+    kind: str
+    name: str
+    bytes: Bytes
+
+    def schema(self) -> Any:
+        with self._whole(), self._opened() as opened:
+            found = opened.schema_arrow if self.kind == "parquet" else opened.schema
+            list(found.names)  # one that is no text is found here
+            return found
+
+    def promised(self) -> list[int]:
+        """How many ids each piece has at most, by the file's own tables, without decoding ids."""
+        with self._decoding(), self._opened() as opened:
+            if self.kind != "parquet":
+                return [int(_lengths(array).sum()) for array in self._batches(opened, 0, None)]
+            about = opened.metadata
+            groups = [about.row_group(group) for group in range(about.num_row_groups)]
+            return [sum(leaf.num_values for leaf in self._leaves(group)) for group in groups]
+
+    def blocks(self, first: int, last: int) -> Iterator[IdBlock]:
+        """Every id of these pieces, in order, in blocks of at most 262,144."""
+        with self._decoding(), self._opened() as opened:
+            if self.kind == "parquet":
+                for group in range(first, last):
+                    for array in self._pages(opened, group):
+                        yield from self._cut(group, array)
+                return
+            for piece, array in enumerate(self._batches(opened, first, last), first):
+                yield from self._cut(piece, array)
+
+    def stored(self, block: IdBlock, dtype: np.dtype[Any], before: int) -> npt.NDArray[Any]:
+        """The ids as they are stored; FormatError for one that does not fit; none ever wraps."""
+        if block.ids.size and not np.can_cast(block.ids.dtype, dtype, "safe"):
+            limits = np.iinfo(dtype)
+            low, high = int(block.ids.min()), int(block.ids.max())
+            if low < limits.min or high > limits.max:
+                found = low if low < limits.min else high
+                at = before + int(np.flatnonzero(block.ids == found)[0])
+                raise FormatError(
+                    f"{self.path}, column {self.name!r}: expected ids from {limits.min} to {limits.max} for "
+                    f"dtype={dtype}, got {found} at token {at}. State a wider dtype=, or leave it out."
+                )
+        return np.ascontiguousarray(block.ids.astype(dtype, copy=False))
+
+    def damaged(self, problem: object) -> FormatError:
+        return FormatError(
+            f"{self.path}: expected rows of {clip(self.name)}, got bytes that pyarrow cannot decode "
+            f"({clip(str(problem))}). Copy or write it again."
+        )
+
+    @contextlib.contextmanager
+    def _decoding(self) -> Iterator[None]:
+        try:
+            yield
+        except (LowtideError, GeneratorExit):
+            raise
+        except Exception as problem:  # pyarrow may raise anything for hostile bytes
+            if self.bytes.problem is not None:
+                raise self.bytes.problem from None
+            raise self.damaged(problem) from None
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        try:
+            yield
+        except LowtideError:
+            raise
+        except Exception as problem:  # such as UnicodeDecodeError
+            if self.bytes.problem is not None:
+                raise self.bytes.problem from None
+            raise FormatError(
+                f"{self.path}: expected a whole {self.kind} file, got one that pyarrow cannot read "
+                f"({clip(str(problem))}). It is cut short or damaged: copy or write it again."
+            ) from None
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """By pyarrow: a Parquet file, or a reader of record batches."""
+        pyarrow = _pyarrow(self.path)
+        file = self.bytes.decoders_file()
+        if self.kind == "parquet":
+            # Unbuffered, pyarrow reads the whole column of a row group at once; buffered, page by page.
+            with pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False) as opened:
+                yield opened
+            return
+        here = isinstance(self.bytes, LocalBytes)
+        source = pyarrow.memory_map(file) if here else pyarrow.PythonFile(file, mode="r")
+        with contextlib.ExitStack() as closing:
+            if here:
+                closing.enter_context(source)
+            yield pyarrow.ipc.open_file(source) if self.kind == "arrow" else pyarrow.ipc.open_stream(source)
+
+    def _leaves(self, group: Any) -> list[Any]:
+        leaves = [group.column(k) for k in range(group.num_columns)]
+        return [leaf for leaf in leaves if leaf.path_in_schema.split(".")[0] == self.name]
+
+    def _pages(self, opened: Any, group: int) -> Iterator[Any]:
+        about = opened.metadata.row_group(group)
+        ids = sum(leaf.num_values for leaf in self._leaves(about))
+        rows = max(1, min(_MOST_ROWS, MOST_IDS * about.num_rows // max(1, ids)))
+        for batch in opened.iter_batches(rows, row_groups=[group], columns=[self.name], use_threads=False):
+            yield _checked(batch.column(0))
+
+    def _batches(self, opened: Any, first: int, last: int | None) -> Iterator[Any]:
+        place = opened.schema.get_field_index(self.name)
+        if self.kind == "arrow":
+            for piece in range(first, opened.num_record_batches if last is None else last):
+                yield _checked(opened.get_batch(piece).column(place))
+            return
+        for piece, batch in enumerate(opened):  # a stream has no index: pieces before are read past
+            if last is not None and piece >= last:
+                return
+            if piece >= first:
+                yield _checked(batch.column(place))
+
+    def _cut(self, piece: int, array: Any) -> Iterator[IdBlock]:
+        """One array of lists in blocks; a row without a list is an empty document."""
+        ends: Ends = np.cumsum(_lengths(array), dtype=np.int64)
+        values = array.flatten()
+        if values.null_count:
+            raise FormatError(
+                f"{self.path}, column {clip(self.name)}: expected an id in every place, got {values.null_count} "
+                f"missing in piece {piece}. Fill or drop them and write it again."
+            )
+        for begin in range(0, max(1, len(values)), MOST_IDS):
+            stop = min(begin + MOST_IDS, len(values))
+            inside = ends[(ends > (begin or -1)) & (ends <= stop)]  # an empty first document ends at 0
+            yield IdBlock(piece, values.slice(begin, stop - begin).to_numpy(zero_copy_only=False), inside - begin)
+
+
+def _checked(array: Any) -> Any:
+    array.validate(full=True)  # Arrow files are mapped and trusted: an offset beyond the end would crash the process
+    return array
+
+
+def _lengths(array: Any) -> npt.NDArray[np.int64]:
+    """Ids in each row; none where the row is missing."""
+    import pyarrow.compute
+
+    lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(array), 0)
+    found: npt.NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return found
+
+
+def _item_type(column: IdColumn) -> str:
+    path, name = column.path, column.name
+    schema = column.schema()
+    columns = list(schema.names)
+    if name not in columns:
+        names = [clip(one, 40) for one in columns[:_MOST_LISTED]]
         more = f" and {len(columns) - _MOST_LISTED} more" if len(columns) > _MOST_LISTED else ""
         raise FormatError(
-            f"{path}: expected a column {clip(column)}, got {', '.join(names) or 'none'}{more}. "
+            f"{path}: expected a column {clip(name)}, got {', '.join(names) or 'none'}{more}. "
             "State column= with one of these."
         )
-    if columns.count(column) > 1:
-        raise FormatError(
-            f"{path}: expected one column {clip(column)}, got {columns.count(column)}. Rename all but one."
-        )
-    type = schema.field(column).type
-    item = _item_type(pyarrow, type)
+    if columns.count(name) > 1:
+        raise FormatError(f"{path}: expected one column {clip(name)}, got {columns.count(name)}. Rename all but one.")
+    type = schema.field(name).type
+    item = _ids_in(type)
     if item is None:
         raise FormatError(
-            f"{path}, column {clip(column)}: expected a list of integers in each row, got {type}. "
+            f"{path}, column {clip(name)}: expected a list of integers in each row, got {type}. "
             "Tokenise it first, or name the column of ids."
         )
-    return IdColumn(path, kind, column, np.dtype(item.to_pandas_dtype()))
+    return str(np.dtype(item.to_pandas_dtype()).str)
 
 
-def column_advice(path: str, where: str, *, tokens: bool) -> str:
-    """What to do with the columns of such a file, in a line to paste; ``where``: the files as one types them."""
-    try:
-        kind, pyarrow = _kind(path), _pyarrow(path)
-        schema = _schema(pyarrow, path, kind)
-    except FormatError as problem:  # its text says what is missing, or what is wrong with the file
-        return str(problem).partition(". ")[2] or str(problem)
-    except Exception as problem:  # pyarrow may raise anything for hostile bytes
-        return f"It is damaged ({clip(str(problem))}): copy or write it again."
-    types = pyarrow.types
+def _ids_in(type: Any) -> Any:
+    """The type of one id, if the column holds lists of integers."""
+    from pyarrow import types
+
+    lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return type.value_type if any(is_one(type) for is_one in lists) and types.is_integer(type.value_type) else None
+
+
+def _advice(column: IdColumn, where: str, tokens: bool) -> str:
+    kind, schema = column.kind, column.schema()
+    from pyarrow import types
+
     columns = {name: schema.field(at).type for at, name in enumerate(schema.names)}
-    ids = [name for name, type in columns.items() if _item_type(pyarrow, type) is not None]
+    ids = [name for name, type in columns.items() if _ids_in(type) is not None]
     text = [name for name, type in columns.items() if types.is_string(type) or types.is_large_string(type)]
     numbers = [name for name, type in columns.items() if types.is_integer(type) or types.is_floating(type)]
     lists = [name for name, type in columns.items() if types.is_list(type) or types.is_fixed_size_list(type)]
@@ -105,52 +248,15 @@ def column_advice(path: str, where: str, *, tokens: bool) -> str:
         table = f"pyarrow.dataset.dataset(sorted(glob.glob({where!r})), format={kind.split()[0]!r}).to_table()"
     if kind == "arrow stream":
         table = f"pyarrow.ipc.open_stream({where!r}).read_all()"
-    column = f"{table}[{best!r}].to_numpy()"
+    saved = f"{table}[{best!r}].to_numpy()"
     if best in lists:  # rows of equal length stay rows
-        column = f"np.{'stack' if types.is_fixed_size_list(columns[best]) else 'concatenate'}({column})"
-    return f"Save one column: np.save({best + '.npy'!r}, {column})."
-
-
-def blocks(column: IdColumn, first: int = 0) -> Iterator[IdBlock]:
-    """Every id from piece ``first`` on, in order, in blocks of at most 262,144."""
-    pyarrow = _pyarrow(column.path)
-    source = _parquet if column.kind == "parquet" else _arrow
-    try:
-        for piece, array in source(pyarrow, column, first):
-            yield from _cut(pyarrow, column, piece, array)
-    except FormatError:
-        raise
-    except Exception as error:  # pyarrow may raise anything for hostile bytes
-        raise FormatError(
-            f"{column.path}: expected rows of {clip(column.name)}, got bytes that pyarrow cannot decode "
-            f"({clip(str(error))}). Copy or write it again."
-        ) from error
-
-
-def _kind(path: str) -> str:
-    with HeaderFile(path) as file:
-        head = file.read(0, 8)
-        tail = file.read(max(0, file.size - 4), 4)
-    if head.startswith(b"PAR1"):
-        if tail != b"PAR1":
-            raise FormatError(
-                f"{path}: expected 'PAR1' at the end of a Parquet file, got {clip(tail)}. It is cut short or "
-                "encrypted: copy or write it again."
-            )
-        return "parquet"
-    if head == b"ARROW1\x00\x00":
-        return "arrow"
-    if head.startswith(b"\xff\xff\xff\xff"):
-        return "arrow stream"
-    raise FormatError(
-        f"{path}: expected a Parquet, Arrow or Feather file for column=, got bytes {clip(head)}. "
-        "Leave column= out, or name the files that have columns."
-    )
+        saved = f"np.{'stack' if types.is_fixed_size_list(columns[best]) else 'concatenate'}({saved})"
+    return f"Save one column: np.save({best + '.npy'!r}, {saved})."
 
 
 def _pyarrow(path: str) -> Any:
     try:
-        import pyarrow  # here, and nowhere else: Lowtide works without it
+        import pyarrow
         import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
@@ -159,62 +265,3 @@ def _pyarrow(path: str) -> Any:
             "Install it: pip install 'lowtide[parquet]'."
         ) from None
     return pyarrow
-
-
-def _schema(pyarrow: Any, path: str, kind: str) -> Any:
-    if kind == "parquet":
-        with pyarrow.parquet.ParquetFile(path) as file:
-            return file.schema_arrow
-    with pyarrow.memory_map(path) as source:
-        opened = pyarrow.ipc.open_file(source) if kind == "arrow" else pyarrow.ipc.open_stream(source)
-        return opened.schema
-
-
-def _item_type(pyarrow: Any, type: Any) -> Any:
-    """The type of one id, if the column holds lists of integers."""
-    lists = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
-    if any(is_one(type) for is_one in lists) and pyarrow.types.is_integer(type.value_type):
-        return type.value_type
-    return None
-
-
-def _parquet(pyarrow: Any, column: IdColumn, first: int) -> Iterator[tuple[int, Any]]:
-    # Unbuffered, pyarrow reads the whole column of a row group at once; buffered, page by page.
-    with pyarrow.parquet.ParquetFile(column.path, buffer_size=1 << 20, pre_buffer=False) as file:
-        for group in range(first, file.metadata.num_row_groups):
-            about = file.metadata.row_group(group)
-            leaves = [about.column(k) for k in range(about.num_columns)]
-            ids = sum(leaf.num_values for leaf in leaves if leaf.path_in_schema.split(".")[0] == column.name)
-            rows = max(1, min(_MOST_ROWS, MOST_IDS * about.num_rows // max(1, ids)))
-            for batch in file.iter_batches(rows, row_groups=[group], columns=[column.name], use_threads=False):
-                yield group, batch.column(0)
-
-
-def _arrow(pyarrow: Any, column: IdColumn, first: int) -> Iterator[tuple[int, Any]]:
-    with pyarrow.memory_map(column.path) as source:
-        opened = pyarrow.ipc.open_file(source) if column.kind == "arrow" else pyarrow.ipc.open_stream(source)
-        place = opened.schema.get_field_index(column.name)
-        if column.kind == "arrow":
-            for piece in range(first, opened.num_record_batches):
-                yield piece, opened.get_batch(piece).column(place)
-            return
-        for piece, batch in enumerate(opened):  # a stream has no index: pieces already done are read past
-            if piece >= first:
-                yield piece, batch.column(place)
-
-
-def _cut(pyarrow: Any, column: IdColumn, piece: int, array: Any) -> Iterator[IdBlock]:
-    """One array of lists in blocks; a row without a list is an empty document."""
-    array.validate(full=True)  # Arrow files are mapped and trusted: an offset beyond the end would crash the process
-    lengths = pyarrow.compute.fill_null(pyarrow.compute.list_value_length(array), 0)
-    ends: Ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
-    values = array.flatten()
-    if values.null_count:
-        raise FormatError(
-            f"{column.path}, column {clip(column.name)}: expected an id in every place, got {values.null_count} "
-            f"missing in piece {piece}. Fill or drop them and write it again."
-        )
-    for begin in range(0, max(1, len(values)), MOST_IDS):
-        stop = min(begin + MOST_IDS, len(values))
-        inside = ends[(ends > (begin or -1)) & (ends <= stop)]  # an empty first document ends at 0
-        yield IdBlock(piece, values.slice(begin, stop - begin).to_numpy(zero_copy_only=False), inside - begin)

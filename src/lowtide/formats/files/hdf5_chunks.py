@@ -1,4 +1,4 @@
-"""Where the chunks of an uncompressed HDF5 dataset lie: the bytes of each, checked, as pieces of one extent.
+"""Where the chunks of an uncompressed HDF5 dataset lie: the bytes of each, checked, as runs. Runs in the maker only.
 
 HDF5 keeps an index of chunks, and h5py walks it (2 microseconds per chunk, once, at opening). Chunks that hold whole
 rows hold them as they are, so a row is read in place; those that follow one another in the file, as they do where a
@@ -11,17 +11,13 @@ were never written have no bytes in the file, only a fill value: a dataset with 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import FormatError
-from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import clip
-from lowtide.formats.refusals import as_typed
-from lowtide.storage.watched_files import Extent, FilePieces
 
 DAMAGED = "Its index of chunks is damaged: copy or write it again"
 NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
@@ -34,31 +30,33 @@ def filters_of(dataset: Any) -> str:
     return " and ".join(NAMES.get(number, f"filter {number}") for number in numbers)
 
 
-def refuse_beyond(file: HeaderFile, end: int, where: str) -> None:
-    if end > file.size:
+def refuse_beyond(size: int, end: int, where: str) -> None:
+    if end > size:
         raise FormatError(
-            f"{where}: expected data up to byte {end}, got a file of {file.size}. "
-            "It is cut short: copy or write it again."
+            f"{where}: expected data up to byte {end}, got a file of {size}. It is cut short: copy or write it again."
         )
 
 
-def chunked(file: HeaderFile, dataset: Any, length: int, where: str) -> Extent:
-    """The extent of a dataset of ``length`` bytes, more than 0, whose chunks hold whole rows."""
+def chunked(
+    size: int, dataset: Any, length: int, where: str, typed: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the runs of bytes begin in a file of ``size`` bytes, and where each ends in the dataset, whose ``length``
+    is more than 0 and whose chunks hold whole rows. ``typed``: the file as one types its name."""
     rows, per_chunk = int(dataset.shape[0]), int(dataset.chunks[0])
     chunk = length // rows * per_chunk  # bytes
     count = -(-rows // per_chunk)
     stored = int(dataset.id.get_num_chunks())
     if stored < count:
-        raise _never_written(file, dataset, count, f"{stored}", where)
-    if count > file.size // chunk + 1:  # before anything as long as the index is made; the last may be cut
-        refuse_beyond(file, (count - 1) * chunk, where)
+        raise _never_written(typed, dataset, count, f"{stored}", where)
+    if count > size // chunk + 1:  # before anything as long as the index is made; the last may be cut
+        refuse_beyond(size, (count - 1) * chunk, where)
     offsets = _offsets(dataset, count, per_chunk, chunk, where)
     sizes = np.full(count, chunk, np.int64)
     sizes[-1] = length - (count - 1) * chunk  # of a last chunk that is not full, the rows that count come first
     lowest = int(offsets.min())
     if lowest <= 0:
-        raise _never_written(file, dataset, count, f"none with row {int(np.argmin(offsets)) * per_chunk}", where)
-    refuse_beyond(file, int((offsets + sizes).max()), where)
+        raise _never_written(typed, dataset, count, f"none with row {int(np.argmin(offsets)) * per_chunk}", where)
+    refuse_beyond(size, int((offsets + sizes).max()), where)
     order = np.argsort(offsets, kind="stable")
     overlapping = np.flatnonzero(offsets[order][1:] < offsets[order][:-1] + sizes[order][:-1])
     if len(overlapping):
@@ -69,11 +67,8 @@ def chunked(file: HeaderFile, dataset: Any, length: int, where: str) -> Extent:
         )
     begins = np.concatenate(([True], offsets[1:] != offsets[:-1] + chunk))  # a new run of bytes
     starts = np.flatnonzero(begins)
-    whole = file.extent(int(offsets[0]), length)
-    if len(starts) == 1:
-        return whole
     ends = np.append(starts[1:] * chunk, length)
-    return replace(whole, pieces=FilePieces(offsets[starts], ends))
+    return offsets[starts], ends
 
 
 def _offsets(dataset: Any, count: int, per_chunk: int, chunk: int, where: str) -> NDArray[np.int64]:
@@ -115,9 +110,9 @@ def _offsets(dataset: Any, count: int, per_chunk: int, chunk: int, where: str) -
     return found
 
 
-def _never_written(file: HeaderFile, dataset: Any, count: int, got: str, where: str) -> FormatError:
-    name, source = f"{dataset.name.rpartition('/')[2]}.npy", as_typed(file.path)
+def _never_written(typed: str, dataset: Any, count: int, got: str, where: str) -> FormatError:
+    name = f"{dataset.name.rpartition('/')[2]}.npy"
     return FormatError(
         f"{where}: expected {count} chunks, got {got}: what was never written has no bytes in the file, only a fill "
-        f"value. Write it, or save the dataset: np.save({name!r}, h5py.File({source!r})[{dataset.name!r}][:])."
+        f"value. Write it, or save the dataset: np.save({name!r}, h5py.File({typed!r})[{dataset.name!r}][:])."
     )

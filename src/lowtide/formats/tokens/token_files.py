@@ -86,7 +86,7 @@ def _item(item: str | Mapped, asked: _Asked) -> Layout:
     if isinstance(item, np.ndarray):
         return _tokens(agree(memmap.read(item), asked.dtype, None, 0))
     here = normal_address(item) is None
-    if here and zarr.looks_like(item):
+    if zarr.looks_like(item):
         return _tokens(agree(zarr.read(item, asked.tensor), asked.dtype, None, 0))
     if is_directory(item):
         return _directory(Path(item).absolute() if here else Path(item), asked)

@@ -1,0 +1,53 @@
+"""Blocks that come without being asked for: what a decoder has in hand anyhow is kept where there is room.
+
+Beside the maker's queue, in a thread of its own: each block is locked, reserved, written and marked as the maker does.
+Blocks that somebody else is making, and those for which half of the disk has no room, are left to whoever needs them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lowtide.blocks.block_file import BLOCK, BlockFile, make_files
+from lowtide.blocks.disk import Disk, now, punch
+from lowtide.blocks.maker import Writing
+from lowtide.blocks.messages import in_runs
+from lowtide.errors import WriteError
+
+
+class Filling:
+    """Takes the bytes of a block file. ``stated``: of ``disk=``."""
+
+    def __init__(self, place: str, size: int, stated: int | None) -> None:
+        make_files(place, size)
+        self._file, self._disk, self._stated = BlockFile(place, size), Disk(str(Path(place).parent)), stated
+        self._file.settle()
+        self._left = self._disk.limit(stated) // 2 // BLOCK
+
+    def write(self, offset: int, data: Any) -> None:
+        """Whole blocks from ``offset`` on, which is the beginning of one."""
+        view, first = memoryview(data), offset // BLOCK
+        count = min(-(-len(view) // BLOCK), self._left)
+        self._left -= count
+        locked = [block for block in range(first, first + count) if self._file.lock(block)]
+        try:
+            for run in in_runs([block for block in locked if not self._file.is_there(block)], 1 << 30):
+                self._made(run, view[run[0] * BLOCK - offset : (run[-1] + 1) * BLOCK - offset])
+        except WriteError:  # no room: blocks are made when they are needed, or that is told then
+            self._left = 0
+        finally:
+            for block in locked:
+                self._file.unlock(block)
+
+    def _made(self, run: list[int], data: memoryview) -> None:
+        self._disk.reserve(len(run), self._stated, ())
+        writing = Writing(self._file, run[0])
+        try:
+            writing.write(run[0] * BLOCK, data)
+            self._file.needed(run, now())
+        finally:
+            self._disk.settle(len(run), len(writing.marked))
+            for block in run:
+                if block not in writing.marked:
+                    punch(self._file, block)
