@@ -13,14 +13,13 @@ from lowtide.train.model import (
     EPSILON,
     GPT,
     ROWS,
-    Norm,
     Shape,
     by_hand,
-    rms_normed,
+    normed_heads,
+    normed_product,
     rotary_table,
     rotate,
     scored_loss,
-    turned,
 )
 
 SHAPE = Shape(vocab_size=31, block_size=16, n_layer=2, n_head=2, n_embd=16)
@@ -68,20 +67,22 @@ def test_rows_scored_in_several_goes_are_scored_as_one() -> None:
     torch.testing.assert_close(torch.autograd.grad(found, (x, table)), torch.autograd.grad(plain, (x, table)))
 
 
-def test_turning_queries_and_keys_is_the_rotation_of_each() -> None:
-    cos, sin = (table.double() for table in rotary_table(5, 6))
-    qkv = drawn(2, 5, 3, 2, 6)
+def test_heads_are_the_normed_product_turned() -> None:
+    x, gain, weight, turns = drawn(2, 5, 8), drawn(8, seed=1), drawn(24, 8, seed=2), rotary_table(5, 4).double()
+    found = normed_heads(x, gain, weight, turns)
+    qkv = F.linear(F.rms_norm(x, (8,), gain, EPSILON), weight).view(2, 5, 3, 2, 4)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
-    plain = (rotate(q, cos, sin).double(), rotate(k, cos, sin).double(), v)  # rotate computes in float32
-    torch.testing.assert_close(turned(qkv, cos, sin), plain, rtol=1e-5, atol=1e-5)
-    assert torch.autograd.gradcheck(lambda given: turned(given, cos, sin), (qkv,))
+    plain = rotate(q, turns) @ rotate(k, turns).transpose(-1, -2)  # in float32
+    torch.testing.assert_close((found[0] @ found[1].transpose(-1, -2)).float(), plain.float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[2], v)
+    assert torch.autograd.gradcheck(lambda *given: normed_heads(*given, turns), (x, gain, weight))
 
 
-def test_the_norm_is_torchs_own() -> None:
-    x, gain = drawn(2, 3, 8), drawn(8, seed=1)
-    epsilon = torch.finfo(torch.float32).eps
-    torch.testing.assert_close(rms_normed(x, gain), F.rms_norm(x, (8,), gain, epsilon))
-    assert torch.autograd.gradcheck(rms_normed, (x, gain))
+def test_a_normed_product_is_torchs_own_norm_and_product() -> None:
+    x, gain, weight = drawn(2, 3, 8), drawn(8, seed=1), drawn(5, 8, seed=2)
+    plain = F.linear(F.rms_norm(x, (8,), gain, EPSILON), weight)
+    torch.testing.assert_close(normed_product(x, gain, weight), plain)
+    assert torch.autograd.gradcheck(normed_product, (x, gain, weight))
 
 
 def test_a_model_by_hand_learns_what_the_plain_one_learns() -> None:
@@ -89,8 +90,6 @@ def test_a_model_by_hand_learns_what_the_plain_one_learns() -> None:
     model = GPT(SHAPE)
     plain = GPT(SHAPE).double()  # the pieces are for float32 alone
     plain.load_state_dict(model.state_dict())
-    for norm in (module for module in plain.modules() if isinstance(module, Norm)):
-        norm.eps = EPSILON  # unstated it would be that of float64
     x, y = torch.randint(0, 31, (2, 3, 16), generator=torch.Generator().manual_seed(1))
     assert by_hand(model.embed(x))
     assert not by_hand(plain.embed(x))
