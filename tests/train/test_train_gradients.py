@@ -37,7 +37,7 @@ def gradients(found: tuple[Tensor, Tensor], of: tuple[Tensor, ...], mixed: tuple
 @pytest.mark.parametrize("mixed", [(0.0, 3.0), (1.0, 0.0), (1.0, 2.0)])
 def test_the_scored_loss_and_its_gradients_are_those_of_the_cross_entropy(mixed: tuple[float, float]) -> None:
     x, table, targets = drawn(6, 4), drawn(9, 4, seed=1), torch.tensor([0, 8, 3, 3, 1, 5])
-    found = scored_loss(x, table, targets)
+    found = scored_loss(x, table, targets, True)
     plain = (x @ table.t(), F.cross_entropy(x @ table.t(), targets))
     torch.testing.assert_close(found, plain)
     torch.testing.assert_close(gradients(found, (x, table), mixed), gradients(plain, (x, table), mixed))
@@ -45,13 +45,18 @@ def test_the_scored_loss_and_its_gradients_are_those_of_the_cross_entropy(mixed:
 
 def test_the_loss_alone_has_the_gradients_of_the_cross_entropy() -> None:
     x, table, targets = drawn(6, 4), drawn(9, 4, seed=1), torch.tensor([0, 8, 3, 3, 1, 5])
-    found = torch.autograd.grad(scored_loss(x, table, targets)[1] * 3, (x, table))
-    torch.testing.assert_close(found, torch.autograd.grad(F.cross_entropy(x @ table.t(), targets) * 3, (x, table)))
+    for keep in (True, False):
+        logits, loss = scored_loss(x, table, targets, keep)
+        assert len(logits) == 6 * keep
+        plain = F.cross_entropy(x @ table.t(), targets)
+        torch.testing.assert_close(loss, plain)
+        found, wanted = (torch.autograd.grad(one * 3, (x, table)) for one in (loss, plain))
+        torch.testing.assert_close(found, wanted)
 
 
 def test_a_target_the_model_rules_out_has_a_finite_loss_that_teaches() -> None:
     x = torch.tensor([[1.0]], requires_grad=True)
-    _, loss = scored_loss(x, torch.tensor([[500.0], [-500.0]]), torch.tensor([1]))
+    _, loss = scored_loss(x, torch.tensor([[500.0], [-500.0]]), torch.tensor([1]), False)
     loss.backward()  # type: ignore[no-untyped-call]  # as torch ships it
     assert math.isfinite(float(loss.detach()))
     assert x.grad is not None
@@ -62,7 +67,7 @@ def test_rows_scored_in_several_goes_are_scored_as_one() -> None:
     count = 2 * ROWS + 3
     x, table = drawn(count, 4), drawn(9, 4, seed=1)
     targets = torch.randint(0, 9, (count,), generator=torch.Generator().manual_seed(2))
-    found, plain = scored_loss(x, table, targets)[1], F.cross_entropy(x @ table.t(), targets)
+    found, plain = scored_loss(x, table, targets, True)[1], F.cross_entropy(x @ table.t(), targets)
     torch.testing.assert_close(found, plain)
     torch.testing.assert_close(torch.autograd.grad(found, (x, table)), torch.autograd.grad(plain, (x, table)))
 

@@ -4,7 +4,7 @@ Pre-norm residual blocks with rotary positions, so that no parameter depends on 
 torch's own fused causal kernel, or one with a mask for documents that must not see each other. It has ``12 * n_layer *
 n_embd**2 + vocab_size * n_embd`` parameters and keeps no cache of keys: each sampled token runs the last window again.
 Three pieces have their gradients written out, in fewer passes over the memory than torch's own; they are below the
-model, and the formulas in it say what they compute.
+model, and what they take the place of stands beside each call.
 ``auto`` is float32 on a CPU, on a GPU bfloat16 or else float16 with a loss scaler; GPUs were not run by its authors.
 """
 
@@ -132,8 +132,11 @@ class GPT(nn.Module):
         targets: Tensor | None = None,
         documents: Tensor | None = None,
         counted: Tensor | None = None,
+        *,
+        keep_logits: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """``documents`` numbers each token's document: attention stays inside it. ``counted``: targets in the loss."""
+        """``documents`` numbers each token's document: attention stays inside it. ``counted``: targets in the loss.
+        Without ``keep_logits`` they may come empty where there are targets: who wants the loss alone saves a pass."""
         length = tokens.shape[1]
         mask = None if documents is None else inside_documents(documents)
         turns = self.turns[:length]
@@ -142,8 +145,8 @@ class GPT(nn.Module):
             x = block(x, turns, mask)
         x = self.norm(x)
         if targets is not None and counted is None and by_hand(x):
-            scores, loss = scored_loss(x.flatten(0, 1), self.head.weight, targets.flatten())
-            return scores.view(*tokens.shape, -1), loss
+            scores, loss = scored_loss(x.flatten(0, 1), self.head.weight, targets.flatten(), keep_logits)
+            return scores.view(*tokens.shape, -1) if keep_logits else scores, loss
         logits: Tensor = self.head(x)
         if targets is None:
             return logits, None
@@ -203,24 +206,26 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
 
 
 class ScoredLoss(torch.autograd.Function):
-    """(x, table, targets) -> logits ``x @ table.T`` and their mean cross-entropy.
+    """(x, table, targets, keep) -> logits ``x @ table.T``, empty unless they are to be kept, and their mean
+    cross-entropy.
 
     The gradients of the loss are made beside it, at most `ROWS` rows at a time: torch's own loss makes three more
     tensors of the logits' size, by far the largest of a small model, and passes through each.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, table: Tensor, targets: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
         count, share = len(targets), 1 / len(targets)
-        logits = x.new_empty(count, len(table))
+        logits = x.new_empty(count if keep else 0, len(table))
         for_x, for_table = torch.empty_like(x), torch.zeros_like(table)
         chances = x.new_empty(min(ROWS, count), len(table))  # then their errors
         loss = x.new_zeros(())
         for first in range(0, count, ROWS):
             rows = slice(first, min(count, first + ROWS))
             target, wrong = targets[rows, None], chances[: rows.stop - first]
-            torch.mm(x[rows], table.t(), out=logits[rows])
-            torch.softmax(logits[rows], -1, out=wrong)
+            scores = logits[rows] if keep else wrong
+            torch.mm(x[rows], table.t(), out=scores)
+            torch.softmax(scores, -1, out=wrong)
             loss -= wrong.gather(1, target).clamp_(min=LEAST_CHANCE).log_().sum()
             if any(ctx.needs_input_grad):
                 wrong.scatter_add_(1, target, wrong.new_full(target.shape, -1.0))
@@ -232,14 +237,14 @@ class ScoredLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_logits: Tensor | None, for_loss: Tensor | None) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, for_logits: Tensor | None, for_loss: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
         x, table, for_x, for_table = ctx.saved_tensors
         scale = 0.0 if for_loss is None else for_loss
         for_x, for_table = for_x * scale, for_table * scale
         if for_logits is not None:
             for_x.addmm_(for_logits, table)
             for_table.addmm_(for_logits.t(), x)
-        return for_x, for_table, None
+        return for_x, for_table, None, None
 
 
 class NormedProduct(torch.autograd.Function):
@@ -381,6 +386,6 @@ def _cuda(asked: str, place: torch.device, local_rank: int) -> torch.device:
 
 
 # torch ships `apply` without types.
-scored_loss = cast(Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], ScoredLoss.apply)
+scored_loss = cast(Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]], ScoredLoss.apply)
 normed_product = cast(Callable[[Tensor, Tensor, Tensor], Tensor], NormedProduct.apply)
 normed_heads = cast(Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], NormedHeads.apply)

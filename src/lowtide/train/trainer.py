@@ -126,7 +126,7 @@ class Trainer:
 
     def _backward(self, batch: TrainBatch, *, is_last: bool) -> None:
         with self._quiet(is_last), self.compute.autocast():
-            loss = cast(Tensor, self._forward(*batch)[1]) / self.passes
+            loss = cast(Tensor, self._forward(*batch, keep_logits=False)[1]) / self.passes
         with self._quiet(is_last):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # as torch ships it
         self._loss_sum += loss.detach()
@@ -186,7 +186,7 @@ class Trainer:
                 # The last window may be shorter than the others, and not every target counts.
                 size = batch.x.numel() if batch.counted is None else int(batch.counted.sum())
                 with self.compute.autocast():
-                    total += float(self.model(*batch)[1]) * size if size else 0.0
+                    total += float(self.model(*batch, keep_logits=False)[1]) * size if size else 0.0
                 tokens += size
         except AskedToStop:
             left = 1.0
