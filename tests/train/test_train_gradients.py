@@ -80,7 +80,7 @@ def test_heads_are_the_normed_product_turned() -> None:
     plain = rotate(q, turns) @ rotate(k, turns).transpose(-1, -2)  # in float32
     torch.testing.assert_close((found[0] @ found[1].transpose(-1, -2)).float(), plain.float(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found[2], v)
-    assert torch.autograd.gradcheck(lambda *given: normed_heads(*given, turns), (x, gain, weight))
+    assert torch.autograd.gradcheck(lambda *given: normed_heads(given[0], given[1], given[2], turns), (x, gain, weight))
 
 
 def test_a_normed_product_is_torchs_own_norm_and_product() -> None:

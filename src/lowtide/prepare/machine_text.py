@@ -107,7 +107,7 @@ def _prepare(texts: Iterator[str], target: Path, progress: Callable[[Status], No
 
 
 def _texts(roots: Sequence[str | Path], tokens: int, bytes_per_token: float) -> Iterator[str]:
-    """Documents until there are about so many tokens: pages first, then docstrings; sources where that is too little."""
+    """Documents until there are about so many tokens: pages, then docstrings, and sources where that is too little."""
     places = [Path(root) for root in roots] or _own_places()
     files = [file for place in places for file in _files(place)]
     sources = [file for file in files if file.name.endswith(_SOURCES)]

@@ -283,7 +283,7 @@ class NormedHeads(torch.autograd.Function):
         scaled = _paired(weight * gain, pairs)
         qkv = F.linear(unit, scaled)
         turns = _complex(turns.flatten(1)).repeat(1, width // (2 * pairs))
-        for part in qkv.split(width, -1)[:2]:
+        for part in qkv.chunk(3, -1)[:2]:
             _complex(part).mul_(turns)
         ctx.save_for_backward(unit, shrink, gain, weight, scaled, turns)
         q, k, v = qkv.view(rows, length, 3, -1, 2 * pairs).permute(2, 0, 3, 1, 4)
@@ -295,7 +295,7 @@ class NormedHeads(torch.autograd.Function):
         unit, shrink, gain, weight, scaled, turns = ctx.saved_tensors
         for_q, for_k, for_v = (part.transpose(1, 2).flatten(2) for part in given)
         found = unit.new_empty(*unit.shape[:2], len(scaled))
-        into_q, into_k, into_v = found.split(unit.shape[2], -1)
+        into_q, into_k, into_v = found.chunk(3, -1)
         torch.mul(_complex(for_q), turns.conj_physical(), out=_complex(into_q))
         torch.mul(_complex(for_k), turns.conj_physical(), out=_complex(into_k))
         into_v.copy_(for_v)
@@ -331,7 +331,7 @@ def _apart(weight: Tensor, pairs: int) -> Tensor:
 
 def _complex(x: Tensor) -> Tensor:
     """The same memory as complex numbers, half as many."""
-    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
 
 
 # Where it runs
