@@ -80,6 +80,9 @@ def test_heads_are_the_normed_product_turned() -> None:
     plain = rotate(q, turns) @ rotate(k, turns).transpose(-1, -2)  # in float32
     torch.testing.assert_close((found[0] @ found[1].transpose(-1, -2)).float(), plain.float(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found[2], v)
+    mixed = tuple(q @ k.transpose(-1, -2) @ v for q, k, v in (found, (rotate(q, turns), rotate(k, turns), v)))
+    ours, theirs = (torch.autograd.grad(one.square().sum(), (x, gain, weight)) for one in mixed)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)  # through products that hand back turned gradients
     assert torch.autograd.gradcheck(lambda *given: normed_heads(given[0], given[1], given[2], turns), (x, gain, weight))
 
 

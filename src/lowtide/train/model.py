@@ -293,7 +293,7 @@ class NormedHeads(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         unit, shrink, gain, weight, scaled, turns = ctx.saved_tensors
-        for_q, for_k, for_v = (part.transpose(1, 2).flatten(2) for part in given)
+        for_q, for_k, for_v = (part.transpose(1, 2).flatten(2).contiguous() for part in given)
         found = unit.new_empty(*unit.shape[:2], len(scaled))
         into_q, into_k, into_v = found.chunk(3, -1)
         torch.mul(_complex(for_q), turns.conj_physical(), out=_complex(into_q))
