@@ -28,6 +28,8 @@ from lowtide.train.model import GPT, Compute
 from lowtide.train.ranks import World
 from lowtide.train.settings import MODEL_FIELDS, Settings
 
+SAMPLED_AT = 0.6  # temperature: after minutes of training, what is unlikely is mostly wrong
+
 
 class AskedToStop(Exception):  # noqa: N818  # not an error: the way out of a step that may be left
     """Raised inside a step or an evaluation that is to be left half done."""
@@ -209,7 +211,7 @@ class Trainer:
         made: list[int] = []
         self.model.eval()
         with suppress(AskedToStop):
-            made.extend(self.model.sampled([first], count, seed=self.settings.seed))
+            made.extend(self.model.sampled([first], count, seed=self.settings.seed, temperature=SAMPLED_AT))
         self.model.train()
         return made
 
