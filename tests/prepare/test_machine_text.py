@@ -22,9 +22,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("root")
     for number, text in enumerate(make_documents(900, longest=600)):
         path = directory / f"{number}{('.py', '.h', '.rst')[number % 3]}"
-        kind = {".py": "import sources", ".h": "include headers", ".rst": "documentation reads well"}[path.suffix]
-        words = f"{kind} and goes on for a while, as pages do. " * 60 if path.suffix == ".rst" else text
-        path.write_text(f"{kind} {number}\n{words}", encoding="utf-8")
+        if path.suffix == ".rst":
+            said = (f"The tide of day {number * 60 + hour} is low, as pages say in words." for hour in range(60))
+            text = "\n\n".join(("Heading", *said, "The licence of all pages is the same, and stands in each of them."))
+        elif path.suffix == ".py":
+            text = f'"""The module of day {number} explains the tide in a sentence."""\nimport sources\n{text}'
+        path.write_text(f"{'include headers' if path.suffix == '.h' else ''}{text}", encoding="utf-8")
     (directory / "binary.so").write_bytes(bytes(1000))
     return directory
 
@@ -41,23 +44,32 @@ def test_it_is_made_once_used_again_and_reads_as_words(tmp_path: Path, root: Pat
         decoder = decoder_of(first.path)
         assert decoder is not None
         text = decoder.text(tokens[:].tolist())
-        assert text.count("documentation reads well") > 12_000
-        assert "import sources" in text, "there was too little documentation"
+        assert text.count("is low, as pages say in words.") > 12_000
+        assert text.count("The licence of all pages") <= 1
+        assert "explains the tide in a sentence" in text
+        assert "Heading" not in text
         assert "include headers" not in text
     assert not list((tmp_path / "cache").glob("*.jsonl")), "what was gathered on the way is gone"
 
 
-def test_where_documentation_is_enough_no_source_is_taken(root: Path) -> None:
+def test_documentation_comes_first_and_sources_only_where_there_is_hardly_any(root: Path) -> None:
     few = list(machine_text._texts([root], 40_000, 4.0))
     assert few
-    assert all(text.startswith("documentation reads well") for text in few)
+    assert all(text.startswith("The tide of day") for text in few)
     assert few == list(machine_text._texts([root], 40_000, 4.0)), "names alone decide the order"
+    assert not any("import sources" in text for text in machine_text._texts([root], 200_000, 4.0))
 
 
-def test_this_machines_text_is_mostly_words() -> None:
+def test_a_machine_without_documentation_learns_from_sources(tmp_path: Path) -> None:
+    for number in range(200):
+        (tmp_path / f"{number}.py").write_text(f"import sources\nx = {number}\n" + "y = 1\n" * 1000)
+    assert sum("import sources" in text for text in machine_text._texts([tmp_path], 10**6, 4.0)) > 160
+
+
+def test_this_machines_text_is_sentences() -> None:
     found = list(itertools.islice(machine_text._texts([], 300_000, 4.0), 200))
-    assert sum(map(len, found)) > 100_000
-    assert prose.reads_well("\n".join(found))
+    assert sum(map(len, found)) > 20_000
+    assert all(prose.is_prose(paragraph) for text in found for paragraph in text.splitlines())
 
 
 def test_too_little_text_is_refused(tmp_path: Path) -> None:

@@ -13,14 +13,13 @@ from lowtide.train.model import (
     EPSILON,
     GPT,
     ROWS,
-    Norm,
     Shape,
     by_hand,
-    rms_normed,
+    normed_heads,
+    normed_product,
     rotary_table,
     rotate,
     scored_loss,
-    turned,
 )
 
 SHAPE = Shape(vocab_size=31, block_size=16, n_layer=2, n_head=2, n_embd=16)
@@ -38,7 +37,7 @@ def gradients(found: tuple[Tensor, Tensor], of: tuple[Tensor, ...], mixed: tuple
 @pytest.mark.parametrize("mixed", [(0.0, 3.0), (1.0, 0.0), (1.0, 2.0)])
 def test_the_scored_loss_and_its_gradients_are_those_of_the_cross_entropy(mixed: tuple[float, float]) -> None:
     x, table, targets = drawn(6, 4), drawn(9, 4, seed=1), torch.tensor([0, 8, 3, 3, 1, 5])
-    found = scored_loss(x, table, targets)
+    found = scored_loss(x, table, targets, True)
     plain = (x @ table.t(), F.cross_entropy(x @ table.t(), targets))
     torch.testing.assert_close(found, plain)
     torch.testing.assert_close(gradients(found, (x, table), mixed), gradients(plain, (x, table), mixed))
@@ -46,13 +45,18 @@ def test_the_scored_loss_and_its_gradients_are_those_of_the_cross_entropy(mixed:
 
 def test_the_loss_alone_has_the_gradients_of_the_cross_entropy() -> None:
     x, table, targets = drawn(6, 4), drawn(9, 4, seed=1), torch.tensor([0, 8, 3, 3, 1, 5])
-    found = torch.autograd.grad(scored_loss(x, table, targets)[1] * 3, (x, table))
-    torch.testing.assert_close(found, torch.autograd.grad(F.cross_entropy(x @ table.t(), targets) * 3, (x, table)))
+    for keep in (True, False):
+        logits, loss = scored_loss(x, table, targets, keep)
+        assert len(logits) == 6 * keep
+        plain = F.cross_entropy(x @ table.t(), targets)
+        torch.testing.assert_close(loss, plain)
+        found, wanted = (torch.autograd.grad(one * 3, (x, table)) for one in (loss, plain))
+        torch.testing.assert_close(found, wanted)
 
 
 def test_a_target_the_model_rules_out_has_a_finite_loss_that_teaches() -> None:
     x = torch.tensor([[1.0]], requires_grad=True)
-    _, loss = scored_loss(x, torch.tensor([[500.0], [-500.0]]), torch.tensor([1]))
+    _, loss = scored_loss(x, torch.tensor([[500.0], [-500.0]]), torch.tensor([1]), False)
     loss.backward()  # type: ignore[no-untyped-call]  # as torch ships it
     assert math.isfinite(float(loss.detach()))
     assert x.grad is not None
@@ -63,25 +67,30 @@ def test_rows_scored_in_several_goes_are_scored_as_one() -> None:
     count = 2 * ROWS + 3
     x, table = drawn(count, 4), drawn(9, 4, seed=1)
     targets = torch.randint(0, 9, (count,), generator=torch.Generator().manual_seed(2))
-    found, plain = scored_loss(x, table, targets)[1], F.cross_entropy(x @ table.t(), targets)
+    found, plain = scored_loss(x, table, targets, True)[1], F.cross_entropy(x @ table.t(), targets)
     torch.testing.assert_close(found, plain)
     torch.testing.assert_close(torch.autograd.grad(found, (x, table)), torch.autograd.grad(plain, (x, table)))
 
 
-def test_turning_queries_and_keys_is_the_rotation_of_each() -> None:
-    cos, sin = (table.double() for table in rotary_table(5, 6))
-    qkv = drawn(2, 5, 3, 2, 6)
+def test_heads_are_the_normed_product_turned() -> None:
+    x, gain, weight, turns = drawn(2, 5, 8), drawn(8, seed=1), drawn(24, 8, seed=2), rotary_table(5, 4).double()
+    found = normed_heads(x, gain, weight, turns)
+    qkv = F.linear(F.rms_norm(x, (8,), gain, EPSILON), weight).view(2, 5, 3, 2, 4)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
-    plain = (rotate(q, cos, sin).double(), rotate(k, cos, sin).double(), v)  # rotate computes in float32
-    torch.testing.assert_close(turned(qkv, cos, sin), plain, rtol=1e-5, atol=1e-5)
-    assert torch.autograd.gradcheck(lambda given: turned(given, cos, sin), (qkv,))
+    plain = rotate(q, turns) @ rotate(k, turns).transpose(-1, -2)  # in float32
+    torch.testing.assert_close((found[0] @ found[1].transpose(-1, -2)).float(), plain.float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[2], v)
+    mixed = tuple(q @ k.transpose(-1, -2) @ v for q, k, v in (found, (rotate(q, turns), rotate(k, turns), v)))
+    ours, theirs = (torch.autograd.grad(one.square().sum(), (x, gain, weight)) for one in mixed)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)  # through products that hand back turned gradients
+    assert torch.autograd.gradcheck(lambda *given: normed_heads(given[0], given[1], given[2], turns), (x, gain, weight))
 
 
-def test_the_norm_is_torchs_own() -> None:
-    x, gain = drawn(2, 3, 8), drawn(8, seed=1)
-    epsilon = torch.finfo(torch.float32).eps
-    torch.testing.assert_close(rms_normed(x, gain), F.rms_norm(x, (8,), gain, epsilon))
-    assert torch.autograd.gradcheck(rms_normed, (x, gain))
+def test_a_normed_product_is_torchs_own_norm_and_product() -> None:
+    x, gain, weight = drawn(2, 3, 8), drawn(8, seed=1), drawn(5, 8, seed=2)
+    plain = F.linear(F.rms_norm(x, (8,), gain, EPSILON), weight)
+    torch.testing.assert_close(normed_product(x, gain, weight), plain)
+    assert torch.autograd.gradcheck(normed_product, (x, gain, weight))
 
 
 def test_a_model_by_hand_learns_what_the_plain_one_learns() -> None:
@@ -89,8 +98,6 @@ def test_a_model_by_hand_learns_what_the_plain_one_learns() -> None:
     model = GPT(SHAPE)
     plain = GPT(SHAPE).double()  # the pieces are for float32 alone
     plain.load_state_dict(model.state_dict())
-    for norm in (module for module in plain.modules() if isinstance(module, Norm)):
-        norm.eps = EPSILON  # unstated it would be that of float64
     x, y = torch.randint(0, 31, (2, 3, 16), generator=torch.Generator().manual_seed(1))
     assert by_hand(model.embed(x))
     assert not by_hand(plain.embed(x))

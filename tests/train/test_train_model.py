@@ -53,9 +53,9 @@ def test_one_table_reads_tokens_and_scores_them(model: GPT) -> None:
 
 
 def test_rotation_keeps_lengths_and_depends_only_on_distance() -> None:
-    cos, sin = rotary_table(12, 8)
+    turns = rotary_table(12, 8)
     q, k = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
-    turned_q, turned_k = rotate(q.expand(12, 8), cos, sin), rotate(k.expand(12, 8), cos, sin)
+    turned_q, turned_k = rotate(q.expand(12, 8), turns), rotate(k.expand(12, 8), turns)
     torch.testing.assert_close(turned_q.norm(dim=-1), q.norm().expand(12))
     scores = turned_q @ turned_k.T
     for distance in range(-5, 6):

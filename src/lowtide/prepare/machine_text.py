@@ -1,10 +1,9 @@
-"""A corpus of the text a machine has anyway: manual pages, what pydoc prints, READMEs and other documentation.
+"""A corpus of the English a machine has anyway: manual pages, READMEs and other documentation, docstrings.
 
-No download: pages become documents, ordered by name alone. If a machine has few of them, the corpus is filled up with
-what pydoc prints about its modules, then with their sources: every machine with Python has those. A byte-level BPE is
-trained on it (a byte is a token if no tokenizer is installed); train and val are divided by document hash, so that the
-val loss is about pages the model never saw. Prepared once in Lowtide's cache directory and reused until Python's
-packages change.
+No download: the sentences of a page become a document, each paragraph once, pages ordered by name alone. A machine with
+hardly any is given Python's sources instead: every machine with Python has those. A byte-level BPE is trained on it (a
+byte is a token if no tokenizer is installed); train and val are divided by document hash, so that the val loss is about
+pages the model never saw. Prepared once in Lowtide's cache directory and reused until Python's packages change.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ _MANUALS = ("/usr/share/man", "/usr/local/share/man")
 _DOCUMENTATION = "/usr/share/doc"
 _LONGEST = 512 * 1024  # bytes; longer files are tables and generated code
 _MOST_OF_A_FAMILY = 200  # manual pages whose names begin alike: one tool here has 16,000 of them
-_ENOUGH = 10_000_000  # tokens of pages; with fewer, what pydoc prints fills the corpus up to this many, then sources
-_LEAST = 1_000_000  # bytes; some systems ship the library as bytecode or in a zip file
-_BYTES_PER_TOKEN = 3.2  # of such text with 4,096 ids, measured
+_ENOUGH = 10_000_000  # tokens of pages; with fewer, docstrings fill the corpus up to this many
+_LEAST = 1_000_000  # bytes; with fewer, sources: some systems ship the library as bytecode or in a zip file
+_BYTES_PER_TOKEN = 4.0  # of such text with 4,096 ids, measured
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def machine_corpus(
     ``roots``: directories to take text from; by default those of the manual and the system's documentation, and the
     standard library and packages of this interpreter.
     """
-    kind = ["documentation", f"bpe {VOCAB}" if has_words() else "bytes"]
+    kind = ["sentences", f"bpe {VOCAB}" if has_words() else "bytes"]
     key = hashlib.sha256("\n".join([str(tokens), *kind, *(map(str, roots) if roots else _installed())]).encode())
     target = (Path(cache) if cache is not None else _cache_directory()) / f"{CORPUS_PREFIX}{key.hexdigest()[:12]}"
     made = not (target / "val" / MANIFEST).is_file() or (target / WORK).exists()
@@ -108,21 +107,22 @@ def _prepare(texts: Iterator[str], target: Path, progress: Callable[[Status], No
 
 
 def _texts(roots: Sequence[str | Path], tokens: int, bytes_per_token: float) -> Iterator[str]:
-    """Documents until there are about so many tokens: pages first, then what pydoc prints, then sources."""
+    """Documents until there are about so many tokens: pages, then docstrings, and sources where that is too little."""
     places = [Path(root) for root in roots] or _own_places()
     files = [file for place in places for file in _files(place)]
     sources = [file for file in files if file.name.endswith(_SOURCES)]
     pages = [*(() if roots else _manual_pages()), *(file for file in files if not file.name.endswith(_SOURCES))]
-    total, enough = 0, min(tokens, _ENOUGH)
-    for found, readable, most in ((pages, True, tokens), (sources, True, enough), (sources, False, enough)):
+    most, seen = int(tokens * bytes_per_token), set[int]()
+    total, enough, least = 0, min(most, int(_ENOUGH * bytes_per_token)), min(most, _LEAST)
+    for found, whole, until in ((pages, False, most), (sources, False, enough), (sources, True, least)):
         for file in _ordered(found):
-            if total >= most * bytes_per_token:
+            if total >= until:
                 break
-            text = _text(file, readable=readable)
+            text = _content(file) if whole else _sentences(file, seen)
             total += len(text)
             if text:
                 yield text
-    if total < min(_LEAST, tokens * bytes_per_token):
+    if total < least:
         raise FormatError(
             f"{', '.join(map(str, places))}: expected {_LEAST} bytes or more of documentation and sources, got {total}."
             " Name token files of your own with --data."
@@ -135,12 +135,11 @@ class _TextFile:
     path: str
 
 
-def _reader(file: _TextFile) -> Callable[[str], str] | None:
-    """What finds the readable text of a file; None for a file that has none."""
+def _reader(file: _TextFile) -> Callable[[str], list[str]] | None:
+    """What finds the paragraphs of a file; None for a file that has none."""
     name = file.name.rpartition("/")[2].removesuffix(".gz")
     if name.endswith(_SOURCES):
-        module = file.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        return lambda text: prose.of_module(text, module)
+        return prose.of_module
     if name == "METADATA":
         return prose.of_metadata
     if name.endswith(_PAGES) or name.startswith("README"):
@@ -148,17 +147,24 @@ def _reader(file: _TextFile) -> Callable[[str], str] | None:
     return prose.of_manual if file.path.startswith(_MANUALS) else None
 
 
-def _text(file: _TextFile, *, readable: bool) -> str:
+def _sentences(file: _TextFile, seen: set[int]) -> str:
+    """The paragraphs of a file that are prose and were in no file before: licences are in many."""
+    reader = _reader(file)
+    found = []
+    for paragraph in reader(_content(file)) if reader else ():
+        if prose.is_prose(paragraph) and (mark := hash(paragraph)) not in seen:
+            seen.add(mark)
+            found.append(paragraph)
+    return "\n".join(found)
+
+
+def _content(file: _TextFile) -> str:
     try:
         content = Path(file.path).read_bytes()
         content = gzip.decompress(content) if file.path.endswith(".gz") else content
     except (OSError, EOFError, zlib.error):  # gone, another user's, or damaged: there are others
         return ""
-    reader = _reader(file) if readable else None
-    if len(content) > _LONGEST:
-        return ""
-    text = content.decode("utf-8", "replace")
-    return text if reader is None else reader(text)
+    return content.decode("utf-8", "replace") if len(content) <= _LONGEST else ""
 
 
 def _ordered(files: Sequence[_TextFile]) -> list[_TextFile]:

@@ -1,68 +1,45 @@
-"""Text worth reading out of what a machine has anyway: manual pages, what pydoc prints, the READMEs of packages.
+"""English sentences out of what a machine has anyway: manual pages, docstrings, the READMEs of packages.
 
-Each function takes a file's text and gives plain paragraphs, or nothing where there is little to read. Nothing is run
-or imported: a manual page's macros and a module's docstrings are found by their form, a few of them wrongly, which a
-model that learns from them can bear. Cost: about 10 MB of input per second.
+Each function takes a file's text and gives its paragraphs; `is_prose` says which of them are plain sentences. Headings,
+tables, options and code are left out: a small model that learns for minutes writes what it has read most. Nothing is
+run or imported, and macros and docstrings are found by their form. Cost: about 10 MB of input per second.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-import string
 
-_READABLE = string.ascii_letters + " \n,."
-_LEAST_READABLE = 0.85  # prose has 0.95 of its characters in `_READABLE`, code 0.75, tables less
-_SHORTEST = 200  # characters of a document
-_LONGEST_HEAD = 1500  # characters of a `def` with all its arguments
-
-_QUOTES = re.compile("\"\"\"|'''")
-_HEAD = re.compile(r"(?:def|class) [^\n]*", re.DOTALL)
-
-
-def reads_well(text: str) -> bool:
-    """Whether most of it is words."""
-    return sum(map(text.count, _READABLE)) >= _LEAST_READABLE * len(text)
+_SHORTEST, _LONGEST = 50, 2000  # characters of a paragraph; longer ones are lists or were not told apart
+_LONGEST_WORDS = 8  # characters per space: prose has 6, lists of names more
+_SYMBOLS = 0.01  # of the characters
+_SYMBOL = re.compile(r"[^A-Za-z0-9 ,.;:'\"()?!-]|--|::| -\w|\w\(\)|[a-z][A-Z]|:\w|\.\.")
+_MARKUP = re.compile(r"[`*]+")
+_BLANK_LINES = re.compile(r"\n\s*\n")
+_QUOTED = re.compile("(\"\"\"|''')(.*?)\\1", re.DOTALL)
 
 
-def of_module(text: str, name: str) -> str:
-    """What pydoc would print of a module: its docstring, then each class and function that has one."""
-    found = [f"Help on module {name}:"]
-    place = 0
-    while opens := _QUOTES.search(text, place):
-        closes = text.find(opens[0], opens.end())
-        if closes < 0:
-            break
-        head = _head(text[max(place, opens.start() - _LONGEST_HEAD) : opens.start()], first=len(found) == 1)
-        docstring = inspect.cleandoc(text[opens.end() : closes]) if head is not None else ""
-        if docstring and reads_well(docstring):
-            found.append(f"{head}\n{docstring}" if head else docstring)
-        place = closes + 3
-    return _worth("\n\n".join(found)) if len(found) > 1 else ""
+def is_prose(paragraph: str) -> bool:
+    """Whether a paragraph is made of sentences, and hardly anything else."""
+    if not (_SHORTEST <= len(paragraph) <= _LONGEST and paragraph[0].isupper() and paragraph[-1] == "."):
+        return False
+    wordy = paragraph.count(" ") * _LONGEST_WORDS >= len(paragraph)
+    return wordy and len(_SYMBOL.findall(paragraph)) <= _SYMBOLS * len(paragraph)
 
 
-def _head(before: str, *, first: bool) -> str | None:
-    """The line that a docstring after ``before`` documents, '' for a module; None where it is some other string."""
-    before = before.rstrip().removesuffix("r").rstrip()
-    if before.endswith(":"):
-        begins = max(before.rfind("def "), before.rfind("class "))
-        return " ".join(before[begins:-1].split()) if begins >= 0 else None
-    is_comment = all(line.startswith("#") for line in before.splitlines() if line.strip())
-    return "" if first and is_comment else None
+def of_module(text: str) -> list[str]:
+    """A Python module's docstrings, and its other long strings."""
+    return [one for found in _QUOTED.finditer(text) for one in of_page(inspect.cleandoc(found[2]))]
 
 
-def of_metadata(text: str) -> str:
+def of_metadata(text: str) -> list[str]:
     """The README in a package's METADATA, which stands after its headers."""
     return of_page(text.partition("\n\n")[2])
 
 
-def of_page(text: str) -> str:
-    """A README or another page of documentation, as it is."""
-    return _worth(text.strip()) if reads_well(text) else ""
-
-
-def _worth(text: str) -> str:
-    return text if len(text) >= _SHORTEST else ""
+def of_page(text: str) -> list[str]:
+    """A README or another page of documentation, without the marks of its headings and names."""
+    return [" ".join(_MARKUP.sub("", one).split()) for one in _BLANK_LINES.split(text)]
 
 
 # Manual pages
@@ -80,8 +57,8 @@ _ESCAPES = {
 _ESCAPE = re.compile(r"\\(f\(..|f\[[^\]]*\]|f.|s[-+]?\d+|m\[[^\]]*\]|[hvwz]'[^']*'|\[([^\]]*)\]|[*(](..)|\*?.)")
 
 
-def of_manual(text: str) -> str:
-    """A manual page (man macros) without its macros; each paragraph becomes one line, as a pager would fill it."""
+def of_manual(text: str) -> list[str]:
+    """A manual page (man macros) without its macros."""
     paragraphs: list[str] = []
     words: list[str] = []
     skipped = filled = ""
@@ -110,7 +87,7 @@ def of_manual(text: str) -> str:
         elif name == "TS":
             skipped = ".TE"
         elif name == "so":
-            return ""
+            return []
         elif name in ("nf", "EX"):
             end()
             filled = name
@@ -119,7 +96,7 @@ def of_manual(text: str) -> str:
             filled = ""
         elif name in ("SH", "SS"):
             end()
-            paragraphs.append("\n" + _plain(" ".join(_arguments(rest))))
+            paragraphs.append(_plain(" ".join(_arguments(rest))))
         elif name in _SPACED or name in _ALTERNATING:
             words.append(_plain((" " if name in _SPACED else "").join(_arguments(rest))))
         elif name == "IP":
@@ -128,8 +105,7 @@ def of_manual(text: str) -> str:
         elif name in _PARAGRAPHS:
             end()
     end()
-    page = "\n".join(paragraphs).strip()
-    return _worth(page) if reads_well(page) else ""
+    return paragraphs
 
 
 def _arguments(rest: str) -> list[str]:

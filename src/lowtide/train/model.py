@@ -4,7 +4,7 @@ Pre-norm residual blocks with rotary positions, so that no parameter depends on 
 torch's own fused causal kernel, or one with a mask for documents that must not see each other. It has ``12 * n_layer *
 n_embd**2 + vocab_size * n_embd`` parameters and keeps no cache of keys: each sampled token runs the last window again.
 Three pieces have their gradients written out, in fewer passes over the memory than torch's own; they are below the
-model, and the formulas in it say what they compute.
+model, and what they take the place of stands beside each call.
 ``auto`` is float32 on a CPU, on a GPU bfloat16 or else float16 with a loss scaler; GPUs were not run by its authors.
 """
 
@@ -50,13 +50,6 @@ def by_hand(x: Tensor) -> bool:
     )
 
 
-class Norm(nn.RMSNorm):
-    """Each token's features over the root of their mean square, times a learned gain."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_normed(x, self.weight) if by_hand(x) else super().forward(x)
-
-
 class Attention(nn.Module):
     """Causal self-attention over all heads at once."""
 
@@ -67,14 +60,14 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(shape.n_embd, 3 * shape.n_embd, bias=False)
         self.out = nn.Linear(shape.n_embd, shape.n_embd, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, norm: nn.RMSNorm, turns: Tensor, mask: Tensor | None = None) -> Tensor:
         rows, length, width = x.shape
-        qkv = self.qkv(x).view(rows, length, 3, self.heads, width // self.heads)
-        if by_hand(qkv):
-            q, k, v = turned(qkv, cos, sin)
+        if by_hand(x):
+            q, k, v = normed_heads(x, norm.weight, self.qkv.weight, turns)
         else:
+            qkv = self.qkv(norm(x)).view(rows, length, 3, self.heads, width // self.heads)
             q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (rows, heads, length, width of a head)
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            q, k = rotate(q, turns), rotate(k, turns)
         mixed = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=self.dropout if self.training else 0.0
         )
@@ -90,40 +83,38 @@ class Mlp(nn.Module):
         self.up = nn.Linear(shape.n_embd, 4 * shape.n_embd, bias=False)
         self.down = nn.Linear(4 * shape.n_embd, shape.n_embd, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.down(F.gelu(self.up(x))), self.dropout, self.training)
+    def forward(self, x: Tensor, norm: nn.RMSNorm) -> Tensor:
+        wide = normed_product(x, norm.weight, self.up.weight) if by_hand(x) else self.up(norm(x))
+        return F.dropout(self.down(F.gelu(wide)), self.dropout, self.training)
 
 
 class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.norm_attention = Norm(shape.n_embd)
+        self.norm_attention = nn.RMSNorm(shape.n_embd, EPSILON)
         self.attention = Attention(shape)
-        self.norm_mlp = Norm(shape.n_embd)
+        self.norm_mlp = nn.RMSNorm(shape.n_embd, EPSILON)
         self.mlp = Mlp(shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
-        mixed: Tensor = x + self.attention(self.norm_attention(x), cos, sin, mask)
-        return mixed.add(self.mlp(self.norm_mlp(mixed)))
+    def forward(self, x: Tensor, turns: Tensor, mask: Tensor | None = None) -> Tensor:
+        mixed: Tensor = x + self.attention(x, self.norm_attention, turns, mask)
+        return mixed.add(self.mlp(mixed, self.norm_mlp))
 
 
 class GPT(nn.Module):
     """Tokens in, next-token logits (and, with targets, the mean loss) out."""
 
-    cos: Tensor
-    sin: Tensor
+    turns: Tensor
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
         self.embed = nn.Embedding(shape.vocab_size, shape.n_embd)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layer))
-        self.norm = Norm(shape.n_embd)
+        self.norm = nn.RMSNorm(shape.n_embd, EPSILON)
         self.head = nn.Linear(shape.n_embd, shape.vocab_size, bias=False)
         self.head.weight = self.embed.weight  # tied: one table reads tokens and scores them
-        cos, sin = rotary_table(shape.block_size, shape.n_embd // shape.n_head)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.register_buffer("turns", rotary_table(shape.block_size, shape.n_embd // shape.n_head), persistent=False)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -141,18 +132,21 @@ class GPT(nn.Module):
         targets: Tensor | None = None,
         documents: Tensor | None = None,
         counted: Tensor | None = None,
+        *,
+        keep_logits: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """``documents`` numbers each token's document: attention stays inside it. ``counted``: targets in the loss."""
+        """``documents`` numbers each token's document: attention stays inside it. ``counted``: targets in the loss.
+        Without ``keep_logits`` they may come empty where there are targets: who wants the loss alone saves a pass."""
         length = tokens.shape[1]
         mask = None if documents is None else inside_documents(documents)
-        cos, sin = self.cos[:length], self.sin[:length]
+        turns = self.turns[:length]
         x = F.dropout(self.embed(tokens), self.shape.dropout, self.training)
         for block in self.blocks:
-            x = block(x, cos, sin, mask)
+            x = block(x, turns, mask)
         x = self.norm(x)
         if targets is not None and counted is None and by_hand(x):
-            scores, loss = scored_loss(x.flatten(0, 1), self.head.weight, targets.flatten())
-            return scores.view(*tokens.shape, -1), loss
+            scores, loss = scored_loss(x.flatten(0, 1), self.head.weight, targets.flatten(), keep_logits)
+            return scores.view(*tokens.shape, -1) if keep_logits else scores, loss
         logits: Tensor = self.head(x)
         if targets is None:
             return logits, None
@@ -171,7 +165,7 @@ class GPT(nn.Module):
     ) -> Iterator[int]:
         """``count`` ids that follow ``ids``, one at a time; the same seed gives the same ones. The caller chooses train
         or eval mode."""
-        device = self.cos.device
+        device = self.turns.device
         generator = torch.Generator(device).manual_seed(seed)
         tokens = torch.tensor([ids], device=device)
         for _ in range(count):
@@ -193,16 +187,17 @@ def inside_documents(documents: Tensor) -> Tensor:
     return (documents[:, None, :, None] == documents[:, None, None, :]) & back
 
 
-def rotary_table(length: int, width: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angle, (length, width / 2) each."""
+def rotary_table(length: int, width: int) -> Tensor:
+    """Cosine and sine of every position's angles: (length, width / 2, 2)."""
     frequencies = ROTARY_BASE ** (-torch.arange(0, width, 2).float() / width)
     angles = torch.outer(torch.arange(length).float(), frequencies)
-    return angles.cos(), angles.sin()
+    return torch.stack((angles.cos(), angles.sin()), -1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """Turn each pair (first half, second half) of a head by its position's angle; lengths are kept."""
     first, second = x.float().chunk(2, dim=-1)
+    cos, sin = turns.unbind(-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 
@@ -211,24 +206,26 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class ScoredLoss(torch.autograd.Function):
-    """(x, table, targets) -> logits ``x @ table.T`` and their mean cross-entropy.
+    """(x, table, targets, keep) -> logits ``x @ table.T``, empty unless they are to be kept, and their mean
+    cross-entropy.
 
     The gradients of the loss are made beside it, at most `ROWS` rows at a time: torch's own loss makes three more
     tensors of the logits' size, by far the largest of a small model, and passes through each.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, table: Tensor, targets: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
         count, share = len(targets), 1 / len(targets)
-        logits = x.new_empty(count, len(table))
+        logits = x.new_empty(count if keep else 0, len(table))
         for_x, for_table = torch.empty_like(x), torch.zeros_like(table)
         chances = x.new_empty(min(ROWS, count), len(table))  # then their errors
         loss = x.new_zeros(())
         for first in range(0, count, ROWS):
             rows = slice(first, min(count, first + ROWS))
             target, wrong = targets[rows, None], chances[: rows.stop - first]
-            torch.mm(x[rows], table.t(), out=logits[rows])
-            torch.softmax(logits[rows], -1, out=wrong)
+            scores = logits[rows] if keep else wrong
+            torch.mm(x[rows], table.t(), out=scores)
+            torch.softmax(scores, -1, out=wrong)
             loss -= wrong.gather(1, target).clamp_(min=LEAST_CHANCE).log_().sum()
             if any(ctx.needs_input_grad):
                 wrong.scatter_add_(1, target, wrong.new_full(target.shape, -1.0))
@@ -240,71 +237,101 @@ class ScoredLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_logits: Tensor | None, for_loss: Tensor | None) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, for_logits: Tensor | None, for_loss: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
         x, table, for_x, for_table = ctx.saved_tensors
         scale = 0.0 if for_loss is None else for_loss
         for_x, for_table = for_x * scale, for_table * scale
         if for_logits is not None:
             for_x.addmm_(for_logits, table)
             for_table.addmm_(for_logits.t(), x)
-        return for_x, for_table, None
+        return for_x, for_table, None, None
 
 
-class Turned(torch.autograd.Function):
-    """(qkv, cos, sin) -> queries and keys turned by their positions' angles, and values.
+class NormedProduct(torch.autograd.Function):
+    """(x, gain, weight) -> x over the root of its mean square, times gain, times the weights.
 
-    Each comes as (rows, heads, length, width of a head).
+    The gain goes into the weights, which are smaller than x, and so does its gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``qkv``: (rows, length, 3, heads, width of a head)."""
-        ctx.save_for_backward(cos, sin)
-        turned = torch.empty_like(qkv[:, :, :2])
-        _turn(qkv[:, :, :2], turned, cos[:, None, None], sin[:, None, None], -1.0)
-        q, k = turned.permute(2, 0, 3, 1, 4)
-        return q, k, qkv[:, :, 2].transpose(1, 2)
+    def forward(ctx: Any, x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
+        unit, shrink = _shrunk(x)
+        scaled = weight * gain
+        ctx.save_for_backward(unit, shrink, gain, weight, scaled)
+        return F.linear(unit, scaled)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, for_q: Tensor, for_k: Tensor, for_v: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        rows, heads, length, width = for_q.shape
-        found = for_q.new_empty(rows, length, 3, heads, width)
-        for place, given in ((0, for_q), (1, for_k)):
-            _turn(given.transpose(1, 2), found[:, :, place], cos[:, None], sin[:, None], 1.0)
-        found[:, :, 2] = for_v.transpose(1, 2)
-        return found, None, None
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        unit, shrink, gain, weight, scaled = ctx.saved_tensors
+        for_scaled = given.flatten(0, -2).t() @ unit.flatten(0, -2)
+        return _through_shrunk(given @ scaled, unit, shrink), (for_scaled * weight).sum(0), for_scaled * gain
 
 
-def _turn(given: Tensor, into: Tensor, cos: Tensor, sin: Tensor, sign: float) -> None:
-    """Each pair (first half, second half) of a head by its angle; ``sign`` 1 turns it back."""
-    first, second = given.chunk(2, dim=-1)
-    left, right = into.chunk(2, dim=-1)
-    torch.mul(first, cos, out=left)
-    left.addcmul_(second, sin, value=sign)
-    torch.mul(second, cos, out=right)
-    right.addcmul_(first, sin, value=-sign)
+class NormedHeads(torch.autograd.Function):
+    """(x, gain, weight, turns) -> the same product, as queries and keys turned by their positions' angles, and values.
 
-
-class RmsNormed(torch.autograd.Function):
-    """(x, gain) -> x over the root of its mean square, times gain."""
+    Each comes as (rows, heads, length, width of a head). Both halves of a head are put together pair by pair, which
+    changes no product of a query and a key: then a turn is one product of complex numbers, in place.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
-        shrink = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(EPSILON).rsqrt_()
-        unit: Tensor = x * shrink
-        ctx.save_for_backward(unit, shrink, gain)
-        return unit * gain
+    def forward(ctx: Any, x: Tensor, gain: Tensor, weight: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows, length, width = x.shape
+        unit, shrink = _shrunk(x)
+        pairs = turns.shape[1]
+        scaled = _paired(weight * gain, pairs)
+        qkv = F.linear(unit, scaled)
+        turns = _complex(turns.flatten(1)).repeat(1, width // (2 * pairs))
+        for part in qkv.chunk(3, -1)[:2]:
+            _complex(part).mul_(turns)
+        ctx.save_for_backward(unit, shrink, gain, weight, scaled, turns)
+        q, k, v = qkv.view(rows, length, 3, -1, 2 * pairs).permute(2, 0, 3, 1, 4)
+        return q, k, v
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor]:
-        unit, shrink, gain = ctx.saved_tensors
-        for_gain = (given * unit).flatten(0, -2).sum(0)
-        found = given * gain
-        along = (found * unit).mean(-1, keepdim=True)
-        return found.addcmul_(unit, along, value=-1.0).mul_(shrink), for_gain
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        unit, shrink, gain, weight, scaled, turns = ctx.saved_tensors
+        for_q, for_k, for_v = (part.transpose(1, 2).flatten(2).contiguous() for part in given)
+        found = unit.new_empty(*unit.shape[:2], len(scaled))
+        into_q, into_k, into_v = found.chunk(3, -1)
+        torch.mul(_complex(for_q), turns.conj_physical(), out=_complex(into_q))
+        torch.mul(_complex(for_k), turns.conj_physical(), out=_complex(into_k))
+        into_v.copy_(for_v)
+        for_scaled = _apart(found.flatten(0, 1).t() @ unit.flatten(0, 1), given[0].shape[3] // 2)
+        for_x = _through_shrunk(found @ scaled, unit, shrink)
+        return for_x, (for_scaled * weight).sum(0), for_scaled * gain, None
+
+
+def _shrunk(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x over the root of its mean square, and one over that root."""
+    shrink = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(EPSILON).rsqrt_()
+    return x * shrink, shrink
+
+
+def _through_shrunk(given: Tensor, unit: Tensor, shrink: Tensor) -> Tensor:
+    along = (given * unit).mean(-1, keepdim=True)
+    return given.addcmul_(unit, along, value=-1.0).mul_(shrink)
+
+
+def _paired(weight: Tensor, pairs: int) -> Tensor:
+    """Rows of queries and keys, each head's first half and second half, in turn from one and the other."""
+    width = weight.shape[1]
+    turned = weight[: 2 * width].view(-1, 2, pairs, width).transpose(1, 2).reshape(2 * width, width)
+    return torch.cat((turned, weight[2 * width :]))
+
+
+def _apart(weight: Tensor, pairs: int) -> Tensor:
+    """As it was before `_paired`."""
+    width = weight.shape[1]
+    turned = weight[: 2 * width].view(-1, pairs, 2, width).transpose(1, 2).reshape(2 * width, width)
+    return torch.cat((turned, weight[2 * width :]))
+
+
+def _complex(x: Tensor) -> Tensor:
+    """The same memory as complex numbers, half as many."""
+    return torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
 
 
 # Where it runs
@@ -359,6 +386,6 @@ def _cuda(asked: str, place: torch.device, local_rank: int) -> torch.device:
 
 
 # torch ships `apply` without types.
-scored_loss = cast(Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], ScoredLoss.apply)
-turned = cast(Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], Turned.apply)
-rms_normed = cast(Callable[[Tensor, Tensor], Tensor], RmsNormed.apply)
+scored_loss = cast(Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]], ScoredLoss.apply)
+normed_product = cast(Callable[[Tensor, Tensor, Tensor], Tensor], NormedProduct.apply)
+normed_heads = cast(Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]], NormedHeads.apply)

@@ -59,7 +59,7 @@ class Settings:
         "", "bytes a local shuffle mixes at a time, such as 64MiB (64MiB,1MiB: and its blocks); none: a full shuffle"
     )
     budget: str = _setting(
-        "auto", "most bytes the reader may hold, such as 64MiB; without --data an eighth of the corpus"
+        "auto", "most bytes the reader may hold, such as 64MiB; without --data an eighth of the corpus, or 1MiB"
     )
     strategy: str = _setting("auto", "how bytes leave the file: auto, read, map, remap, advise")
     engine: str = _setting("auto", "who makes the calls: auto, native, python")
@@ -80,8 +80,8 @@ class Settings:
     n_head: int = _setting(4, "attention heads of a block", 1)
     n_embd: int = _setting(128, "width of the residual stream", 2)
     dropout: float = _setting(0.0, "share of activations dropped while training")
-    learning_rate: float = _setting(2e-3, "highest learning rate", 0)
-    max_iters: int = _setting(600, "optimiser steps in all", 1)
+    learning_rate: float = _setting(3e-3, "highest learning rate", 0)
+    max_iters: int = _setting(900, "optimiser steps in all", 1)
     warmup_iters: int = _setting(50, "steps of rising learning rate", 0)
     lr_decay_iters: int = _setting(0, "step where the learning rate reaches --min-lr; 0: as --max-iters", 0)
     min_lr: float = _setting(-1.0, "lowest learning rate; -1: a tenth of --learning-rate")

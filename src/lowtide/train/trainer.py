@@ -28,6 +28,8 @@ from lowtide.train.model import GPT, Compute
 from lowtide.train.ranks import World
 from lowtide.train.settings import MODEL_FIELDS, Settings
 
+SAMPLED_AT = 0.6  # temperature: after minutes of training, what is unlikely is mostly wrong
+
 
 class AskedToStop(Exception):  # noqa: N818  # not an error: the way out of a step that may be left
     """Raised inside a step or an evaluation that is to be left half done."""
@@ -64,7 +66,13 @@ class Trainer:
         if self.world.world > 1:
             on_gpu = self.compute.device.type == "cuda"
             with self.world.listening():
-                forward = DistributedDataParallel(forward, device_ids=[self.compute.device.index] if on_gpu else None)
+                # The only buffer is a table that all ranks have alike; gradients are summed where they are made.
+                forward = DistributedDataParallel(
+                    forward,
+                    device_ids=[self.compute.device.index] if on_gpu else None,
+                    broadcast_buffers=False,
+                    gradient_as_bucket_view=True,
+                )
         if self.world.world == 1 and not self.settings.compile:
             for block in self.model.blocks:
                 block.register_forward_hook(self._look_between_blocks)
@@ -126,7 +134,7 @@ class Trainer:
 
     def _backward(self, batch: TrainBatch, *, is_last: bool) -> None:
         with self._quiet(is_last), self.compute.autocast():
-            loss = cast(Tensor, self._forward(*batch)[1]) / self.passes
+            loss = cast(Tensor, self._forward(*batch, keep_logits=False)[1]) / self.passes
         with self._quiet(is_last):
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # as torch ships it
         self._loss_sum += loss.detach()
@@ -186,7 +194,7 @@ class Trainer:
                 # The last window may be shorter than the others, and not every target counts.
                 size = batch.x.numel() if batch.counted is None else int(batch.counted.sum())
                 with self.compute.autocast():
-                    total += float(self.model(*batch)[1]) * size if size else 0.0
+                    total += float(self.model(*batch, keep_logits=False)[1]) * size if size else 0.0
                 tokens += size
         except AskedToStop:
             left = 1.0
@@ -203,7 +211,7 @@ class Trainer:
         made: list[int] = []
         self.model.eval()
         with suppress(AskedToStop):
-            made.extend(self.model.sampled([first], count, seed=self.settings.seed))
+            made.extend(self.model.sampled([first], count, seed=self.settings.seed, temperature=SAMPLED_AT))
         self.model.train()
         return made
 
