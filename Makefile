@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test trainers doctors remote torture quick lint check format docs site picture picture-writing bench browser sanitize wheel clean
+.PHONY: help train test trainers doctors remote torture quick lint check format docs site picture picture-writing bench peers browser sanitize wheel clean
 
 NATIVE := src/lowtide/engine
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
@@ -138,6 +138,13 @@ bench: $(VENV)/.dev ## every benchmark, each figure beside its baseline
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq fio >/dev/null; } \
 	|| echo "NOT MEASURED: chunks against fio - fio is not installed and cannot be installed here"
 	$(BIN)/python -m benchmarks.run
+
+# Each peer has an environment of its own below build/peers, made by the script; PEERS="--quick" measures for a shorter time.
+peers: $(VENV)/.dev ## every other loader beside this one, in environments of their own: docs/comparison.md
+	@command -v fio >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq fio >/dev/null; } \
+	|| echo "NOT MEASURED: random reads of the disk - fio is not installed and cannot be installed here"
+	$(BIN)/python -m benchmarks.peers $(PEERS)
 
 sanitize: ## the C core under the address, undefined and thread sanitizers
 	@mkdir -p build/sanitize
