@@ -33,7 +33,7 @@ LIMIT = 60.0
 
 
 def data_files(place: Path) -> list[Path]:
-    return [path for path in place.rglob("*") if path.is_file() and path.stat().st_size > 1 << 16]
+    return [path for path in place.rglob("*") if path.is_file() and path.stat().st_size > 1 << 14]
 
 
 def converted(peer: type[Peer]) -> None:

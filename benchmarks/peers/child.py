@@ -91,7 +91,7 @@ def truncated(peer: Peer, job: dict[str, Any]) -> dict[str, Any]:
     for _ in range(8):
         next(batches)
     for path in Path(job["place"]).rglob("*"):
-        if path.is_file() and path.stat().st_size > 1 << 16 and "cache" not in str(path.relative_to(job["place"])):
+        if path.is_file() and path.stat().st_size > 1 << 14 and "cache" not in str(path.relative_to(job["place"])):
             os.truncate(path, path.stat().st_size // 2)
     wrong, rows = 0, 8 * BATCH
     try:

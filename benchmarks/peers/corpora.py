@@ -114,7 +114,7 @@ class Mosaic(Peer):
         if self.given is not None:
             self.opened.load_state_dict(self.given)
         for got in self.opened:
-            yield pair(got)
+            yield pair(got["row"])
 
     def state(self) -> Any:
         return self.opened.state_dict()
@@ -123,8 +123,8 @@ class Mosaic(Peer):
         return int(self.rows) * 8
 
 
-def _stacked(rows: list[dict[str, Any]]) -> Any:
-    return np.stack([row["row"] for row in rows])
+def _stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"row": np.stack([row["row"] for row in rows])}
 
 
 class HuggingFace(Peer):
@@ -166,26 +166,27 @@ class HuggingFace(Peer):
 class Grain(Peer):
     title, packages, version_of, source = "Grain", ("grain", "array_record"), "grain", "grain"
     code = "MapDataset.source(ArrayRecordDataSource(path)).seed(7).shuffle().map(decode).batch(64).to_iter_dataset()"
-    notes = "ArrayRecord without compression and with groups of one row, for random access; 16 threads, its default."
+    notes = "ArrayRecord in groups of one row, uncompressed, 4,096 rows to a file: one large file was 20 times slower."
 
     def imports(self) -> None:
         self.grain = importlib.import_module("grain")
         self.records = importlib.import_module("array_record.python.array_record_module")
 
     def convert(self, tokens: Path) -> None:
-        out = self.records.ArrayRecordWriter(str(self.place / "rows.array_record"), "group_size:1,uncompressed")
-        for row in rows_of(tokens):
-            out.write(row.tobytes())
-        out.close()
+        rows = rows_of(tokens)
+        for shard, at in enumerate(range(0, len(rows), 4096)):
+            path = self.place / f"rows-{shard:05d}.array_record"
+            out = self.records.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+            for row in rows[at : at + 4096]:
+                out.write(row.tobytes())
+            out.close()
 
     def batches(self) -> Iterator[Batch]:
         grain = self.grain
-        source = grain.sources.ArrayRecordDataSource(str(self.place / "rows.array_record"))
+        source = grain.sources.ArrayRecordDataSource(sorted(str(path) for path in self.place.glob("*.array_record")))
         data = grain.MapDataset.source(source).seed(SEED).shuffle()[self.rank :: self.world]
         data = data.map(_decoded).batch(self.batch, drop_remainder=True)
-        self.opened = iter(
-            data.to_iter_dataset(grain.ReadOptions(num_threads=16, prefetch_buffer_size=500 // BATCH + 1))
-        )
+        self.opened = iter(data.to_iter_dataset(grain.ReadOptions(num_threads=16, prefetch_buffer_size=16)))
         if self.given is not None:
             self.opened.set_state(self.given)
         for got in self.opened:
@@ -213,9 +214,8 @@ class Megatron(Peer):
 
     def convert(self, tokens: Path) -> None:
         out = self.indexed.IndexedDatasetBuilder(str(self.place / "tokens.bin"), dtype=np.uint16)
-        stream, step = np.memmap(tokens, np.uint16, "r"), 1 << 20
-        for at in range(0, len(stream), step):
-            out.add_document(self.torch.from_numpy(np.array(stream[at : at + step])), [min(step, len(stream) - at)])
+        stream = np.fromfile(tokens, np.uint16)  # one document: windows across two would not be pieces of the stream
+        out.add_document(self.torch.from_numpy(stream), [len(stream)])
         out.finalize(str(self.place / "tokens.idx"))
 
     def batches(self) -> Iterator[Batch]:
