@@ -103,8 +103,8 @@ def version(peer: type[Peer]) -> str:
     if environments.python_of(peer).parent.parent.parent == environments.HOME:
         code = f"import importlib.metadata as m; print(m.version({peer.version_of!r}))"
         run = subprocess.run([environments.python_of(peer), "-c", code], capture_output=True, text=True)
-        return run.stdout.strip()
-    return importlib.metadata.version(peer.version_of)
+        return f"{peer.version_of} {run.stdout.strip()}"
+    return f"{peer.version_of} {importlib.metadata.version(peer.version_of)}"
 
 
 def ready(names: list[str]) -> dict[str, dict[str, Any]]:

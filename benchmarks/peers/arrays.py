@@ -126,7 +126,7 @@ class TorchLoader(Peer):
     code = "StatefulDataLoader(rows, sampler=BatchSampler(RandomSampler(rows), 64, True), batch_size=None)"
     notes = (
         "A memmap of windows that gathers a whole batch of indices, as its documentation has it for batch samplers; "
-        "torchdata's StatefulDataLoader, which is the one with a state. Without workers: two were slower here."
+        "torchdata's StatefulDataLoader, which is the one with a state."
     )
 
     def imports(self) -> None:
@@ -191,7 +191,7 @@ class MmapNinja(ByHand):
 class H5py(ByHand):
     title, version_of, source = "h5py", "h5py", "h5py"
     code = "rows[i] = dataset[start : start + 1025]"
-    notes = "One contiguous dataset of tokens, one read per window; a list of rows at once is slower."
+    notes = "One contiguous dataset of tokens, one read per window."
 
     def imports(self) -> None:
         self.h5py = importlib.import_module("h5py")

@@ -130,7 +130,7 @@ def _stacked(rows: list[dict[str, Any]]) -> dict[str, Any]:
 class HuggingFace(Peer):
     title, version_of, source = "HF datasets", "datasets", "hf"
     resumes = "by hand"
-    code = 'load_from_disk(dir).shuffle(seed=7).with_format("numpy").iter(batch_size=64)'
+    code = 'Dataset.from_file(path).shuffle(seed=7).with_format("numpy").iter(batch_size=64)'
     notes = "An Arrow table of rows of fixed length. Resumed by `skip(rows)`, dealt to ranks by `shard()`."
 
     def imports(self) -> None:
@@ -330,7 +330,7 @@ class Datatrove(Peer):
 class WebDataset(Peer):
     title, packages, version_of, source = "webdataset", ("webdataset",), "webdataset", "webdataset"
     shuffles, resumes = "shards, then a buffer of 5,000 rows", "-"
-    code = "wds.WebDataset(shards, shardshuffle=100).shuffle(5000).decode().to_tuple('bin').batched(64)"
+    code = "wds.WebDataset(shards, shardshuffle=100).shuffle(5000).map(decode).batched(64, collation_fn=np.stack)"
 
     def imports(self) -> None:
         self.wds = importlib.import_module("webdataset")

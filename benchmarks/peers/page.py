@@ -70,6 +70,12 @@ def _numbers(
     return Column(heading, _shown(number, form, scale), number, highest)
 
 
+def _processor(row: Row) -> float | None:
+    """Seconds: a loader that waits uses few cores, but not for that reason less of them."""
+    warm = row.get("warm")
+    return warm["cores"] / warm["windows"] if warm and warm["windows"] else None
+
+
 def _cached(row: Row) -> float | None:
     """Bytes left in the page cache for each useful byte of the cold run."""
     cold = row.get("cold")
@@ -97,8 +103,9 @@ SPEED = [
     _numbers("warm, windows/s", _of("warm", "windows"), ",.0f", highest=True),
     _numbers("cold, windows/s", _of("cold", "windows"), ",.0f", highest=True),
     _numbers("read from the device per useful byte, cold", _of("cold", "read"), ".1f"),
-    _numbers("cores, warm", _of("warm", "cores"), ".2f"),
-    _numbers("cores, cold", _of("cold", "cores"), ".2f"),
+    _numbers("processor time per window, warm, us", _processor, ",.1f", 1e-6),
+    Column("cores, warm", _shown(_of("warm", "cores"), ".2f")),
+    Column("cores, cold", _shown(_of("cold", "cores"), ".2f")),
     _numbers("first batch, ms", _of("warm", "first"), ",.0f", 0.001),
 ]
 MEMORY = [
@@ -130,7 +137,8 @@ is a limit and takes no part."""
 ABOUT_SPEED = """\
 Warm: the file was in the page cache when the run began. Cold: none of it was. A loader that shuffles only near by
 reads long pieces and needs fewer bytes from the device; compare it with others of its kind. Cores: processor seconds
-of all its processes per second. First batch: from opening on, without the imports."""
+of all its processes per second. First batch: from opening on, without the imports. No loader uses worker processes:
+there are two cores. Those with threads of their own use them."""
 
 ABOUT_MEMORY = """\
 The highest of the process tree beyond what it had after its imports; the larger of warm and cold. Anon and mapped are
@@ -181,7 +189,7 @@ def _machine(document: dict[str, Any]) -> str:
         random = f"{limits['random']:,.0f} per second (fio, depth 64)"
     return (
         f"{document['date']}, {document['cpu']}, Linux {document['kernel']}, Python {document['python']}, "
-        f"NumPy {document['numpy']}; {document['rounds']} rounds of {document['seconds']:g} s in turn, medians; "
+        f"NumPy {document['numpy']}; medians of {document['rounds']} rounds of {document['seconds']:g} s in turn; "
         f"{document['minutes']:.0f} minutes. The machine's limits in the same run: "
         f"{limits['sequential'] / 2**30:.1f} GiB/s in one stream (O_DIRECT); random reads of 4 KiB: {random}; "
         f"memory copied at {limits['memcpy'] / 2**30:.1f} GiB/s. "
@@ -190,7 +198,7 @@ def _machine(document: dict[str, Any]) -> str:
 
 
 def _note(row: Row) -> str:
-    version = f" {row['version']}" if row["version"] else ""
+    version = f" ({row['version']})" if row["version"] else ""
     notes = f" {row['notes']}" if row["notes"] else ""
     failed = f" Failed: {'; '.join(row['failures'])}." if row.get("failures") else ""
     return f"- **{row['title']}**{version}: `{row['code']}`.{notes}{failed}"
