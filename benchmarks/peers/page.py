@@ -138,7 +138,8 @@ ABOUT_SPEED = """\
 Warm: the file was in the page cache when the run began. Cold: none of it was. A loader that shuffles only near by
 reads long pieces and needs fewer bytes from the device; compare it with others of its kind. Cores: processor seconds
 of all its processes per second. First batch: from opening on, without the imports. No loader uses worker processes:
-there are two cores. Those with threads of their own use them."""
+there are two cores. Those with threads of their own use them. The rows of peers that give out tokens in a row are
+widened into two pairs of buffers in turn, so that none pays for new pages."""
 
 ABOUT_MEMORY = """\
 The highest of the process tree beyond what it had after its imports; the larger of warm and cold. Anon and mapped are
