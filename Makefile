@@ -17,7 +17,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test trainers doctors remote torture quick lint check format docs site picture picture-writing bench browser sanitize wheel clean
+.PHONY: help train test trainers doctors remote torture quick lint check format docs site picture picture-writing bench peers browser sanitize wheel clean
 
 NATIVE := src/lowtide/engine
 NATIVE_FILES := setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
@@ -139,6 +139,13 @@ bench: $(VENV)/.dev ## every benchmark, each figure beside its baseline
 	|| echo "NOT MEASURED: chunks against fio - fio is not installed and cannot be installed here"
 	$(BIN)/python -m benchmarks.run
 
+# Each peer has an environment of its own below build/peers, made by the script; PEERS="--quick" measures for a shorter time.
+peers: $(VENV)/.dev ## every other loader beside this one, in environments of their own: docs/comparison.md
+	@command -v fio >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq fio >/dev/null; } \
+	|| echo "NOT MEASURED: random reads of the disk - fio is not installed and cannot be installed here"
+	$(BIN)/python -m benchmarks.peers $(PEERS)
+
 sanitize: ## the C core under the address, undefined and thread sanitizers
 	@mkdir -p build/sanitize
 	@for kind in address undefined thread; do \
@@ -149,7 +156,7 @@ sanitize: ## the C core under the address, undefined and thread sanitizers
 	done
 
 # zig links against the symbols of an old glibc on any machine, for any machine: RHEL 8 and Debian 11 can install what it made.
-# A Python that has the wheel but no compiler then runs the quick tests of the engine; the wheel of the other architecture has its C core tested under qemu.
+# A Python that has the wheel but no compiler then runs the quick tests of the engine; the wheel of the other architecture is tried under qemu, and so is its C core.
 HERE := $(shell uname -m)
 THERE := $(if $(filter x86_64,$(HERE)),aarch64,x86_64)
 OTHER_PYTHONS = $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python3 /usr/bin/python3.1[23])
@@ -181,8 +188,10 @@ wheel: $(BIN)/python ## abi3 manylinux_2_28 wheels for x86_64 and aarch64 and an
 	@if command -v qemu-$(THERE)-static >/dev/null; then \
 	  echo "trying the C core of $(THERE) under qemu" \
 	  && $(ZIG) cc -target $(THERE)-linux-musl -static -std=c11 -O1 -D_GNU_SOURCE -I $(NATIVE) tests/engine/check_core.c \
-	     $(filter-out $(NATIVE)/binding%,$(wildcard $(NATIVE)/*.c)) -o build/wheel/check_core && (cd build/wheel && qemu-$(THERE)-static ./check_core); \
-	else echo "NOT TESTED: the C core of $(THERE) - qemu-user-static is not installed and cannot be installed here"; fi
+	     $(filter-out $(NATIVE)/binding%,$(wildcard $(NATIVE)/*.c)) -o build/wheel/check_core && (cd build/wheel && qemu-$(THERE)-static ./check_core) \
+	  && echo "trying the wheel of $(THERE) with Debian's Python of $(THERE) under qemu" \
+	  && sh tests/engine/wheel_elsewhere.sh $(THERE) dist/*_$(THERE).whl "$(CURDIR)/build/wheel/elsewhere" $(BIN)/python; \
+	else echo "NOT TESTED: the C core and the wheel of $(THERE) - qemu-user-static is not installed and cannot be installed here"; fi
 	@ls dist
 
 clean: ## what the other targets made
