@@ -18,7 +18,19 @@ from lowtide.engine.column_sums import ColumnSums, blank_sums
 from lowtide.engine.document_planes import Planes, RunsOfBatch, run_begins, spread
 from lowtide.engine.mapping import FAULT_AROUND, FAULT_MOST
 from lowtide.engine.packed_plans import PackedTables, RowPieces, packed_plan, pieces_of
-from lowtide.engine.runs import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Numbers, Pair, Problem, Runs, WatchedFiles
+from lowtide.engine.runs import (
+    DROP,
+    DROP_SEQUENTIAL,
+    KEEP,
+    KEEP_NEAR,
+    SOURCES,
+    WAYS,
+    Numbers,
+    Pair,
+    Problem,
+    Runs,
+    WatchedFiles,
+)
 
 try:
     import lowtide.engine._core as _core
@@ -34,6 +46,7 @@ __all__ = [
     "FAULT_AROUND",
     "FAULT_MOST",
     "KEEP",
+    "KEEP_NEAR",
     "SOURCES",
     "WAYS",
     "ColumnSums",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -60,10 +60,23 @@ class Reader(Protocol):
     def fingerprint(self) -> dict[str, Any]: ...
 
 
+class Sweep(NamedTuple):
+    """How a local shuffle of small rows is read: ``batches`` at a time, in one sweep over a window."""
+
+    batches: int
+    start: Callable[[list[Numbers]], list[Batch]]
+    nbytes: int  # of a batch and what is noted for it
+    left: Callable[[int], int]  # positions from a step on until another window begins
+
+
 class Follower(Protocol):
     """Told of every step before it is read; announces what is far ahead."""
 
-    def approach(self, position: int) -> None: ...
+    @property
+    def drop(self) -> bool: ...  # what was read is dropped: it is always cold
+    @property
+    def sweep(self) -> Sweep | None: ...
+    def approach(self, position: int, ahead: int = 0) -> None: ...  # so many positions behind it will be read too
     def leave(self) -> None: ...
 
 
@@ -149,8 +162,9 @@ class Ahead:
     def __init__(self, batches: Batches, follower: Follower | None = None) -> None:
         self._batches = batches
         self._follower = follower
-        # For items in order the kernel reads ahead by itself, and a follower announces what its stream needs.
-        looks = follower is None and not isinstance(batches.stream, InOrder)
+        self._sweep = None if follower is None else follower.sweep
+        # For items in order the kernel reads ahead by itself.
+        looks = not isinstance(batches.stream, InOrder)
         self._temperatures = batches.reader.temperatures if looks else ()
         self._registered = False
         self.renew_after_fork()
@@ -159,6 +173,7 @@ class Ahead:
     def renew_after_fork(self) -> None:
         """The parent's threads do not exist in a child, and their buffers are the parent's."""
         self._started: dict[int, Batch] = {}
+        self._swept = -1, -1  # the step that the last sweep began with, and the position behind it
 
     def take(self, at: int) -> Batch | None:
         """The batch of this step, if it was started."""
@@ -167,16 +182,62 @@ class Ahead:
     def keep(self, at: int) -> None:
         """Start the next batches early, as long as that pays."""
         if self._follower is not None:
-            self._follower.approach(at)
+            self._follow(self._follower, at)
+            return
         for temperature in self._temperatures:
             if temperature.cold:
                 self._start_next(at)
                 return
 
-    def _start_next(self, at: int) -> None:
+    def _follow(self, follower: Follower, at: int) -> None:
+        """The same in a local shuffle, whose windows are announced: what is dropped behind them is cold by intent."""
+        if self._sweep is not None:
+            self._sweep_on(self._sweep, follower, at)
+            return
+        follower.approach(at, AHEAD * self._batches.steps.width)
+        if follower.drop or any(temperature.cold for temperature in self._temperatures):
+            self._start_next(at)
+
+    def _sweep_on(self, sweep: Sweep, follower: Follower, at: int) -> None:
+        """Start the next batches in one sweep, up to the one with which the window ends.
+
+        One sweep is under way at a time, so that what lies behind the next one was read, and may be dropped.
+        """
+        steps, (first, reached) = self._batches.steps, self._swept
+        if first <= at < reached:
+            if first == at or first in self._started or len(self._started) >= sweep.batches:
+                return  # the last sweep was not waited for yet, or much of it is left
+        else:
+            follower.approach(at)
+            self._started, reached = {}, steps.after(at)
+            self._swept = -1, -1
+            if sweep.left(at) <= reached - at:
+                return  # the next batch is of another window, and this one is still to be read
+        self._register()
+        position = steps.begin(reached)
+        if position is None:
+            return
+        follower.approach(position, sweep.batches * steps.share)
+        wanted: list[int] = []
+        left = sweep.left(position)
+        while (
+            position is not None and len(wanted) < sweep.batches and left > 0 and steps.count(position) == steps.share
+        ):
+            wanted.append(position)
+            left -= steps.share
+            position = steps.begin(steps.after(position))
+        batches = sweep.start([self._batches.numbers(step) for step in wanted]) if len(wanted) > 1 else []
+        if batches:
+            self._started = {**self._started, **dict(zip(wanted, batches, strict=False))}
+            self._swept = wanted[0], steps.after(wanted[len(batches) - 1])
+
+    def _register(self) -> None:
         if not self._registered:
             self._registered = True
             self._batches.reader.budget.may_shrink(self)
+
+    def _start_next(self, at: int) -> None:
+        self._register()
         steps, before, wanted = self._batches.steps, self._started, {}
         for _ in range(AHEAD):
             following = steps.begin(steps.after(at))
@@ -194,7 +255,7 @@ class Ahead:
 
     def shrink(self) -> None:
         """Give up batches under way: their room is needed."""
-        self._started = {}
+        self._started, self._swept = {}, (-1, -1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Ahead, (self._batches, self._follower)

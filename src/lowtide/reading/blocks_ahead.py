@@ -21,6 +21,7 @@ from lowtide.machine import PAGE, room_for_cache
 from lowtide.order.steps import EpochSteps
 from lowtide.order.streams import LocalWindow, Positions, Shuffled, Stream
 from lowtide.reading.ahead import Follower as Follower
+from lowtide.reading.ahead import Sweep
 from lowtide.reading.plan import Plan
 from lowtide.storage.read import RESIDENT
 from lowtide.storage.spans import Offsets
@@ -61,16 +62,27 @@ class BlockFollower:
         # Blocks begin and end inside pages, which come and go whole.
         self.largest = many * min(self.block + 2 * PAGE, store.total)
         self.drop = store.drop and store.strategy.name == "read"  # in place of the reads themselves
+        self.sweep: Sweep | None = None
         self._now: LocalWindow | None = None
         self._next: LocalWindow | None = None
         self._announced = 0  # blocks of the next one
 
-    def approach(self, position: int) -> None:
+    def left(self, position: int) -> int:
+        now = self._window(position)
+        return now.position + now.positions - (position if self._steps is None else self._steps.position(position))
+
+    def _window(self, position: int) -> LocalWindow:
         if self._steps is not None:
             position = self._steps.position(position)
         now = self._now
         if now is None or not now.position <= position < now.position + now.positions:
             now = self._enter(position)
+        return now
+
+    def approach(self, position: int, ahead: int = 0) -> None:
+        now = self._window(position)
+        if self._steps is not None:
+            position = self._steps.position(position)
         following = self._next
         if following is None:
             after = now.position + now.positions
@@ -78,7 +90,7 @@ class BlockFollower:
                 return  # this is the last one
             self._next = following = self._stream.window(after)
         step = max(1, STEP // self.block)
-        done = following.blocks * (position - now.position) // now.positions
+        done = following.blocks * (position + ahead - now.position) // now.positions
         wanted = min(following.blocks, -(-done // step) * step)
         if wanted > self._announced:
             self._each(self._store.announce_long, following, self._announced, wanted)
@@ -140,6 +152,10 @@ class BlockFollower:
             *plan.why,
             f"blocks of a window of {size} are announced and read from the page cache, two windows at most",
         )
+        if self.sweep is not None:
+            held = 2 * self.sweep.batches * self.sweep.nbytes
+            why = (*why, f"{self.sweep.batches} batches are read in one sweep over a window while as many are used")
+            plan = replace(plan, anon=min(plan.budget, plan.anon + held))
         if not self.drop:
             return replace(plan, why=why)
         cache = min(sum(self._store.files.sizes) + PAGE, 2 * self.largest + 16 * MIB)
@@ -153,12 +169,15 @@ class BlockFollower:
 class FollowersTogether:
     """Of arrays that are read row for row: the windows of each."""
 
+    sweep = None
+
     def __init__(self, followers: tuple[BlockFollower, ...]) -> None:
         self._followers = followers
+        self.drop = all(follower.drop for follower in followers)
 
-    def approach(self, position: int) -> None:
+    def approach(self, position: int, ahead: int = 0) -> None:
         for follower in self._followers:
-            follower.approach(position)
+            follower.approach(position, ahead)
 
     def leave(self) -> None:
         for follower in self._followers:
