@@ -163,8 +163,8 @@ class Ahead:
         self._batches = batches
         self._follower = follower
         self._sweep = None if follower is None else follower.sweep
-        # For items in order the kernel reads ahead by itself.
-        looks = not isinstance(batches.stream, InOrder)
+        # For items in order the kernel reads ahead by itself, and a follower announces what its stream needs.
+        looks = follower is None and not isinstance(batches.stream, InOrder)
         self._temperatures = batches.reader.temperatures if looks else ()
         self._registered = False
         self.renew_after_fork()
@@ -173,11 +173,14 @@ class Ahead:
     def renew_after_fork(self) -> None:
         """The parent's threads do not exist in a child, and their buffers are the parent's."""
         self._started: dict[int, Batch] = {}
+        self._taken = False  # whether the step at hand was started
         self._swept = -1, -1  # the step that the last sweep began with, and the position behind it
 
     def take(self, at: int) -> Batch | None:
         """The batch of this step, if it was started."""
-        return self._started.pop(at, None) if self._started else None
+        found = self._started.pop(at, None) if self._started else None
+        self._taken = found is not None
+        return found
 
     def keep(self, at: int) -> None:
         """Start the next batches early, as long as that pays."""
@@ -190,13 +193,14 @@ class Ahead:
                 return
 
     def _follow(self, follower: Follower, at: int) -> None:
-        """The same in a local shuffle, whose windows are announced: what is dropped behind them is cold by intent."""
+        """The same in a local shuffle, whose windows are announced: it is cold where they are dropped."""
         if self._sweep is not None:
             self._sweep_on(self._sweep, follower, at)
-            return
-        follower.approach(at, AHEAD * self._batches.steps.width)
-        if follower.drop or any(temperature.cold for temperature in self._temperatures):
+        elif follower.drop:
+            follower.approach(at, AHEAD * self._batches.steps.width)
             self._start_next(at)
+        else:
+            follower.approach(at)
 
     def _sweep_on(self, sweep: Sweep, follower: Follower, at: int) -> None:
         """Start the next batches in one sweep, up to the one with which the window ends.
@@ -204,9 +208,9 @@ class Ahead:
         One sweep is under way at a time, so that what lies behind the next one was read, and may be dropped.
         """
         steps, (first, reached) = self._batches.steps, self._swept
-        if first <= at < reached:
-            if first == at or first in self._started or len(self._started) >= sweep.batches:
-                return  # the last sweep was not waited for yet, or much of it is left
+        if self._taken and reached > at:
+            if first == at or first in self._started or 5 * len(self._started) > 2 * sweep.batches:
+                return  # the last sweep was not waited for yet, or so much of it is left that another has no room
         else:
             follower.approach(at)
             self._started, reached = {}, steps.after(at)
@@ -219,12 +223,10 @@ class Ahead:
             return
         follower.approach(position, sweep.batches * steps.share)
         wanted: list[int] = []
-        left = sweep.left(position)
-        while (
-            position is not None and len(wanted) < sweep.batches and left > 0 and steps.count(position) == steps.share
-        ):
+        left = -(-sweep.left(position) // steps.share)
+        many = -(-left // -(-left // sweep.batches))  # sweeps over a window are as equal as they can be
+        while position is not None and len(wanted) < many and steps.count(position) == steps.share:
             wanted.append(position)
-            left -= steps.share
             position = steps.begin(steps.after(position))
         batches = sweep.start([self._batches.numbers(step) for step in wanted]) if len(wanted) > 1 else []
         if batches:

@@ -153,8 +153,8 @@ class BlockFollower:
             f"blocks of a window of {size} are announced and read from the page cache, two windows at most",
         )
         if self.sweep is not None:
-            held = 2 * self.sweep.batches * self.sweep.nbytes
-            why = (*why, f"{self.sweep.batches} batches are read in one sweep over a window while as many are used")
+            held = 7 * self.sweep.batches * self.sweep.nbytes // 5
+            why = (*why, f"{self.sweep.batches} batches at a time are read in one sweep over a window")
             plan = replace(plan, anon=min(plan.budget, plan.anon + held))
         if not self.drop:
             return replace(plan, why=why)
