@@ -1,8 +1,11 @@
 """Batches by position, and those that are started before they are asked for.
 
-Which batch comes next is known, so while data is cold the next two are started early: the native engine's threads fill
-them while the caller works, or the kernel is told of their reads. The reader does not know which. While everything
+Which batch comes next is known, so while data is cold the next three are started early: the native engine's threads
+fill them while the caller works, or the kernel is told of their reads. The reader does not know which. While everything
 is cached this does nothing. Batches under way are given up as soon as their room in the budget is needed.
+
+A local shuffle of small rows goes further: as many batches as the budget holds are filled in one sweep over the window
+that their rows come from.
 
 Numbers are computed in blocks that double, up to 64 KiB: a block costs little more than one batch, and the first
 request computes just what was asked for, so that any single step is fast.
@@ -26,7 +29,8 @@ from lowtide.storage.read import Temperature
 from lowtide.storage.store import Store
 
 BLOCK = 8192  # numbers computed at a time: 64 KiB, and the order's fixed cost spread over many batches
-AHEAD = 2  # batches under way beside the one the caller holds
+AHEAD = 3  # batches under way beside the one the caller holds
+AT_ONCE = 2  # started together: after the caller's own work the first finds our code in no cache, the second does
 
 _NOTHING: tuple[int, Numbers] = 0, np.empty(0, np.int64)
 
@@ -66,7 +70,7 @@ class Sweep(NamedTuple):
     batches: int
     start: Callable[[list[Numbers]], list[Batch]]
     nbytes: int  # of a batch and what is noted for it
-    left: Callable[[int], int]  # positions from a step on until another window begins
+    enter: Callable[[int], int]  # announces the window of a step, and says how many positions of it are left
 
 
 class Follower(Protocol):
@@ -215,20 +219,21 @@ class Ahead:
             follower.approach(at)
             self._started, reached = {}, steps.after(at)
             self._swept = -1, -1
-            if sweep.left(at) <= reached - at:
+            if sweep.enter(at) <= reached - at:
                 return  # the next batch is of another window, and this one is still to be read
         self._register()
-        position = steps.begin(reached)
-        if position is None:
+        position = begin = steps.begin(reached)
+        if position is None or begin is None:
             return
-        follower.approach(position, sweep.batches * steps.share)
         wanted: list[int] = []
-        left = -(-sweep.left(position) // steps.share)
+        left = -(-sweep.enter(position) // steps.share)
         many = -(-left // -(-left // sweep.batches))  # sweeps over a window are as equal as they can be
         while position is not None and len(wanted) < many and steps.count(position) == steps.share:
             wanted.append(position)
             position = steps.begin(steps.after(position))
         batches = sweep.start([self._batches.numbers(step) for step in wanted]) if len(wanted) > 1 else []
+        # What the following sweep reads is announced while this one works, and what the last one read is dropped.
+        follower.approach(begin, 2 * sweep.batches * steps.share)
         if batches:
             self._started = {**self._started, **dict(zip(wanted, batches, strict=False))}
             self._swept = wanted[0], steps.after(wanted[len(batches) - 1])
@@ -239,6 +244,8 @@ class Ahead:
             self._batches.reader.budget.may_shrink(self)
 
     def _start_next(self, at: int) -> None:
+        if self._taken and len(self._started) > AHEAD - AT_ONCE:
+            return
         self._register()
         steps, before, wanted = self._batches.steps, self._started, {}
         for _ in range(AHEAD):

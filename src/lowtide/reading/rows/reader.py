@@ -56,7 +56,7 @@ class Windows(Protocol):
 
     largest: int  # bytes
 
-    def left(self, position: int) -> int: ...
+    def enter(self, position: int) -> int: ...
 
 
 Wanted = range | Numbers | ManyNumbers  # a range: of consecutive rows
@@ -200,7 +200,7 @@ class RowReader:
         many = min(self.budget.limit * 3 // 5 // each, SWEEP_ROWS // rows)
         if many < 2 or many * rows * NEAR < windows.largest:
             return None
-        return Sweep(many, self.start_together, each, windows.left)
+        return Sweep(many, self.start_together, each, windows.enter)
 
     def start_together(self, many: list[Numbers]) -> list[Batch]:
         """The first of these batches, as many as the budget has room for, read in one sweep by another thread."""
