@@ -12,16 +12,17 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from lowtide.storage.native_read import NativeRead
 
 import lowtide
 from benchmarks.measure import GIB, Figure, drop, interleaved, make_file, read_ahead, report, warm
 from benchmarks.native_engine import BATCH, LENGTH, ROW, WINDOW, Bench
 from benchmarks.tokens import nanogpt_loop
+from lowtide.storage.read import Read
 
 SIZE = 8 * GIB
 BUSY = 0.005  # seconds of pure Python per batch
@@ -96,7 +97,7 @@ def cold(path: Path, batches: int, *, without: str = "", **how: str) -> float:
     drop(path)
     with opened(path, **how) as tokens:
         strategy = tokens.store.strategy
-        if without and isinstance(strategy, NativeRead):
+        if without and isinstance(strategy, Read):
             strategy.do_without("denied for this benchmark", (without,))
         return feed_rate(tokens, batches)
 
@@ -160,9 +161,17 @@ def chunk_figures(path: Path) -> list[Figure]:
 
 
 def busy_figures(path: Path) -> list[Figure]:
-    """How long a main thread that computes 5 ms of pure Python per batch waits in ``next``, cold."""
+    """How much of its time a main thread that is busy for 5 ms per batch waits in ``next``, cold."""
 
-    def waited(**how: str) -> float:
+    def compute() -> None:
+        until = time.perf_counter() + BUSY
+        while time.perf_counter() < until:
+            pass
+
+    def sleep() -> None:
+        time.sleep(BUSY)
+
+    def waited(work: Callable[[], None], **how: str) -> float:
         drop(path)
         with opened(path, **how) as tokens:
             feed = tokens.batches(BATCH, length=LENGTH, seed=3)
@@ -173,15 +182,15 @@ def busy_figures(path: Path) -> list[Figure]:
                 start = time.perf_counter()
                 next(feed)
                 waits += time.perf_counter() - start
-                until = time.perf_counter() + BUSY
-                while time.perf_counter() < until:
-                    pass
+                work()
             return 100 * waits / (time.perf_counter() - began)
 
     return [
-        Figure("waiting with 5 ms of Python per batch, cold, drop", waited(cache="drop"), 1, "%", 5, at_most=True),
-        Figure("waiting with 5 ms of Python per batch, cold, keep", waited(cache="keep"), 1, "%", 5, at_most=True),
-        Figure("the same, python engine, keep", waited(cache="keep", engine="python"), 1, "%", None, at_most=True),
+        Figure(
+            f"waiting with 5 ms of {what} per batch, cold, {cache}", waited(work, cache=cache), 1, "%", 2, at_most=True
+        )
+        for what, work in (("Python", compute), ("sleep", sleep))
+        for cache in ("drop", "keep")
     ]
 
 

@@ -28,7 +28,19 @@ from tests.engine.asked import (
 )
 
 from lowtide import machine
-from lowtide.engine import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Engine, Pair, Problem, Runs, WatchedFiles
+from lowtide.engine import (
+    DROP,
+    DROP_SEQUENTIAL,
+    KEEP,
+    KEEP_NEAR,
+    SOURCES,
+    WAYS,
+    Engine,
+    Pair,
+    Problem,
+    Runs,
+    WatchedFiles,
+)
 
 SIZE = 1 << 20
 # way, through O_DIRECT: every combination that has a meaning
@@ -366,3 +378,42 @@ def test_a_file_with_a_million_extents_is_asked_about_once(fds: tuple[int, int])
         assert offsets.tolist() == [0, 1000, 2000, 3000, 4000]
     wrong = files._replace(which=np.full(many, 7, np.int32))
     assert not native().locate(wrong, np.arange(5), 1, 1, fds_found, offsets)
+
+
+@pytest.mark.parametrize("length", [1, 648, 5000, 70_000])
+@pytest.mark.parametrize("count", [1, 24, 4096])
+def test_runs_read_as_neighbours_go_to_the_buffers_they_are_dealt_to(
+    length: int, count: int, file: Path, content: bytes, fds: tuple[int, int]
+) -> None:
+    count = min(count, (8 << 20) // length // 8 * 8) if count > 1 else 1
+    one = random_runs(fds[0], SIZE, count, length, seed=count)
+    with opened(file) as other:  # of two descriptors in turn
+        two = one._replace(fds=np.where(np.arange(count) % 2, fds[0], other).astype(np.int32))
+        for engine in (native(), PYTHON):
+            for runs in (one, two):
+                for buffers in {1, 4, 8} if count > 1 else {1}:
+                    into = [aligned(count // buffers * length) for _ in range(buffers)]
+                    assert queue_of(engine, "announce").fill(runs, into, KEEP_NEAR) == count
+                    assert b"".join(part.tobytes() for part in into) == expected(content, runs), engine.name
+
+
+def test_the_first_of_many_neighbours_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    noise(tmp_path / "short", 100_000)
+    offsets = np.random.default_rng(5).permutation(1000) * 128  # a quarter of them behind the end, one across it
+    with opened(tmp_path / "short") as fd:
+        runs = Runs(fd, offsets.astype(np.int64), 128)
+        found = [queue_of(one, "announce").fill(runs, [aligned(128_000)], KEEP_NEAR) for one in (native(), PYTHON)]
+    first = int(np.flatnonzero(offsets + 128 > 100_000)[0])
+    assert found[0] == found[1] == ("read", first, max(0, 100_000 - int(offsets[first])), 0)
+
+
+def test_many_targets_that_do_not_fit_their_runs_are_refused(fds: tuple[int, int]) -> None:
+    queue = queue_of(native(), "announce")
+    runs = random_runs(fds[0], SIZE, 6, 100)
+    for into in ([], [aligned(600)] * 4, [aligned(300), aligned(299)]):
+        with pytest.raises(ValueError, match="targets: expected"):
+            queue.fill(runs, into, KEEP_NEAR)
+    with pytest.raises(ValueError, match="one length"):
+        queue.fill(runs._replace(lengths=np.full(6, 100)), [aligned(300), aligned(300)], KEEP_NEAR)
+    with pytest.raises((TypeError, BufferError)):
+        queue.fill(runs, [aligned(300), b"x" * 300], KEEP_NEAR)

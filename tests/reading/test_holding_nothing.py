@@ -58,6 +58,7 @@ def called(one: Any, call: str, size: int, which: np.ndarray[Any, Any]) -> Any:
             "gather": lambda: one[:size],
             "subset": lambda: some_of(one.split(val=0.3)[1].batches(size, length=16)),
             "shuffled": lambda: some_of(one.batches(size, length=32)),
+            "local": lambda: some_of(one.batches(size, length=32, locality=("256KiB", "16KiB"))),
             "sample": lambda: some_of(one.batches(size, length=32, order="random")),
             "index": lambda: one[np.arange(size)],
         }
@@ -67,6 +68,7 @@ def called(one: Any, call: str, size: int, which: np.ndarray[Any, Any]) -> Any:
         "gather": lambda: some_of(one.gather(which[:size], min(size, 2000))),
         "subset": lambda: some_of(one.subset(which < size * 8).shuffled(max(1, size // 4))),
         "shuffled": lambda: some_of(one.shuffled(size, epochs=None)),
+        "local": lambda: some_of(one.shuffled(size, epochs=None, locality=("256KiB", "16KiB"))),
         "sample": lambda: some_of(one.sample(size)),
         "index": lambda: one[:size],
     }
@@ -74,7 +76,9 @@ def called(one: Any, call: str, size: int, which: np.ndarray[Any, Any]) -> Any:
 
 
 CALLS = st.lists(
-    st.tuples(st.sampled_from(["chunks", "gather", "subset", "shuffled", "sample", "index"]), SIZES, st.booleans()),
+    st.tuples(
+        st.sampled_from(["chunks", "gather", "subset", "shuffled", "local", "sample", "index"]), SIZES, st.booleans()
+    ),
     min_size=2,
     max_size=8,
 )

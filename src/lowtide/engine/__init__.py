@@ -19,7 +19,19 @@ from lowtide.engine.document_planes import Planes, RunsOfBatch, run_begins, spre
 from lowtide.engine.id_checks import Checked, IdsWithin, checks_of
 from lowtide.engine.mapping import FAULT_AROUND, FAULT_MOST
 from lowtide.engine.packed_plans import PackedTables, RowPieces, packed_plan, pieces_of
-from lowtide.engine.runs import DROP, DROP_SEQUENTIAL, KEEP, SOURCES, WAYS, Numbers, Pair, Problem, Runs, WatchedFiles
+from lowtide.engine.runs import (
+    DROP,
+    DROP_SEQUENTIAL,
+    KEEP,
+    KEEP_NEAR,
+    SOURCES,
+    WAYS,
+    Numbers,
+    Pair,
+    Problem,
+    Runs,
+    WatchedFiles,
+)
 
 try:
     import lowtide.engine._core as _core
@@ -35,6 +47,7 @@ __all__ = [
     "FAULT_AROUND",
     "FAULT_MOST",
     "KEEP",
+    "KEEP_NEAR",
     "SOURCES",
     "WAYS",
     "Checked",

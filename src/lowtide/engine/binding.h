@@ -18,6 +18,8 @@ typedef struct {
     void *memory;      /* the copies where they are many */
     Py_buffer held[4]; /* targets, and a mapping */
     int holding;
+    Py_buffer *many; /* where there are more targets than that */
+    int64_t how_many;
     int64_t few[4 * LT_FEW];
 } lt_job;
 

@@ -15,14 +15,17 @@ static const char *const SOURCES[LT_SOURCES] = {"uint8", "uint16", "uint32", "in
 
 void lt_job_begin(lt_job *job) {
     lt_call_begin(&job->call);
-    job->memory = NULL;
+    job->memory = job->many = NULL;
     job->holding = 0;
+    job->how_many = 0;
 }
 
 void lt_job_end(lt_job *job) {
     while (job->holding) PyBuffer_Release(&job->held[--job->holding]);
+    while (job->how_many) PyBuffer_Release(&job->many[--job->how_many]);
     free(job->memory);
-    job->memory = NULL;
+    free(job->many);
+    job->memory = job->many = NULL;
 }
 
 static int is_format(const Py_buffer *view, const char *letters, Py_ssize_t item) {
@@ -225,10 +228,29 @@ static int parse_windows(PyObject *runs, PyObject *pair, lt_job *one, int needs_
     return parse_marks(marks, PyTuple_GetItem(pair, 6), one);
 }
 
-/* A Pair, or a writable buffer that the bytes are copied into. */
+/* Equal shares of the runs, one length for all, into each of many buffers. */
+static int parse_many(PyObject *targets, lt_job *one) {
+    const lt_runs *runs = &one->call.runs;
+    int64_t buffers = PyList_Size(targets), share = buffers ? runs->count / buffers : 0, length = lt_length(runs, 0);
+    if (!share || runs->count % buffers || !runs->one_length) return lt_bad_value("targets", "equal shares of runs of one length", buffers);
+    if ((one->many = calloc((size_t)buffers, sizeof *one->many)) == NULL) return PyErr_NoMemory(), -1;
+    for (int64_t i = 0; i < buffers; i++) {
+        Py_buffer *view = &one->many[i];
+        if (PyObject_GetBuffer(PyList_GetItem(targets, i), view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) != 0) return -1;
+        one->how_many = i + 1;
+        if (length && share > view->len / length) return lt_bad_value("targets", "every run inside its target", (long long)view->len);
+        int64_t apart = (int64_t)((intptr_t)view->buf - (intptr_t)one->many[0].buf); /* from the first one */
+        for (int64_t run = 0; run < share; run++) ((int64_t *)one->call.sink.targets)[i * share + run] = apart + run * length;
+    }
+    one->call.sink.into = one->many[0].buf;
+    return 0;
+}
+
+/* A Pair, a writable buffer that the bytes are copied into, or a list of such buffers. */
 int lt_parse_target(PyObject *runs, PyObject *target, lt_job *one, int needs_fds) {
     if (PyTuple_Check(target)) return parse_windows(runs, target, one, needs_fds);
     if (lt_parse_runs(runs, one, needs_fds) != 0) return -1;
+    if (PyList_Check(target)) return parse_many(target, one);
     Py_buffer *view = &one->held[0];
     if (PyObject_GetBuffer(target, view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) != 0) return -1;
     one->holding = 1;
@@ -239,7 +261,7 @@ int lt_parse_target(PyObject *runs, PyObject *target, lt_job *one, int needs_fds
 static int parse_drop(PyObject *drop, lt_job *one) {
     long value = PyLong_AsLong(drop);
     if (value == -1 && PyErr_Occurred()) return -1;
-    if (value < LT_KEEP || value > LT_DROP_SEQUENTIAL) return lt_bad_value("drop", "0, 1 or 2", value);
+    if (value < LT_KEEP || value > LT_KEEP_NEAR) return lt_bad_value("drop", "0 to 3", value);
     one->call.drop = (int)value;
     return 0;
 }

@@ -164,7 +164,9 @@ int lt_queue_fill(lt_queue *queue, lt_call *call) {
     /* Dropping behind a sequence through the page cache only holds in order: the read-ahead of a late read would bring
      * back what was dropped after it. */
     int in_order = call->drop == LT_DROP_SEQUENTIAL && call->runs.direct == NULL;
-    if (queue->way == LT_READ || in_order) {
+    if (call->drop == LT_KEEP_NEAR) {
+        if (lt_read_near(queue, call) == LT_NO_MEMORY) return LT_NO_MEMORY;
+    } else if (queue->way == LT_READ || in_order) {
         for (int64_t run = 0; run < call->runs.count && run <= lt_worst(call); run++) {
             lt_read_plain(queue, call, run, 0);
             if ((run & 15) == 15 && lt_asks_to_stop(call, 0)) break;

@@ -72,6 +72,7 @@ void lt_queue_close(lt_queue *queue);
 /* cached.c */
 int64_t lt_read_cached(lt_queue *queue, lt_call *call); /* the number of misses, or -1 without memory */
 void lt_read_plain(lt_queue *queue, lt_call *call, int64_t run, int64_t at);
+int lt_read_near(lt_queue *queue, lt_call *call); /* LT_FINE, or LT_NO_MEMORY */
 void lt_announce(const lt_runs *runs, const lt_miss *misses, int64_t count);
 void lt_drop_run(const lt_runs *runs, int64_t run, int drop);
 

@@ -16,7 +16,8 @@ Numbers = NDArray[np.int64]
 
 WAYS = ("read", "announce", "aio", "uring")
 SOURCES = ("uint8", "uint16", "uint32", "int32", "int64")
-KEEP, DROP, DROP_SEQUENTIAL = 0, 1, 2  # what happens to the page cache after the reads
+# What happens to the page cache after the reads; NEAR: runs that lie near one another may be read as one.
+KEEP, DROP, DROP_SEQUENTIAL, KEEP_NEAR = range(4)
 PAGE = 4096
 
 

@@ -50,6 +50,23 @@ class ByteSink:
         """Only the first bytes of this run have come."""
 
 
+class ManySink(ByteSink):
+    """Equal shares of the runs into each of many buffers."""
+
+    def __init__(self, runs: Any, targets: list[Any]) -> None:
+        placed = place(runs, 2**62, 1)
+        self._many = [memoryview(target).cast("B") for target in targets]
+        self._share = len(placed.offsets) // len(targets)
+        super().__init__(placed, memoryview(b""))
+
+    def buffers(self, some: Sequence[int]) -> list[list[memoryview]]:
+        found = []
+        for run in some:
+            length, first = self.lengths[run], run % self._share * self.lengths[run]
+            found.append([self._many[run // self._share][first : first + length]])
+        return found
+
+
 class WindowSink(ByteSink):
     """Tokens, read into the scratch buffer and widened from there into x and y."""
 
@@ -133,9 +150,11 @@ class MarkSink(ByteSink):
 
 
 def sink_of(runs: Any, target: Any) -> ByteSink:
-    """Runs and their target: a writable buffer, or a Pair."""
+    """Runs and their target: a writable buffer, a list of them, or a Pair."""
     if isinstance(target, tuple):
         return MarkSink(runs, target) if target[0] is None else WindowSink(runs, target)
+    if isinstance(target, list):
+        return ManySink(runs, target)
     view = memoryview(target).cast("B")
     return ByteSink(place(runs, len(view), 1), view)
 

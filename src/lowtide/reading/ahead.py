@@ -1,8 +1,11 @@
 """Batches by position, and those that are started before they are asked for.
 
-Which batch comes next is known, so while data is cold the next two are started early: the native engine's threads fill
-them while the caller works, or the kernel is told of their reads. The reader does not know which. While everything
+Which batch comes next is known, so while data is cold the next three are started early: the native engine's threads
+fill them while the caller works, or the kernel is told of their reads. The reader does not know which. While everything
 is cached this does nothing. Batches under way are given up as soon as their room in the budget is needed.
+
+A local shuffle of small rows goes further: as many batches as the budget holds are filled in one sweep over the window
+that their rows come from.
 
 Numbers are computed in blocks that double, up to 64 KiB: a block costs little more than one batch, and the first
 request computes just what was asked for, so that any single step is fast.
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,7 +29,8 @@ from lowtide.storage.read import Temperature
 from lowtide.storage.store import Store
 
 BLOCK = 8192  # numbers computed at a time: 64 KiB, and the order's fixed cost spread over many batches
-AHEAD = 2  # batches under way beside the one the caller holds
+AHEAD = 3  # batches under way beside the one the caller holds
+AT_ONCE = 2  # started together: after the caller's own work the first finds our code in no cache, the second does
 
 _NOTHING: tuple[int, Numbers] = 0, np.empty(0, np.int64)
 
@@ -60,10 +64,23 @@ class Reader(Protocol):
     def fingerprint(self) -> dict[str, Any]: ...
 
 
+class Sweep(NamedTuple):
+    """How a local shuffle of small rows is read: ``batches`` at a time, in one sweep over a window."""
+
+    batches: int
+    start: Callable[[list[Numbers]], list[Batch]]
+    nbytes: int  # of a batch and what is noted for it
+    enter: Callable[[int], int]  # announces the window of a step, and says how many positions of it are left
+
+
 class Follower(Protocol):
     """Told of every step before it is read; announces what is far ahead."""
 
-    def approach(self, position: int) -> None: ...
+    @property
+    def drop(self) -> bool: ...  # what was read is dropped: it is always cold
+    @property
+    def sweep(self) -> Sweep | None: ...
+    def approach(self, position: int, ahead: int = 0) -> None: ...  # so many positions behind it will be read too
     def leave(self) -> None: ...
 
 
@@ -149,6 +166,7 @@ class Ahead:
     def __init__(self, batches: Batches, follower: Follower | None = None) -> None:
         self._batches = batches
         self._follower = follower
+        self._sweep = None if follower is None else follower.sweep
         # For items in order the kernel reads ahead by itself, and a follower announces what its stream needs.
         looks = follower is None and not isinstance(batches.stream, InOrder)
         self._temperatures = batches.reader.temperatures if looks else ()
@@ -159,24 +177,76 @@ class Ahead:
     def renew_after_fork(self) -> None:
         """The parent's threads do not exist in a child, and their buffers are the parent's."""
         self._started: dict[int, Batch] = {}
+        self._taken = False  # whether the step at hand was started
+        self._swept = -1, -1  # the step that the last sweep began with, and the position behind it
 
     def take(self, at: int) -> Batch | None:
         """The batch of this step, if it was started."""
-        return self._started.pop(at, None) if self._started else None
+        found = self._started.pop(at, None) if self._started else None
+        self._taken = found is not None
+        return found
 
     def keep(self, at: int) -> None:
         """Start the next batches early, as long as that pays."""
         if self._follower is not None:
-            self._follower.approach(at)
+            self._follow(self._follower, at)
+            return
         for temperature in self._temperatures:
             if temperature.cold:
                 self._start_next(at)
                 return
 
-    def _start_next(self, at: int) -> None:
+    def _follow(self, follower: Follower, at: int) -> None:
+        """The same in a local shuffle, whose windows are announced: it is cold where they are dropped."""
+        if self._sweep is not None:
+            self._sweep_on(self._sweep, follower, at)
+        elif follower.drop:
+            follower.approach(at, AHEAD * self._batches.steps.width)
+            self._start_next(at)
+        else:
+            follower.approach(at)
+
+    def _sweep_on(self, sweep: Sweep, follower: Follower, at: int) -> None:
+        """Start the next batches in one sweep, up to the one with which the window ends.
+
+        One sweep is under way at a time, so that what lies behind the next one was read, and may be dropped.
+        """
+        steps, (first, reached) = self._batches.steps, self._swept
+        if self._taken and reached > at:
+            if first == at or first in self._started or 5 * len(self._started) > 2 * sweep.batches:
+                return  # the last sweep was not waited for yet, or so much of it is left that another has no room
+        else:
+            follower.approach(at)
+            self._started, reached = {}, steps.after(at)
+            self._swept = -1, -1
+            if sweep.enter(at) <= reached - at:
+                return  # the next batch is of another window, and this one is still to be read
+        self._register()
+        position = begin = steps.begin(reached)
+        if position is None or begin is None:
+            return
+        wanted: list[int] = []
+        left = -(-sweep.enter(position) // steps.share)
+        many = -(-left // -(-left // sweep.batches))  # sweeps over a window are as equal as they can be
+        while position is not None and len(wanted) < many and steps.count(position) == steps.share:
+            wanted.append(position)
+            position = steps.begin(steps.after(position))
+        batches = sweep.start([self._batches.numbers(step) for step in wanted]) if len(wanted) > 1 else []
+        # What the following sweep reads is announced while this one works, and what the last one read is dropped.
+        follower.approach(begin, 2 * sweep.batches * steps.share)
+        if batches:
+            self._started = {**self._started, **dict(zip(wanted, batches, strict=False))}
+            self._swept = wanted[0], steps.after(wanted[len(batches) - 1])
+
+    def _register(self) -> None:
         if not self._registered:
             self._registered = True
             self._batches.reader.budget.may_shrink(self)
+
+    def _start_next(self, at: int) -> None:
+        if self._taken and len(self._started) > AHEAD - AT_ONCE:
+            return
+        self._register()
         steps, before, wanted = self._batches.steps, self._started, {}
         for _ in range(AHEAD):
             following = steps.begin(steps.after(at))
@@ -194,7 +264,7 @@ class Ahead:
 
     def shrink(self) -> None:
         """Give up batches under way: their room is needed."""
-        self._started = {}
+        self._started, self._swept = {}, (-1, -1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Ahead, (self._batches, self._follower)

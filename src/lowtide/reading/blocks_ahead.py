@@ -3,6 +3,7 @@
 A local shuffle takes its rows from one window of blocks after another, so the disk can be asked for whole blocks. While
 rows of one window are read, as many blocks of the next are announced as of this one is done: the disk works all the
 time, and two windows pass through the page cache, never more. They need not fit the budget: nothing of ours holds them.
+Small rows are not read one by one from there but in sweeps (``reading/ahead.py``).
 
 Costs one system call per block. Windows too large for the page cache are not announced; each batch then announces
 itself, as in a full shuffle. With many ranks a whole window is read on every machine, though each rank wants only its
@@ -21,6 +22,7 @@ from lowtide.machine import PAGE, room_for_cache
 from lowtide.order.steps import EpochSteps
 from lowtide.order.streams import LocalWindow, Positions, Shuffled, Stream
 from lowtide.reading.ahead import Follower as Follower
+from lowtide.reading.ahead import Sweep
 from lowtide.reading.plan import Plan
 from lowtide.storage.read import RESIDENT
 from lowtide.storage.spans import Offsets
@@ -61,40 +63,51 @@ class BlockFollower:
         # Blocks begin and end inside pages, which come and go whole.
         self.largest = many * min(self.block + 2 * PAGE, store.total)
         self.drop = store.drop and store.strategy.name == "read"  # in place of the reads themselves
+        self.sweep: Sweep | None = None
         self._now: LocalWindow | None = None
         self._next: LocalWindow | None = None
         self._announced = 0  # blocks of the next one
+        self._behind: list[tuple[LocalWindow, int]] = []  # windows that were read, and how many of their blocks to drop
 
-    def approach(self, position: int) -> None:
+    def enter(self, position: int) -> int:
+        """See to it that the window of a step is announced; returns how many positions of it are left."""
         if self._steps is not None:
             position = self._steps.position(position)
         now = self._now
         if now is None or not now.position <= position < now.position + now.positions:
-            now = self._enter(position)
-        following = self._next
+            now = self._next_window(position)
+        return now.position + now.positions - position
+
+    def approach(self, position: int, ahead: int = 0) -> None:
+        left = self.enter(position)
+        for window, blocks in self._behind:
+            self._each(self._store.drop_long, window, 0, blocks)
+        self._behind = []
+        now, following = self._now, self._next
+        assert now is not None
         if following is None:
             after = now.position + now.positions
             if self._rows is not None and after >= self._rows:
                 return  # this is the last one
             self._next = following = self._stream.window(after)
         step = max(1, STEP // self.block)
-        done = following.blocks * (position - now.position) // now.positions
+        done = following.blocks * (now.positions - left + ahead) // now.positions
         wanted = min(following.blocks, -(-done // step) * step)
         if wanted > self._announced:
             self._each(self._store.announce_long, following, self._announced, wanted)
             self._announced = wanted
 
-    def _enter(self, position: int) -> LocalWindow:
+    def _next_window(self, position: int) -> LocalWindow:
         before, now = self._now, self._stream.window(position)
         already = self._announced if self._next == now else 0
         if self.drop and before is not None:
             for _ in range(MOST_PASSED):  # also what lies between: a batch longer than a window reads from several
-                self._each(self._store.drop_long, before, 0, before.blocks)
+                self._behind.append((before, before.blocks))
                 before = self._stream.window(before.position + before.positions)
                 if before.position >= now.position:
                     break
             if self._next is not None and self._next != now:
-                self._each(self._store.drop_long, self._next, 0, self._announced)
+                self._behind.append((self._next, self._announced))
         if self._now is not None:
             self._each(self._hand_down, self._now, 0, self._now.blocks)
         self._now, self._next, self._announced = now, None, 0
@@ -109,10 +122,10 @@ class BlockFollower:
 
     def leave(self) -> None:
         """The stream is at its end: evict what is left."""
-        for window in (self._now, self._next):
+        for window in (self._now, self._next, *(window for window, _ in self._behind)):
             if self.drop and window is not None:
                 self._each(self._store.drop_long, window, 0, window.blocks)
-        self._now, self._next, self._announced = None, None, 0
+        self._now, self._next, self._announced, self._behind = None, None, 0, []
 
     def _each(self, call: Callable[[Offsets, int], None], window: LocalWindow, first: int, last: int) -> None:
         """Call with where blocks ``[first, last)`` of a window begin, and their length; a short one comes apart."""
@@ -140,6 +153,10 @@ class BlockFollower:
             *plan.why,
             f"blocks of a window of {size} are announced and read from the page cache, two windows at most",
         )
+        if self.sweep is not None:
+            held = 7 * self.sweep.batches * self.sweep.nbytes // 5
+            why = (*why, f"{self.sweep.batches} batches at a time are read in one sweep over a window")
+            plan = replace(plan, anon=min(plan.budget, plan.anon + held))
         if not self.drop:
             return replace(plan, why=why)
         cache = min(sum(self._store.files.sizes) + PAGE, 2 * self.largest + 16 * MIB)
@@ -147,18 +164,21 @@ class BlockFollower:
 
     def __getstate__(self) -> dict[str, object]:
         """Another process has its own place in the order."""
-        return {**self.__dict__, "_now": None, "_next": None, "_announced": 0}
+        return {**self.__dict__, "_now": None, "_next": None, "_announced": 0, "_behind": []}
 
 
 class FollowersTogether:
     """Of arrays that are read row for row: the windows of each."""
 
+    sweep = None
+
     def __init__(self, followers: tuple[BlockFollower, ...]) -> None:
         self._followers = followers
+        self.drop = all(follower.drop for follower in followers)
 
-    def approach(self, position: int) -> None:
+    def approach(self, position: int, ahead: int = 0) -> None:
         for follower in self._followers:
-            follower.approach(position)
+            follower.approach(position, ahead)
 
     def leave(self) -> None:
         for follower in self._followers:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.engine import DROP, DROP_SEQUENTIAL, KEEP, Engine, ReadLane, ReadQueue, WatchedFiles
+from lowtide.engine import DROP, DROP_SEQUENTIAL, KEEP, KEEP_NEAR, Engine, ReadLane, ReadQueue, WatchedFiles
 from lowtide.errors import ReadError
 from lowtide.machine import PAGE
 from lowtide.storage.budget import Budget, Holding
@@ -30,8 +30,8 @@ from lowtide.storage.watched_files import Files
 from lowtide.units import KIB, MIB
 
 # How a call treats the page cache: reads from all over the file; one long read among neighbours; reads of pages that
-# others bring in and drop.
-SCATTERED, SEQUENTIAL, RESIDENT = range(3)
+# others bring in and drop; so many of those that they are read in one sweep over the file.
+SCATTERED, SEQUENTIAL, RESIDENT, SWEPT = range(4)
 
 DEPTH = 128  # reads in flight: this batch and the next of the usual 64 windows
 STAGING = MIB  # what a queue of direct reads needs: 128 windows, each widened to whole blocks
@@ -126,7 +126,8 @@ class Read:
         self.way = self._best_way()
         self._queued: tuple[ReadQueue, Holding] | None = None  # the one with staging memory, shared by all threads
         self._of_thread = threading.local()  # plain ones, so that threads need not wait for each other
-        self._drops = (KEEP, KEEP, KEEP) if not drop or files.in_memory else (DROP, DROP_SEQUENTIAL, KEEP)
+        self._drops: tuple[int, ...] = (KEEP, KEEP) if not drop or files.in_memory else (DROP, DROP_SEQUENTIAL)
+        self._drops += KEEP, KEEP_NEAR
         renew_in_children(self)
 
     # Reading

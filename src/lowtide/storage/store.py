@@ -130,7 +130,8 @@ class Store:
     ) -> StartedReads:
         """Read ``length`` bytes at each ``number * stride`` into ``target``; ``finish`` completes it.
 
-        ``target``: a writable buffer, filled one span after the other, or the pair that windows are widened into.
+        ``target``: a writable buffer, filled one span after the other, or the pair that windows are widened into; where
+        it ``sweeps``, also a list of buffers, each filled with its share of the spans.
         """
         strategy = self._strategy or self._ready()
         if self._single is not None:
@@ -208,6 +209,12 @@ class Store:
     def prepares(self) -> bool:
         """Whether a batch that is started early is read by another thread."""
         return (self._strategy or self._ready()).prepares
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether it fills many buffers in one sweep over files that lie here, in another thread."""
+        few = len(self.files) <= KEPT.together and not any(extent.may_change for extent in self.extents)
+        return few and self.strategy.name == "read" and self.prepares
 
     @property
     def counters(self) -> ReadCounts:

@@ -274,15 +274,18 @@ class MixtureReader:
 class MixedFollower:
     """Windows of blocks of every corpus of a mixture, each followed at its own row."""
 
+    sweep = None
+
     def __init__(self, mixing: Mixing, followers: Sequence[BlockFollower]) -> None:
         self._mixing = mixing
         self._followers = tuple(followers)
+        self.drop = all(follower.drop for follower in self._followers)
 
-    def approach(self, position: int) -> None:
+    def approach(self, position: int, ahead: int = 0) -> None:
         phase = self._mixing.phase(position)
         for follower, share, own in zip(self._followers, phase.shares, phase.counts(position), strict=True):
             if share:
-                follower.approach(own)
+                follower.approach(own, ahead)
 
     def leave(self) -> None:
         for follower in self._followers:

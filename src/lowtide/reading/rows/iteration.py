@@ -300,7 +300,11 @@ def _followed(
     found = tuple(follower for follower in followers if follower is not None)
     if not found or len(found) < len(followers):
         return reader, None
-    return told, found[0] if len(found) == 1 else FollowersTogether(found)
+    if len(found) > 1:
+        return told, FollowersTogether(found)
+    if isinstance(told, RowReader):
+        found[0].sweep = told.sweep_of(steps.share, found[0])
+    return told, found[0]
 
 
 def counted_batch(call: str, batch: int) -> int:

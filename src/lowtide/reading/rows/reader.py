@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.engine import Numbers
-from lowtide.errors import BudgetError
+from lowtide.errors import BudgetError, ReadError
 from lowtide.formats import Layout
 from lowtide.machine import PAGE
-from lowtide.reading.ahead import Batch, Later, prepared_ahead
+from lowtide.reading.ahead import Batch, Later, Sweep, prepared_ahead
 from lowtide.reading.fingerprint import hash_of_blocks, hash_of_sizes
 from lowtide.reading.plan import Plan, project
 from lowtide.reading.rows.indexing import Selection, row_inside
 from lowtide.reading.rows.parts import Consecutive, Listed, Part, chained, index_bytes, lists_of
-from lowtide.storage.budget import whole_pages
+from lowtide.storage.budget import Holding, whole_pages
 from lowtide.storage.buffers import Bytes
-from lowtide.storage.read import RESIDENT, SCATTERED
+from lowtide.storage.read import RESIDENT, SCATTERED, SWEPT
 from lowtide.storage.store import StartedReads, Store
 from lowtide.units import MIB, format_size
 
@@ -46,7 +46,42 @@ class ManyNumbers(Protocol):
     def __getitem__(self, some: slice, /) -> Numbers: ...
 
 
+SWEEP_ROWS = 8 * ROWS_AT_ONCE  # row numbers of one sweep: their notes are a small part of what they read
+NOTES = 96  # bytes per row of a sweep: its number, where it lies and goes, and twice its place in the order of the file
+NEAR = 8192  # a read from the page cache costs as much as copying so many bytes
+
+
+class Windows(Protocol):
+    """The windows of a local shuffle."""
+
+    largest: int  # bytes
+
+    def enter(self, position: int) -> int: ...
+
+
 Wanted = range | Numbers | ManyNumbers  # a range: of consecutive rows
+
+
+class Swept:
+    """The reads of several batches in one sweep: the first batch that is finished waits for all of them."""
+
+    __slots__ = ("_filled", "_notes", "_reads")
+
+    def __init__(self, reads: StartedReads, notes: Holding) -> None:
+        self._reads: StartedReads | None = reads
+        self._notes: Holding | None = notes
+        self._filled = False
+
+    def finish(self) -> bool:
+        """Whether all of them came. Waited for once, however that ends: an interrupted sweep is given up."""
+        reads, self._reads = self._reads, None
+        if reads is not None:
+            try:
+                reads.finish()
+            except ReadError:
+                return False  # of one of the batches: each finds its own
+            self._filled, self._notes = True, None
+        return self._filled
 
 
 class RowReader:
@@ -155,6 +190,40 @@ class RowReader:
         if early:
             return self._announced(numbers)
         return Batch(self._filled, numbers, store.pool.take(count * size))
+
+    def sweep_of(self, rows: int, windows: Windows) -> Sweep | None:
+        """How to read batches of ``rows`` rows in sweeps over windows that are cached: as many at a time as fit
+        three fifths of the budget: a sweep costs the same for few rows as for many. None: a read per row costs less."""
+        if self.part is not None or self.row_bytes >= NEAR or rows > ROWS_AT_ONCE or not self.store.sweeps:
+            return None
+        each = whole_pages(rows * self.row_bytes) + NOTES * rows
+        many = min(self.budget.limit * 3 // 5 // each, SWEEP_ROWS // rows)
+        if many < 2 or many * rows * NEAR < windows.largest:
+            return None
+        return Sweep(many, self.start_together, each, windows.enter)
+
+    def start_together(self, many: list[Numbers]) -> list[Batch]:
+        """The first of these batches, as many as the budget has room for, read in one sweep by another thread."""
+        store, size = self.store, self.row_bytes
+        rows = np.concatenate(many)
+        notes = self.budget.reserve(NOTES * len(rows))
+        roots: list[Bytes] = []
+        while notes is not None and len(roots) < len(many):
+            root = store.pool.try_take(len(many[0]) * size)
+            if root is None:
+                break
+            roots.append(root)
+        if notes is None or len(roots) < 2:
+            return []
+        swept = Swept(store.start(rows[: len(roots) * len(many[0])], size, size, roots, SWEPT, True), notes)
+        return [Batch(self._swept, swept, *one) for one in zip(many, roots, strict=False)]
+
+    def _swept(self, swept: Swept, numbers: Numbers, root: Bytes) -> NDArray[Any]:
+        if swept.finish():
+            return np.ndarray((len(numbers), *self.shape), self.dtype, root)
+        # Into a buffer of its own: a sweep that was interrupted may have written into this one after somebody had it.
+        found: NDArray[Any] = self.start(numbers).finish()
+        return found
 
     def _read(self, reads: StartedReads, count: int, root: Bytes) -> NDArray[Any]:
         reads.finish()
