@@ -91,8 +91,8 @@ class BlockFollower:
                 return  # this is the last one
             self._next = following = self._stream.window(after)
         step = max(1, STEP // self.block)
-        done = following.blocks * (now.positions - left + ahead) // now.positions
-        wanted = min(following.blocks, -(-done // step) * step)
+        steps = -(-following.blocks * (now.positions - left + ahead) // (now.positions * step))  # the last batch: all
+        wanted = min(following.blocks, steps * step)
         if wanted > self._announced:
             self._each(self._store.announce_long, following, self._announced, wanted)
             self._announced = wanted
