@@ -46,14 +46,22 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def answers(server: subprocess.Popen[bytes], port: int) -> None:
+    while server.poll() is None:
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"{server.args}: it ended with status {server.returncode}")
+
+
 @contextlib.contextmanager
 def nginx(place: Path) -> Iterator[int]:
     port = free_port()
     (place / "nginx.conf").write_text(CONF.format(place=place, port=port))
     server = subprocess.Popen(["nginx", "-c", str(place / "nginx.conf"), "-e", str(place / "error.log")])
     try:
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            time.sleep(0.05)
+        answers(server, port)
         yield port
     finally:
         server.terminate()
@@ -96,8 +104,7 @@ def late(behind: int, seconds: float) -> Iterator[int]:
     )
     proxy = subprocess.Popen([sys.executable, "-c", code])
     try:
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            time.sleep(0.05)
+        answers(proxy, port)
         yield port
     finally:
         proxy.kill()
@@ -151,7 +158,7 @@ def main() -> int:
         print("NOT MEASURED: object stores - nginx is not installed here")
         return 0
     with tempfile.TemporaryDirectory(prefix="lowtide-remote-", dir=asked.place) as made:
-        place, size = Path(made), asked.size * MIB
+        place, size = Path(made).resolve(), asked.size * MIB
         place.chmod(0o755)
         (place / "www").mkdir(mode=0o755)
         data = place / "www" / "x.bin"
