@@ -1,6 +1,6 @@
 """A block file: a sparse local file, and a mark for each of its blocks that says whether it is there.
 
-    PLACE/data: the bytes | marks: a number for each block | hints: a checksum for each, when needed, when next used | boot
+    PLACE/data: the bytes | marks: uint32 for each block | hints: crc32s, then when needed, then next uses | boot
 
 A mark counts how often its block was made or taken away: odd, the block is there; even, it is not. So whoever read a
 block, and finds the same odd mark before and after, has read that block and nothing else, without a lock. A block is
@@ -98,8 +98,12 @@ class BlockFile:
     def alive(self) -> bool:
         """Whether it still has its name and length: somebody may have removed or damaged the directory."""
         status, marks = os.fstat(self.data.number), os.fstat(self.marks.number)
-        whole = status.st_size == self.size and marks.st_size == self.count * MARK.size
+        whole = self.has_its_length and marks.st_size == self.count * MARK.size
         return whole and status.st_nlink > 0 and marks.st_nlink > 0
+
+    @property
+    def has_its_length(self) -> bool:
+        return os.fstat(self.data.number).st_size == self.size
 
     def read_marks(self, first: int = 0, count: int | None = None) -> array[int]:
         """The marks of these blocks (all), as they are now."""
@@ -209,15 +213,15 @@ class BlockFile:
             os.pwrite(file.number, now, 0)
 
 
-def make_files(place: str, size: int) -> None:
-    """The files of a block file with no blocks yet; those that are there already, and whole, stay."""
+def make_files(place: str, size: int, harmed: bool = False) -> None:
+    """The files of a block file with no blocks yet; those that are there already stay, unless they were ``harmed``."""
     lengths = {"data": size, "marks": blocks_of(size) * MARK.size, "hints": blocks_of(size) * HINTS * MARK.size}
     with owned(f"{place}/making", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600) as turn:
         fcntl.flock(turn.number, fcntl.LOCK_EX)
         opened = {name: owned(f"{place}/{name}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600) for name in FILES}
-        if all(os.fstat(file.number).st_size == lengths[name] for name, file in opened.items()):
+        if not harmed and all(os.fstat(file.number).st_size == lengths[name] for name, file in opened.items()):
             return
-        harmed = any(os.fstat(file.number).st_size for file in opened.values())
+        harmed = harmed or any(os.fstat(file.number).st_size for file in opened.values())
         ledger = open_ledger(str(Path(place).parent))
         if harmed:  # by hand: whoever looked at marks before must look again, and so must who looks meanwhile
             note_taken(ledger)

@@ -78,10 +78,11 @@ class Disk:
             if over > 0:
                 over -= self._take_away(max(over, min(most // 32, over + 4096)), claimed)
             if over > 0:
+                way_out = "Make room there, or state cache_dir= on another disk" if stated is None else "Raise disk="
                 raise WriteError(
                     f"{self.root}: expected room for {format_size(blocks * BLOCK)} more inside disk="
                     f"{format_size(most * BLOCK)}, got {format_size(self._get(_THERE) * BLOCK)} of blocks that cannot "
-                    f"be taken away now and {format_size(making * BLOCK)} being made. Raise disk=.",
+                    f"be taken away now and {format_size(making * BLOCK)} being made. {way_out}.",
                     path=self.root,
                     wanted=blocks * BLOCK,
                     free=None,

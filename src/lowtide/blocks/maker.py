@@ -31,7 +31,7 @@ from time import monotonic
 from typing import Any
 
 from lowtide.blocks.block_file import BLOCK, CHECKSUM, BlockFile, make_files
-from lowtide.blocks.disk import Disk, now, punch
+from lowtide.blocks.disk import LEAST, Disk, now, punch
 from lowtide.blocks.messages import KINDS, PACKET, VARIABLES, in_runs
 from lowtide.errors import WriteError
 
@@ -268,6 +268,9 @@ class Maker:
                 missing = [one for one in locked if not file.is_there(one) and not self._kept(job, one)]
                 for run in in_runs(missing, REQUEST):
                     await self._made_here(job, run)
+            except _CutByHandError:
+                make_files(file.place, file.size, harmed=True)
+                continue
             finally:
                 for run in in_runs(locked, REQUEST):
                     file.unlock(run[0], len(run))
@@ -311,7 +314,7 @@ class Maker:
             try:
                 job.disk.reserve(blocks, job.stated, claimed)
             except WriteError:
-                if monotonic() > began + _ROOM_COMES:
+                if monotonic() > began + _ROOM_COMES or job.disk.limit(job.stated) < LEAST:
                     raise
                 await asyncio.sleep(0.01)
             else:
@@ -347,7 +350,9 @@ class _Writing:
 
     def _put(self, offset: int, part: memoryview) -> None:
         try:
+            whole = self._file.has_its_length
             self._file.write(offset, part)
+            whole = whole and self._file.has_its_length  # before too: what is written at the end makes it longer
         except OSError as problem:
             raise WriteError(
                 f"{self._file.place}: expected to write {len(part)} bytes of a block, got {problem.strerror}. "
@@ -357,6 +362,13 @@ class _Writing:
                 free=None,
                 errno=problem.errno,
             ) from None
+        if not whole:
+            where = self._file.place
+            raise _CutByHandError(f"{where}: cut by hand", path=where, wanted=None, free=None, errno=None)
+
+
+class _CutByHandError(WriteError):
+    """Somebody made the file of the data shorter: what was there before is gone too."""
 
 
 def described(problem: Exception) -> dict[str, Any]:
