@@ -119,8 +119,8 @@ def test_stamps_of_a_clock_that_was_ahead_hold_nothing(behind: Behind) -> None:
     """When blocks were needed is counted from the boot; of another one the numbers may lie in the future."""
     rows = np.random.default_rng(1).integers(0, 2**31, (8_192, 1024), dtype=np.int32)  # 32 MiB
     behind.server.objects["big.i32"] = rows.tobytes()
-    stated = {"dtype": "int32", "shape": (-1, 1024), "cache_dir": behind.cache, "disk": "16MiB"}
-    remote = lowtide.open(behind.server.url("big.i32"), **stated)  # type: ignore[call-overload]
+    where = behind.server.url("big.i32")
+    remote = lowtide.open(where, dtype="int32", shape=(-1, 1024), cache_dir=behind.cache, disk="16MiB")
     np.testing.assert_array_equal(remote[:2_000], rows[:2_000])
     file = BlockFile(str(place_of(behind)), rows.nbytes)
     os.pwrite(file.hints.number, b"\xf0" * (4 * file.count), NEEDED * 4 * file.count)
