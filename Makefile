@@ -87,7 +87,17 @@ doctors: $(DOCTORS)/.made ## real programs of many libraries and runtimes under 
 	$(DOCTORS)/bin/python -m benchmarks.doctors
 	$(BIN)/python -m pytest -n 2 -m doctors tests/memory
 
-remote: $(VENV)/.dev ## object stores as others serve them: nginx and Azurite (Azure), installed where that can be
+# Other loaders of object stores, each in an environment of its own that sees ours (torch would be the one for CUDA).
+build/peers-%/.made: constraints.txt | $(VENV)/.dev
+	@echo "installing $*'s loader into build/peers-$*"
+	@$(PYTHON) -m venv build/peers-$*
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  >"$$(build/peers-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	@build/peers-$*/bin/python -m pip install --quiet --disable-pip-version-check "torch==$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("torch"))')" \
+	  $(if $(filter mosaic,$*),mosaicml-streaming aiohttp,litdata) || { rm -rf build/peers-$*; echo "NOT INSTALLED: $*"; }
+	@if test -d build/peers-$*; then touch $@; fi
+
+remote: $(VENV)/.dev build/peers-litdata/.made build/peers-mosaic/.made ## object stores as others serve them: nginx and Azurite (Azure), installed where that can be
 	@command -v nginx >/dev/null \
 	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	     && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx-light >/dev/null; } \
@@ -96,6 +106,8 @@ remote: $(VENV)/.dev ## object stores as others serve them: nginx and Azurite (A
 	|| { command -v npm >/dev/null && npm install --silent --no-fund --no-audit --prefix build/azurite azurite@3.35.0; } \
 	|| echo "NOT TESTED: Azure - Azurite is not installed and cannot be installed here"
 	$(BIN)/python -m pytest -m remote tests/blocks
+	$(BIN)/python -m benchmarks.remote
+	$(BIN)/python -m benchmarks.remote_memory --write
 
 torture: $(VENV)/.dev ## seeded faults for TORTURE_MINUTES (10): kills, failing disks, changing files, interrupts
 	$(BIN)/python -m tests.torture

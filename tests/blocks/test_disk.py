@@ -97,8 +97,8 @@ def test_what_comes_again_last_goes_first(tmp_path: Path) -> None:
     disk.reserve(12, 64 * BLOCK, ())
     for block in range(12):
         file.write(block * BLOCK, bytes(BLOCK))
-        file.mark(block, 1)
-        file.next_use(block, when=(5, 3, 9, 1, 12, 7, 2, 11, 4, 8, 6, 10)[block])
+        file.mark(block, [1])
+        file.next_use(block, 1, when=(5, 3, 9, 1, 12, 7, 2, 11, 4, 8, 6, 10)[block])
     disk.settle(12, 12)
     disk.reserve(3, 12 * BLOCK, {(file.place, 4)})  # somebody waits for block 4; a 64th is the filesystem's own
     assert [block for block in range(12) if not file.is_there(block)] == [2, 7, 9, 11]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -46,7 +47,8 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
     return False
 
 
-def test_many_processes_fetch_each_block_once(behind: Behind) -> None:
+@pytest.mark.parametrize("many", [4, pytest.param(64, marks=pytest.mark.remote)])  # 64: some minutes on two cores
+def test_many_processes_fetch_each_block_once(behind: Behind, many: int) -> None:
     behind.open().close()
     MAKER.close()
     behind.server.seen.gets.clear()
@@ -56,8 +58,8 @@ def test_many_processes_fetch_each_block_once(behind: Behind) -> None:
         for x, y in lowtide.together(a, lowtide.open(local)).shuffled(512, seed=seed):
             assert np.array_equal(x, y)
     """
-    readers = [reader(behind, program) for _ in range(4)]
-    assert [one.wait() for one in readers] == [0] * 4
+    readers = [reader(behind, program) for _ in range(many)]
+    assert [one.wait() for one in readers] == [0] * many
     for one in readers:
         assert one.stdout is not None
         one.stdout.close()
@@ -136,6 +138,21 @@ def test_a_forked_child_has_a_maker_of_its_own(behind: Behind) -> None:
     np.testing.assert_array_equal(np.concatenate(list(remote.chunks(5_000))), behind.rows)
     statuses = [os.waitpid(pid, 0)[1] for pid in children]
     assert statuses[0] == 0 and statuses[2] == 0
+
+
+def test_spawned_processes_read_on(behind: Behind) -> None:
+    behind.server.faults.latency = 0.02
+    remote = behind.open()
+    batches = remote.shuffled(128, seed=2)
+    next(batches)  # blocks are under way now
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        under_way = pool.map_async(total, [remote, remote])
+        ours = sum(int(rows.sum()) for rows in remote.chunks(5_000))
+        assert under_way.get() == [ours, ours] == [int(behind.rows.sum())] * 2
+
+
+def total(array: lowtide.Array) -> int:
+    return sum(int(rows.sum()) for rows in array.chunks(3_000))
 
 
 def test_what_makers_hold_stays_small_for_any_object(tmp_path: Path, behind: Behind) -> None:

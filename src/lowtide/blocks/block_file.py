@@ -1,6 +1,6 @@
 """A block file: a sparse local file, and a mark for each of its blocks that says whether it is there.
 
-    PLACE/data: the bytes | marks: uint32 for each block | hints: crc32, needed, next use (uint32) for each | boot
+    PLACE/data: the bytes | marks: uint32 for each block | hints: crc32s, then when needed, then next uses | boot
 
 A mark counts how often its block was made or taken away: odd, the block is there; even, it is not. So whoever read a
 block, and finds the same odd mark before and after, has read that block and nothing else, without a lock. A block is
@@ -10,7 +10,8 @@ its mark (an open file description's own, gone with its holder).
 What was written and never synced may be lost with the machine while marks were not: marks of another boot are taken
 back when the file is next opened, and a block whose bytes still have its checksum is marked again without being made.
 
-Costs 16 bytes per block of 256 KiB. Knows no addresses, formats or decoders; imports nothing heavy.
+Costs 16 bytes per block of 256 KiB. Marks and hints of neighbours lie together, so that a run of blocks costs as many
+calls as one of them. Knows no addresses, formats or decoders; imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from lowtide.machine import Descriptor, owned
 
 BLOCK = 256 * 1024
 MARK = struct.Struct("<I")
-HINT = struct.Struct("<III")  # checksum of the bytes (0: none kept), when last needed, when next used (0: unknown)
+# Of hints: checksums of the bytes (0: none kept), when last needed, when next used (0: unknown).
+CHECKSUM, NEEDED, NEXT_USE, HINTS = range(4)
 FILES = ("data", "marks", "hints")
-_NEEDED = struct.Struct("<II")  # the last two of a hint
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
 
@@ -97,20 +98,29 @@ class BlockFile:
     def alive(self) -> bool:
         """Whether it still has its name and length: somebody may have removed or damaged the directory."""
         status, marks = os.fstat(self.data.number), os.fstat(self.marks.number)
-        whole = status.st_size == self.size and marks.st_size == self.count * MARK.size
+        whole = self.has_its_length and marks.st_size == self.count * MARK.size
         return whole and status.st_nlink > 0 and marks.st_nlink > 0
 
-    def read_marks(self) -> array[int]:
-        """The marks of all blocks, as they are now."""
+    @property
+    def has_its_length(self) -> bool:
+        return os.fstat(self.data.number).st_size == self.size
+
+    def read_marks(self, first: int = 0, count: int | None = None) -> array[int]:
+        """The marks of these blocks (all), as they are now."""
+        return self._numbers(self.marks, first, self.count if count is None else count)
+
+    def hints_of(self, kind: int, first: int = 0, count: int | None = None) -> array[int]:
+        return self._numbers(self.hints, kind * self.count + first, self.count if count is None else count)
+
+    def _numbers(self, file: Descriptor, first: int, count: int) -> array[int]:
         found = array("I")
-        raw = os.pread(self.marks.number, self.count * MARK.size, 0)
+        raw = os.pread(file.number, count * MARK.size, first * MARK.size)
         found.frombytes(raw[: len(raw) // MARK.size * MARK.size])
-        found.extend([0] * (self.count - len(found)))  # a file cut by hand has none there
+        found.extend([0] * (count - len(found)))  # a file cut by hand has none there
         return found
 
     def mark_of(self, block: int) -> int:
-        raw = os.pread(self.marks.number, MARK.size, block * MARK.size)
-        return MARK.unpack(raw)[0] if len(raw) == MARK.size else 0
+        return self.read_marks(block, 1)[0]
 
     def is_there(self, block: int) -> bool:
         return self.mark_of(block) % 2 == 1
@@ -124,45 +134,45 @@ class BlockFile:
     def length_of(self, block: int) -> int:
         return min(BLOCK, self.size - block * BLOCK)
 
-    def mark(self, block: int, checksum: int) -> None:
-        """The block's bytes are written: say so. Only by who holds its lock."""
-        os.pwrite(self.hints.number, MARK.pack(checksum), block * HINT.size)
-        mark = self.mark_of(block)
-        if mark % 2 == 0:
-            os.pwrite(self.marks.number, MARK.pack((mark + 1) & 0xFFFFFFFF), block * MARK.size)
+    def mark(self, first: int, checksums: list[int]) -> None:
+        """The bytes of these neighbours are written: say so. Only by who holds their locks."""
+        self._hint(CHECKSUM, first, checksums)
+        marks = self.read_marks(first, len(checksums))
+        self._put(self.marks, first, [mark if mark % 2 else (mark + 1) & 0xFFFFFFFF for mark in marks])
 
     def unmark(self, block: int) -> None:
         """The block is about to be taken away. Only by who holds its lock."""
         mark = self.mark_of(block)
         if mark % 2 == 1:
-            os.pwrite(self.marks.number, MARK.pack((mark + 1) & 0xFFFFFFFF), block * MARK.size)
-        os.pwrite(self.hints.number, MARK.pack(0), block * HINT.size)
+            self._put(self.marks, block, [(mark + 1) & 0xFFFFFFFF])
+        self._hint(CHECKSUM, block, [0])
 
-    def hint_of(self, block: int) -> tuple[int, int, int]:
-        raw = os.pread(self.hints.number, HINT.size, block * HINT.size)
-        return HINT.unpack(raw) if len(raw) == HINT.size else (0, 0, 0)
+    def needed(self, first: int, count: int, now: int) -> None:
+        """Somebody needs these neighbours: they are not taken away for a while."""
+        self._hint(NEEDED, first, [now & 0xFFFFFFFF] * count)
+        self._hint(NEXT_USE, first, [0] * count)  # what was said of their next use was said of this one
 
-    def needed(self, blocks: list[int], now: int) -> None:
-        """Somebody needs these: they are not taken away for a while."""
-        for block in blocks:
-            # What was said of its next use was said of this one.
-            os.pwrite(self.hints.number, _NEEDED.pack(now & 0xFFFFFFFF, 0), block * HINT.size + 4)
-
-    def next_use(self, block: int, when: int) -> None:
+    def next_use(self, first: int, count: int, when: int) -> None:
         """``when``: the larger, the later; 0 where nobody knows."""
-        os.pwrite(self.hints.number, MARK.pack(min(when, 0xFFFFFFFF)), block * HINT.size + 8)
+        self._hint(NEXT_USE, first, [min(when, 0xFFFFFFFF)] * count)
+
+    def _hint(self, kind: int, first: int, values: list[int]) -> None:
+        self._put(self.hints, kind * self.count + first, values)
+
+    def _put(self, file: Descriptor, first: int, values: list[int]) -> None:
+        os.pwrite(file.number, array("I", values).tobytes(), first * MARK.size)
 
     def still_whole(self, block: int) -> bool:
         """Whether bytes that were written before a crash are those that were written: marks it if so."""
         import zlib  # here: the reading process needs none of it
 
-        checksum = self.hint_of(block)[0]
+        (checksum,) = self.hints_of(CHECKSUM, block, 1)
         if checksum == 0:
             return False
         data = os.pread(self.data.number, self.length_of(block), block * BLOCK)
         if len(data) != self.length_of(block) or (zlib.crc32(data) or 1) != checksum:
             return False
-        self.mark(block, checksum)
+        self.mark(block, [checksum])
         return True
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -203,15 +213,15 @@ class BlockFile:
             os.pwrite(file.number, now, 0)
 
 
-def make_files(place: str, size: int) -> None:
-    """The files of a block file with no blocks yet; those that are there already, and whole, stay."""
-    lengths = {"data": size, "marks": blocks_of(size) * MARK.size, "hints": blocks_of(size) * HINT.size}
+def make_files(place: str, size: int, harmed: bool = False) -> None:
+    """The files of a block file with no blocks yet; those that are there already stay, unless they were ``harmed``."""
+    lengths = {"data": size, "marks": blocks_of(size) * MARK.size, "hints": blocks_of(size) * HINTS * MARK.size}
     with owned(f"{place}/making", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600) as turn:
         fcntl.flock(turn.number, fcntl.LOCK_EX)
         opened = {name: owned(f"{place}/{name}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600) for name in FILES}
-        if all(os.fstat(file.number).st_size == lengths[name] for name, file in opened.items()):
+        if not harmed and all(os.fstat(file.number).st_size == lengths[name] for name, file in opened.items()):
             return
-        harmed = any(os.fstat(file.number).st_size for file in opened.values())
+        harmed = harmed or any(os.fstat(file.number).st_size for file in opened.values())
         ledger = open_ledger(str(Path(place).parent))
         if harmed:  # by hand: whoever looked at marks before must look again, and so must who looks meanwhile
             note_taken(ledger)

@@ -73,7 +73,7 @@ class MissingTemperature(Temperature):
 class BlockStore(Store):
     """Extents of made files, alone or among files that lie here, as logical bytes."""
 
-    new_temperature = MissingTemperature
+    new_temperature, makes_blocks = MissingTemperature, True
     temperature: MissingTemperature
 
     def __init__(
@@ -184,8 +184,7 @@ class BlockStore(Store):
     def read_again(self, offsets: Offsets, length: int, when: Offsets) -> None:
         for offset, following in zip(offsets.tolist(), when.tolist(), strict=True):
             for file, _, blocks in self._by_file(self._between(offset, length)):
-                for block in blocks.tolist():
-                    file.file.next_use(block, following // BLOCK + 1)
+                file.file.next_use(int(blocks[0]), len(blocks), following // BLOCK + 1)
 
     @property
     def strategy_why(self) -> str:

@@ -21,7 +21,7 @@ import struct
 import time
 from collections.abc import Container, Iterator
 
-from lowtide.blocks.block_file import BLOCK, HINT, BlockFile, note_taken, open_ledger, try_lock
+from lowtide.blocks.block_file import BLOCK, CHECKSUM, NEEDED, NEXT_USE, BlockFile, note_taken, open_ledger, try_lock
 from lowtide.errors import WriteError
 from lowtide.units import format_size
 
@@ -78,10 +78,11 @@ class Disk:
             if over > 0:
                 over -= self._take_away(max(over, min(most // 32, over + 4096)), claimed)
             if over > 0:
+                way_out = "Make room there, or state cache_dir= on another disk" if stated is None else "Raise disk="
                 raise WriteError(
                     f"{self.root}: expected room for {format_size(blocks * BLOCK)} more inside disk="
                     f"{format_size(most * BLOCK)}, got {format_size(self._get(_THERE) * BLOCK)} of blocks that cannot "
-                    f"be taken away now and {format_size(making * BLOCK)} being made. Raise disk=.",
+                    f"be taken away now and {format_size(making * BLOCK)} being made. {way_out}.",
                     path=self.root,
                     wanted=blocks * BLOCK,
                     free=None,
@@ -148,8 +149,9 @@ class Disk:
         self._put(_THERE, there)
 
     def _punch_unmarked(self, file: BlockFile, marks: list[int]) -> None:
+        checksums = file.hints_of(CHECKSUM)
         for block, mark in enumerate(marks):
-            if mark % 2 == 0 and file.hint_of(block)[0] == 0 and file.lock(block):
+            if mark % 2 == 0 and checksums[block] == 0 and file.lock(block):
                 if not file.is_there(block):
                     punch(file, block)
                 file.unlock(block)
@@ -162,17 +164,16 @@ class Disk:
         there = 0
         for number, file in enumerate(files):
             marks = file.read_marks()
-            hints = os.pread(file.hints.number, file.count * HINT.size, 0)
+            needed, later = file.hints_of(NEEDED), file.hints_of(NEXT_USE)
             for block, mark in enumerate(marks):
                 if mark % 2 == 0:
                     continue
                 there += 1
                 if (file.place, block) not in claimed:
-                    _, needed, later = HINT.unpack_from(hints, block * HINT.size)
-                    recent = since - HELD < needed <= since  # a later one is of an earlier boot
+                    recent = since - HELD < needed[block] <= since  # a later one is of an earlier boot
                     # First what nobody has spoken of for a while, then what was read and comes again, then the rest.
-                    group = 1 if later else 2 if recent else 0
-                    found.append((group, -later or needed, number, block))
+                    group = 1 if later[block] else 2 if recent else 0
+                    found.append((group, -later[block] or needed[block], number, block))
         found.sort()
         self._put(_THERE, there)  # exact, whatever others lost count of
         note_taken(self._file)  # before the first byte goes: readers look at it after they read

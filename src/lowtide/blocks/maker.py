@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from lowtide.blocks.block_file import BLOCK, BlockFile, make_files
-from lowtide.blocks.disk import Disk, now, punch
+from lowtide.blocks.block_file import BLOCK, CHECKSUM, BlockFile, make_files
+from lowtide.blocks.disk import LEAST, Disk, now, punch
 from lowtide.blocks.messages import KINDS, PACKET, VARIABLES, in_runs
 from lowtide.errors import WriteError
 
@@ -101,7 +101,7 @@ class Maker:
             await asyncio.sleep(1)
             for (place, block), count in list(self._claimed.items()):
                 if count > 0 and place in self._files:
-                    self._files[place].needed([block], now())
+                    self._files[place].needed(block, 1, now())
         os._exit(0)
 
     # Messages
@@ -158,11 +158,13 @@ class Maker:
         if message["claim"]:  # until the reader says that it has read them
             self._claims[message["id"]] = [(place, block) for block in blocks]
             self._claimed.update(self._claims[message["id"]])
-        job.file.needed(blocks, now())
+        missing: list[int] = []
+        for first, count in message["runs"]:
+            job.file.needed(first, count, now())
+            marks = job.file.read_marks(first, count)
+            missing += [first + number for number, mark in enumerate(marks) if mark % 2 == 0]
         wanted, waited = [], []
-        for block in blocks:
-            if job.file.is_there(block):
-                continue
+        for block in missing:
             pending = self._pending.get((place, block))
             if pending is None:
                 pending = _Pending(asyncio.get_running_loop().create_future(), urgent)
@@ -178,7 +180,9 @@ class Maker:
             heapq.heappush(self._queue, _QueuedRun((not urgent, next(self._numbers)), job, run))
         self._work()
         for made in waited:
-            await asyncio.shield(made)
+            if not made.done():
+                await asyncio.wait((made,))
+            made.result()
 
     def _let_go(self, ids: list[int]) -> None:
         for number in ids:
@@ -257,14 +261,19 @@ class Maker:
         """These blocks, by this process or another."""
         file, left = job.file, blocks
         while left:
-            locked = [block for block in left if file.lock(block)]
+            locked: list[int] = []
             try:
+                for run in in_runs(left, REQUEST):
+                    locked += run if file.lock(run[0], len(run)) else [one for one in run if file.lock(one)]
                 missing = [one for one in locked if not file.is_there(one) and not self._kept(job, one)]
                 for run in in_runs(missing, REQUEST):
                     await self._made_here(job, run)
+            except _CutByHandError:
+                make_files(file.place, file.size, harmed=True)
+                continue
             finally:
-                for block in locked:
-                    file.unlock(block)
+                for run in in_runs(locked, REQUEST):
+                    file.unlock(run[0], len(run))
             for block in locked:
                 self._done(file, block)
             left = [block for block in left if block not in locked and not file.is_there(block)]
@@ -273,7 +282,7 @@ class Maker:
 
     def _kept(self, job: BlockJob, block: int) -> bool:
         """A block of an earlier boot whose bytes are still whole."""
-        if not job.file.hint_of(block)[0]:
+        if not job.file.hints_of(CHECKSUM, block, 1)[0]:
             return False
         job.disk.reserve(1, job.stated, self._claimed)
         whole = job.file.still_whole(block)
@@ -305,7 +314,7 @@ class Maker:
             try:
                 job.disk.reserve(blocks, job.stated, claimed)
             except WriteError:
-                if monotonic() > began + _ROOM_COMES:
+                if monotonic() > began + _ROOM_COMES or job.disk.limit(job.stated) < LEAST:
                     raise
                 await asyncio.sleep(0.01)
             else:
@@ -321,31 +330,45 @@ class Writing:
 
     def write(self, offset: int, data: Any) -> None:
         view = memoryview(data).cast("B")
+        if offset + len(view) > self._file.size:
+            raise ValueError(f"bytes at {offset}, behind the end of the file")
         if offset == self._first * BLOCK:
             self._checksum = 0  # from the beginning, perhaps once more
+        first, whole = offset // BLOCK, []
         while view:
             block = offset // BLOCK
-            inside = offset - block * BLOCK
-            part = view[: self._file.length_of(block) - inside]
-            if not len(part):
-                raise ValueError(f"bytes at {offset}, behind the end of the file")
-            try:
-                self._file.write(offset, part)
-            except OSError as problem:
-                raise WriteError(
-                    f"{self._file.place}: expected to write {len(part)} bytes of a block, got {problem.strerror}. "
-                    "State cache_dir= on another disk, or make room there.",
-                    path=self._file.place,
-                    wanted=len(part),
-                    free=None,
-                    errno=problem.errno,
-                ) from None
+            part = view[: block * BLOCK + self._file.length_of(block) - offset]
             self._checksum = zlib.crc32(part, self._checksum)
-            if inside + len(part) == self._file.length_of(block):
-                self._file.mark(block, self._checksum or 1)
-                self.marked.add(block)
-                self._checksum = 0
+            self._put(offset, part)  # while it is in the processor's cache
             offset, view = offset + len(part), view[len(part) :]
+            if offset == block * BLOCK + self._file.length_of(block):
+                whole.append(self._checksum or 1)
+                self._checksum = 0
+        if whole:
+            self._file.mark(first, whole)
+            self.marked.update(range(first, first + len(whole)))
+
+    def _put(self, offset: int, part: memoryview) -> None:
+        try:
+            whole = self._file.has_its_length
+            self._file.write(offset, part)
+            whole = whole and self._file.has_its_length  # before too: what is written at the end makes it longer
+        except OSError as problem:
+            raise WriteError(
+                f"{self._file.place}: expected to write {len(part)} bytes of a block, got {problem.strerror}. "
+                "State cache_dir= on another disk, or make room there.",
+                path=self._file.place,
+                wanted=len(part),
+                free=None,
+                errno=problem.errno,
+            ) from None
+        if not whole:
+            where = self._file.place
+            raise _CutByHandError(f"{where}: cut by hand", path=where, wanted=None, free=None, errno=None)
+
+
+class _CutByHandError(WriteError):
+    """Somebody made the file of the data shorter: what was there before is gone too."""
 
 
 def described(problem: Exception) -> dict[str, Any]:

@@ -112,7 +112,22 @@ class BlockFollower:
             self._each(self._hand_down, self._now, 0, self._now.blocks)
         self._now, self._next, self._announced = now, None, 0
         self._each(self._store.announce_long, now, already, now.blocks)
+        room = self._store.room
+        if self._store.makes_blocks and (room is None or 4 * self.largest <= room):
+            self._ask_further(now)
         return now
+
+    def _ask_further(self, window: LocalWindow) -> None:
+        """Where blocks are fetched: the next two windows at once. While one is read and another comes, the requests of
+        the third are on their way already."""
+        for number in range(2):
+            after = window.position + window.positions
+            if self._rows is not None and after >= self._rows:
+                return
+            window = self._stream.window(after)
+            self._each(self._store.announce_long, window, 0, window.blocks)
+            if number == 0:
+                self._next, self._announced = window, window.blocks
 
     def _hand_down(self, offsets: Offsets, length: int) -> None:
         """Of a window that was read: when each of its blocks comes again."""

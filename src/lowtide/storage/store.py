@@ -70,6 +70,7 @@ class Store:
 
     new_temperature = Temperature
     room: int | None = None  # bytes of data that can be here at once; None: all of it
+    makes_blocks = False  # true: what is read may have to be made first
 
     def __init__(
         self,
