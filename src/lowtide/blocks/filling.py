@@ -45,7 +45,7 @@ class Filling:
         writing = Writing(self._file, run[0])
         try:
             writing.write(run[0] * BLOCK, data)
-            self._file.needed(run, now())
+            self._file.needed(run[0], len(run), now())
         finally:
             self._disk.settle(len(run), len(writing.marked))
             for block in run:
