@@ -3,8 +3,7 @@
 Whatever ``--data`` or ``--mix`` names, the rest of the trainer sees two `Tokens` and a vocabulary, a step gets one
 `TrainBatch`, and the val loss is taken over the same windows for every cut, so that runs can be compared. Without
 ``--data`` the corpus is this machine's own text, prepared once and written into the settings, so that a checkpoint
-names it. Its budget is an eighth of the corpus, or 1 MiB: a map that is kept cannot stay below that, as the control
-shows.
+names it. Its budget is an eighth of the corpus: a map that is kept cannot stay below that, as the control shows.
 """
 
 from __future__ import annotations
@@ -224,8 +223,9 @@ def with_corpus(settings: Settings, note: Callable[[str], None]) -> Settings:
     made = machine_corpus(tokens=settings.corpus_tokens, progress=_PreparationNotes(note))
     if made.made:
         note(f"prepared {made.tokens:,} tokens ({format_size(made.bytes)}) of this machine's text into\n  {made.path}")
-    share = f"{max(1, made.bytes // BUDGET_SHARE // MIB)}MiB"
-    return replace(settings, data=str(made.path), budget=share if settings.budget == "auto" else settings.budget)
+    share = made.bytes // BUDGET_SHARE
+    even = f"{share // MIB}MiB" if share >= MIB else str(share)  # rounded down: at most an eighth
+    return replace(settings, data=str(made.path), budget=even if settings.budget == "auto" else settings.budget)
 
 
 def control_of(settings: Settings, corpus: Path) -> Control | None:

@@ -110,8 +110,7 @@ class Gauge:
         return self.last
 
     def _look_closely(self) -> int:
-        """What is in use, to the byte: all that is free is given back, and the next step fetches it again (about 3 %
-        of ten steps of the default run)."""
+        """What is in use, to the byte: all that is free is given back, and the next step fetches it again."""
         _give_back_freed()
         self._in_use, (self._claimed, _) = process_memory().anon, _counts()
         return self._in_use
