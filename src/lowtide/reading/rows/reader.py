@@ -46,7 +46,7 @@ class ManyNumbers(Protocol):
     def __getitem__(self, some: slice, /) -> Numbers: ...
 
 
-SWEEP_ROWS = 8 * ROWS_AT_ONCE  # row numbers of one sweep: their notes are a small part of what they read
+SWEEP_ROWS = 16 * ROWS_AT_ONCE  # row numbers of one sweep: their notes are a small part of what they read
 NOTES = 96  # bytes per row of a sweep: its number, where it lies and goes, and twice its place in the order of the file
 NEAR = 8192  # a read from the page cache costs as much as copying so many bytes
 
