@@ -193,3 +193,12 @@ def test_prepare_writes_the_other_formats_itself(tmp_path: Path, corpus: Path, f
     prepare([str(path)], tmp_path / "out", Request(format=format, shard_tokens=2500))
     convert(corpus, tmp_path / "converted", format, shard_tokens=2500)
     assert snapshot(tmp_path / "out") == snapshot(tmp_path / "converted")
+
+
+def test_a_corpus_whose_last_document_is_unfinished_converts_into_one_without_a_fault(tmp_path: Path) -> None:
+    ids = np.arange(5_000, dtype=np.uint16) % 97 + 1
+    ids[99::100] = 0  # the last document of these has 7 tokens and no end
+    ids[:4_907].tofile(tmp_path / "train.bin")
+    convert(tmp_path / "train.bin", tmp_path / "out", "lowtide", Stated("uint16", eot=0), shard_tokens=2_000)
+    assert verify([tmp_path / "out"]).faults == ()
+    assert len(list((tmp_path / "out").glob("*.bin"))) > 1
