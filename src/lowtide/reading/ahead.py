@@ -1,7 +1,7 @@
 """Batches by position, and those that are started before they are asked for.
 
-Which batch comes next is known, so while data is cold the next three are started early: the native engine's threads
-fill them while the caller works, or the kernel is told of their reads. The reader does not know which. While everything
+Which batch comes next is known, so while data is cold the next two are started early: the native engine's threads fill
+them while the caller works, or the kernel is told of their reads. The reader does not know which. While everything
 is cached this does nothing. Batches under way are given up as soon as their room in the budget is needed.
 
 A local shuffle of small rows goes further: as many batches as the budget holds are filled in one sweep over the window
@@ -29,8 +29,7 @@ from lowtide.storage.read import Temperature
 from lowtide.storage.store import Store
 
 BLOCK = 8192  # numbers computed at a time: 64 KiB, and the order's fixed cost spread over many batches
-AHEAD = 3  # batches under way beside the one the caller holds
-AT_ONCE = 2  # started together: after the caller's own work the first finds our code in no cache, the second does
+AHEAD = 2  # batches under way beside the one the caller holds
 
 _NOTHING: tuple[int, Numbers] = 0, np.empty(0, np.int64)
 
@@ -244,8 +243,6 @@ class Ahead:
             self._batches.reader.budget.may_shrink(self)
 
     def _start_next(self, at: int) -> None:
-        if self._taken and len(self._started) > AHEAD - AT_ONCE:
-            return
         self._register()
         steps, before, wanted = self._batches.steps, self._started, {}
         for _ in range(AHEAD):

@@ -51,7 +51,7 @@ NOTES = 96  # bytes per row of a sweep: its number, where it lies and goes, and 
 NEAR = 8192  # a read from the page cache costs as much as copying so many bytes
 
 
-class Windows(Protocol):
+class ShuffleWindows(Protocol):
     """The windows of a local shuffle."""
 
     largest: int  # bytes
@@ -191,7 +191,7 @@ class RowReader:
             return self._announced(numbers)
         return Batch(self._filled, numbers, store.pool.take(count * size))
 
-    def sweep_of(self, rows: int, windows: Windows) -> Sweep | None:
+    def sweep_of(self, rows: int, windows: ShuffleWindows) -> Sweep | None:
         """How to read batches of ``rows`` rows in sweeps over windows that are cached: as many at a time as fit
         three fifths of the budget: a sweep costs the same for few rows as for many. None: a read per row costs less."""
         if self.part is not None or self.row_bytes >= NEAR or rows > ROWS_AT_ONCE or not self.store.sweeps:
