@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import lowtide
+from benchmarks.measure import Figure, report
 from lowtide.blocks.asking import MAKER
 from lowtide.units import MIB
 
@@ -102,50 +104,48 @@ def rates(size: int, rounds: int, cache: Path, bare: Callable[[], None], epoch: 
     return [statistics.median(side) for side in found]
 
 
-def main() -> None:
+def hdf5_figures(name: str, path: Path, size: int, rounds: int, cache: Path) -> list[Figure]:
+    bare, first, second = rates(size, rounds, cache, lambda: bare_chunks(path), lambda: epoch_of_rows(path, cache))
+    with lowtide.open(path, tensor="X", cache_dir=cache) as array:
+        epoch = array.shuffled(BATCH, seed=1, locality=LOCALITY)
+        batches = [np.sort(next(epoch)[:, 0].astype(np.int64)) for _ in range(FANCY)]
+    indexed = FANCY * BATCH * ROW * 4 / MIB / seconds(lambda: fancy(path, batches))
+    return [
+        Figure(f"HDF5, {name}, first epoch / h5py's chunks in file order", first, bare, "MiB/s", 0.8),
+        Figure(f"HDF5, {name}, first epoch / h5py's fancy indexing", first, indexed, "MiB/s", 10),
+        Figure(f"HDF5, {name}, second epoch / h5py's chunks in file order", second, bare, "MiB/s", None),
+    ]
+
+
+def column_figures(path: Path, rounds: int, cache: Path) -> list[Figure]:
+    about = pq.ParquetFile(path).metadata
+    size = 4 * sum(about.row_group(group).column(0).num_values for group in range(about.num_row_groups))
+    bare, first, second = rates(size, rounds, cache, lambda: bare_batches(path), lambda: epoch_of_ids(path, cache))
+    return [
+        Figure("Parquet ids, first epoch / pyarrow's batches in file order", first, bare, "MiB/s", 0.8),
+        Figure("Parquet ids, second epoch / the same", second, bare, "MiB/s", None),
+    ]
+
+
+def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--place", default=None)
     parser.add_argument("--size", type=int, default=384)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="lowtide-chunked-", dir=asked.place))
-    cache = place / "cache"
+    cache, figures = place / "cache", []
     try:
         for name, filters in (("gzip", {}), ("shuffle and gzip", {"shuffle": True}), ("lzf", {"compression": "lzf"})):
-            path = place / "x.h5"
-            write_hdf5(path, asked.size * MIB, **{"compression": "gzip", **filters})
-            bare, first, second = rates(
-                asked.size * MIB,
-                asked.rounds,
-                cache,
-                lambda p=path: bare_chunks(p),
-                lambda p=path: epoch_of_rows(p, cache),
-            )
-            with lowtide.open(path, tensor="X", cache_dir=cache) as array:
-                epoch = array.shuffled(BATCH, seed=1, locality=LOCALITY)
-                batches = [np.sort(next(epoch)[:, 0].astype(np.int64)) for _ in range(FANCY)]
-            indexed = FANCY * BATCH * ROW * 4 / MIB / seconds(lambda p=path, b=batches: fancy(p, b))
-            print(f"HDF5, {name}: h5py's chunks in file order {bare:.0f} MiB/s, its fancy indexing {indexed:.1f}")
-            print(
-                f"  shuffled with locality, first epoch {first:.0f} MiB/s: {first / bare:.2f} of the loop (0.8 asked),"
-            )
-            print(
-                f"  {first / indexed:.0f} times fancy indexing (10 asked); second epoch {second:.0f} MiB/s", flush=True
-            )
-        path = place / "t.parquet"
-        write_parquet(path, asked.size * MIB)
-        size = pq.ParquetFile(path).metadata
-        ids = sum(size.row_group(k).column(0).num_values for k in range(size.num_row_groups)) * 4
-        bare, first, second = rates(
-            ids, asked.rounds, cache, lambda: bare_batches(path), lambda: epoch_of_ids(path, cache)
-        )
-        print(f"Parquet: pyarrow's batches in file order {bare:.0f} MiB/s of ids")
-        print(f"  shuffled with locality, first epoch {first:.0f} MiB/s: {first / bare:.2f} of the loop (0.8 asked),")
-        print(f"  second epoch {second:.0f} MiB/s")
+            write_hdf5(place / "x.h5", asked.size * MIB, **{"compression": "gzip", **filters})
+            figures += hdf5_figures(name, place / "x.h5", asked.size * MIB, asked.rounds, cache)
+        write_parquet(place / "t.parquet", asked.size * MIB)
+        figures += column_figures(place / "t.parquet", asked.rounds, cache)
     finally:
         MAKER.close()
         shutil.rmtree(place, ignore_errors=True)
+    return report("Chunked: compressed arrays and columns, shuffled with locality", figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(1 if main() else 0)

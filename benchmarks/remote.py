@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 import lowtide
+from benchmarks.measure import Figure, report
 from lowtide.blocks.asking import MAKER
 from lowtide.units import MIB
 
@@ -166,14 +167,16 @@ def main() -> int:
         with data.open("wb") as file:
             for _ in range(asked.size):
                 file.write(os.urandom(MIB))
+        figures = []
         with nginx(place) as port:
             for latency in (0.0, 0.02):
                 with late(port, latency) as reached:
-                    measure(f"http://127.0.0.1:{reached}/x.bin", data, place, size, latency, asked.rounds)
-    return 0
+                    address = f"http://127.0.0.1:{reached}/x.bin"
+                    figures += measure(address, data, place, size, latency, asked.rounds)
+    return report(f"Object stores: {asked.size} MiB behind nginx, rows of {ROW} bytes", figures)
 
 
-def measure(address: str, data: Path, place: Path, size: int, latency: float, rounds: int) -> None:
+def measure(address: str, data: Path, place: Path, size: int, latency: float, rounds: int) -> list[Figure]:
     theirs: dict[tuple[int, int], list[float]] = {(mib, depth): [] for mib in (1, 8) for depth in (4, 10, 16)}
     first, second, here, fetched = [], [], [], []
     for number in range(rounds):
@@ -188,19 +191,17 @@ def measure(address: str, data: Path, place: Path, size: int, latency: float, ro
         here.append(local_epoch(data))
         MAKER.close()
         shutil.rmtree(cache)
-    by_piece = [max(statistics.median(theirs[one]) for one in theirs if one[0] == mib) for mib in (1, 8)]
-    best = max(by_piece)
+    best = max(map(statistics.median, theirs.values()))
     ours, again, local = map(statistics.median, (first, second, here))
-    print(f"latency {latency * 1000:.0f} ms, {size // MIB} MiB, rows of {ROW} bytes, medians of {rounds}")
-    print(f"  obstore's ranges of 1 MiB, best depth      {by_piece[0]:8,.0f} MiB/s")
-    print(f"  obstore's ranges of 8 MiB, best depth      {by_piece[1]:8,.0f} MiB/s")
-    print(
-        f"  first epoch, locality='64MiB'              {ours:8,.0f} MiB/s  {ours / best:.2f} of the better (asked 0.8)"
-    )
-    print(f"  bytes fetched per byte                     {np.median(fetched):8.3f}        (asked at most 1.05)")
-    print(f"  a local file, full shuffle                 {local:8,.0f} MiB/s")
-    print(f"  second epoch, full shuffle                 {again:8,.0f} MiB/s  {again / local:.2f} (asked 0.9)")
+    what = f"latency {latency * 1000:.0f} ms, "
+    return [
+        Figure(
+            f"{what}first epoch, locality='64MiB' / obstore's ranges, best size and depth", ours, best, "MiB/s", 0.8
+        ),
+        Figure(f"{what}bytes fetched per byte", float(np.median(fetched)), 1, "", 1.05, at_most=True),
+        Figure(f"{what}second epoch, full shuffle / a local file", again, local, "MiB/s", 0.9),
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(1 if main() else 0)

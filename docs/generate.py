@@ -183,7 +183,8 @@ def readme(root: Path) -> str:
         return text
     before, rest = text.split(begin)
     table, after = rest.split(end)
-    lines = [figures.get(line.strip("|").split("|")[0].strip(), line) for line in table.splitlines()]
+    head, rule, *rows = table.splitlines()
+    lines = [head, rule, *(figures[line.strip("|").split("|")[0].strip()] for line in rows)]  # one that went: KeyError
     return f"{before}{begin}" + "\n".join(lines) + f"\n{end}{after}"
 
 

@@ -35,7 +35,7 @@ from lowtide.blocks.disk import LEAST, Disk, now, punch
 from lowtide.blocks.messages import KINDS, PACKET, VARIABLES, in_runs
 from lowtide.errors import WriteError
 
-WORKERS = 16
+WORKERS = 24
 REQUEST = 8 * 1024 * 1024 // BLOCK  # blocks of one request, at most
 _LOOK_AGAIN = 0.005  # seconds between looks whether another process has made a block
 _ROOM_COMES = 20.0  # seconds to wait for others to be done with their blocks

@@ -66,12 +66,10 @@ class Trainer:
         if self.world.world > 1:
             on_gpu = self.compute.device.type == "cuda"
             with self.world.listening():
-                # The only buffer is a table that all ranks have alike; gradients are summed where they are made.
                 forward = DistributedDataParallel(
                     forward,
                     device_ids=[self.compute.device.index] if on_gpu else None,
-                    broadcast_buffers=False,
-                    gradient_as_bucket_view=True,
+                    gradient_as_bucket_view=True,  # summed where they are made
                 )
         if self.world.world == 1 and not self.settings.compile:
             for block in self.model.blocks:
