@@ -159,6 +159,7 @@ def test_heap_freed_and_kept_by_the_allocator_is_retained_with_a_setting_to_chan
     assert any("lowtide.release()" in line for line in verdict["fix"])
 
 
+@pytest.mark.serial  # it writes and maps within a second: beside other tests a whole mapping may pass between two samples
 def test_pages_that_are_dirty_and_mapped_count_once(disk_path: Path) -> None:
     size = 192 * MIB
     trace = disk_path / "trace.jsonl"

@@ -191,4 +191,5 @@ def test_whole_blocks_of_this_window_and_the_next_are_announced_and_no_others(di
     assert 4 * MIB <= page_cache(path).cached <= 5 * MIB  # pages at the ends of blocks
     for _ in range(255):  # to the end of a window of 2,048 rows
         next(feed)
-    assert 8 * MIB <= page_cache(path).cached <= 9 * MIB
+    # A third window would make 12. Where the disk's own read-ahead is long (8 MiB), it adds about one.
+    assert 8 * MIB <= page_cache(path).cached <= 10 * MIB
