@@ -159,11 +159,15 @@ def test_heap_freed_and_kept_by_the_allocator_is_retained_with_a_setting_to_chan
     assert any("lowtide.release()" in line for line in verdict["fix"])
 
 
-@pytest.mark.serial  # it writes and maps within a second: beside other tests a whole mapping may pass between two samples
 def test_pages_that_are_dirty_and_mapped_count_once(disk_path: Path) -> None:
     size = 192 * MIB
     trace = disk_path / "trace.jsonl"
-    found = judged(*python("overlap", disk_path), options=("--save", str(trace)))
+    # Without the check of owners: pages are mapped 6 MiB at a time, and become clean whenever the kernel writes them. Until
+    # the next close look what became mapped since the last one has no owner, and little else may be mapped by then.
+    found = judged(*python("overlap", disk_path), options=("--save", str(trace)), check=False)
+    assert found["ended"]["how"] == "exit" and found["exit_code"] == 0
+    for held in (found["held"]["mapped"], found["held"]["dirty"]):
+        assert sum(owner["bytes"] for owner in held["owners"]) == held["peak"]
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     samples = [line for line in lines if "seconds" in line]
     assert max(sample["mapped"] + sample["dirty"] + sample["cache"] for sample in samples) < size + 96 * MIB
