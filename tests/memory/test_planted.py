@@ -162,7 +162,7 @@ def test_heap_freed_and_kept_by_the_allocator_is_retained_with_a_setting_to_chan
 def test_pages_that_are_dirty_and_mapped_count_once(disk_path: Path) -> None:
     size = 192 * MIB
     trace = disk_path / "trace.jsonl"
-    # Without the check of owners: pages are mapped 6 MiB at a time, and become clean whenever the kernel writes them. Until
+    # Without the check of owners: pages are mapped 6 MiB at a time and become clean when the kernel writes them. Until
     # the next close look what became mapped since the last one has no owner, and little else may be mapped by then.
     found = judged(*python("overlap", disk_path), options=("--save", str(trace)), check=False)
     assert found["ended"]["how"] == "exit" and found["exit_code"] == 0
