@@ -105,7 +105,7 @@ def test_a_peer_that_cannot_be_installed_is_named_with_the_reason() -> None:
     about = {"shuffles": "globally", "resumes": "-", "code": "x", "notes": "", "version": "1"}
     here = {**about, "title": "Here", "missing": "", "warm": run, "cold": run, "once": "yes", "truncated": "SIGBUS"}
     document = {"date": "", "cpu": "", "kernel": "", "python": "", "numpy": "", "rounds": 1, "seconds": 1, "minutes": 1}
-    document |= {"read_ahead": None, "limits": {"sequential": 1, "memcpy": 1}}
+    document |= {"read_ahead": None, "limits": {"sequential": 1}}
     gone = {**about, "title": "Gone", "missing": "no wheel"}
     written = page({**document, "peers": {"Here": here, "Gone": gone}})
     assert "- **Gone**: no wheel" in written

@@ -74,7 +74,7 @@ def measured(peer: type[Peer], temperature: str, seconds: float) -> dict[str, An
 
 
 def limits(path: Path) -> dict[str, float]:
-    """What the machine can do: the disk in one stream and at random, and memory copied."""
+    """What the disk can do: in one stream, and at random."""
     block = 8 << 20
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     buffer = np.empty(block + 4096, np.uint8)
@@ -84,10 +84,6 @@ def limits(path: Path) -> dict[str, float]:
         total += os.preadv(fd, [aligned], offset)
     found = {"sequential": total / (time.perf_counter() - start)}
     os.close(fd)
-    source, into = np.ones(256 << 20, np.uint8), np.zeros(256 << 20, np.uint8)
-    start = time.perf_counter()
-    np.copyto(into, source)
-    found["memcpy"] = len(into) / (time.perf_counter() - start)
     if shutil.which("fio"):
         found["random"] = fio(path, 64, 3)[0]
     return found

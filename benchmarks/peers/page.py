@@ -192,8 +192,7 @@ def _machine(document: dict[str, Any]) -> str:
         f"{document['date']}, {document['cpu']}, Linux {document['kernel']}, Python {document['python']}, "
         f"NumPy {document['numpy']}; medians of {document['rounds']} rounds of {document['seconds']:g} s in turn; "
         f"{document['minutes']:.0f} minutes. The machine's limits in the same run: "
-        f"{limits['sequential'] / 2**30:.1f} GiB/s in one stream (O_DIRECT); random reads of 4 KiB: {random}; "
-        f"memory copied at {limits['memcpy'] / 2**30:.1f} GiB/s. "
+        f"{limits['sequential'] / 2**30:.1f} GiB/s in one stream (O_DIRECT); random reads of 4 KiB: {random}. "
         f"Read-ahead: {f'{ahead} KiB' if ahead else 'as this machine has it'}."
     )
 
