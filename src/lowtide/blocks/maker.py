@@ -7,8 +7,8 @@ this room knows no formats. Blocks somebody waits for come before those that are
 are one request of up to 8 MiB; a lock on a block's mark decides which process makes it, and the others look now and
 then whether it is there.
 
-Holds at most ``WORKERS`` requests under way, each a few pieces of 256 KiB. Ends when its socket closes, or its parent
-is gone.
+Holds at most ``WORKERS`` requests under way, each at most 1.25 MiB or a few pieces of 512 KiB. Ends when its socket
+closes, or its parent is gone.
 """
 
 from __future__ import annotations
