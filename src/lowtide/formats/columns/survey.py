@@ -29,7 +29,7 @@ from lowtide.formats.files.decoded_rows import LEAST_UNIT, as_text, blocks_for, 
 from lowtide.formats.object_bytes import bytes_of
 from lowtide.storage.own_files import OwnDirectory, seal, wait_for_lock
 
-_AT_ONCE = 32 * BLOCK  # bytes written as one
+_AT_ONCE = 8 * BLOCK  # bytes written as one; 32 took 12 MiB more of the maker and no less time
 
 Write = Callable[[int, Any], None]
 
