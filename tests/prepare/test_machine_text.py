@@ -15,6 +15,12 @@ import lowtide
 from lowtide.errors import FormatError
 from lowtide.prepare import decoder_of, kept_memmap, machine_corpus, machine_text, prose
 
+LOW = "is low, as pages say in words that are common, and the boats lie on the sand until it comes back."
+LICENCE = (
+    "The licence of all pages is the same, and stands in each of them, although nobody reads it there or anywhere."
+)
+EXPLAINED = "explains the tide in a sentence that is long enough to be kept, as it goes on for some more words."
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -23,10 +29,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, text in enumerate(make_documents(900, longest=600)):
         path = directory / f"{number}{('.py', '.h', '.rst')[number % 3]}"
         if path.suffix == ".rst":
-            said = (f"The tide of day {number * 60 + hour} is low, as pages say in words." for hour in range(60))
-            text = "\n\n".join(("Heading", *said, "The licence of all pages is the same, and stands in each of them."))
+            said = (f"The tide of day {number * 60 + hour} {LOW}" for hour in range(60))
+            text = "\n\n".join(("Heading", *said, LICENCE))
         elif path.suffix == ".py":
-            text = f'"""The module of day {number} explains the tide in a sentence."""\nimport sources\n{text}'
+            text = f'"""The module of day {number} {EXPLAINED}"""\nimport sources\n{text}'
         path.write_text(f"{'include headers' if path.suffix == '.h' else ''}{text}", encoding="utf-8")
     (directory / "binary.so").write_bytes(bytes(1000))
     return directory
@@ -44,9 +50,9 @@ def test_it_is_made_once_used_again_and_reads_as_words(tmp_path: Path, root: Pat
         decoder = decoder_of(first.path)
         assert decoder is not None
         text = decoder.text(tokens[:].tolist())
-        assert text.count("is low, as pages say in words.") > 12_000
-        assert text.count("The licence of all pages") <= 1
-        assert "explains the tide in a sentence" in text
+        assert text.count(LOW) > 12_000
+        assert text.count(LICENCE) <= 1
+        assert EXPLAINED in text
         assert "Heading" not in text
         assert "include headers" not in text
     assert not list((tmp_path / "cache").glob("*.jsonl")), "what was gathered on the way is gone"
@@ -69,7 +75,10 @@ def test_a_machine_without_documentation_learns_from_sources(tmp_path: Path) -> 
 def test_this_machines_text_is_sentences() -> None:
     found = list(itertools.islice(machine_text._texts([], 300_000, 4.0), 200))
     assert sum(map(len, found)) > 20_000
-    assert all(prose.is_prose(paragraph) for text in found for paragraph in text.splitlines())
+    paragraphs = [paragraph for text in found for paragraph in text.splitlines()]
+    assert all(map(prose.is_prose, paragraphs))
+    words = " ".join(paragraphs).split()
+    assert sum("_" in word or "=" in word for word in words) < 0.05 * len(words)
 
 
 def test_too_little_text_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from lowtide.corpus.journal import WORK
@@ -45,6 +46,7 @@ _DOCUMENTATION = "/usr/share/doc"
 _LONGEST = 512 * 1024  # bytes; longer files are tables and generated code
 _MOST_OF_A_FAMILY = 200  # manual pages whose names begin alike: one tool here has 16,000 of them
 _ENOUGH = 10_000_000  # tokens of pages; with fewer, docstrings fill the corpus up to this many
+_ENOUGH_FOR_WORDS = 16_000_000  # characters of paragraphs that say which words are common
 _LEAST = 1_000_000  # bytes; with fewer, sources: some systems ship the library as bytecode or in a zip file
 _BYTES_PER_TOKEN = 4.0  # of such text with 4,096 ids, measured
 
@@ -70,7 +72,7 @@ def machine_corpus(
     ``roots``: directories to take text from; by default those of the manual and the system's documentation, and the
     standard library and packages of this interpreter.
     """
-    kind = ["sentences", f"bpe {VOCAB}" if has_words() else "bytes"]
+    kind = ["plain sentences", f"bpe {VOCAB}" if has_words() else "bytes"]
     key = hashlib.sha256("\n".join([str(tokens), *kind, *(map(str, roots) if roots else _installed())]).encode())
     target = (Path(cache) if cache is not None else _cache_directory()) / f"{CORPUS_PREFIX}{key.hexdigest()[:12]}"
     made = not (target / "val" / MANIFEST).is_file() or (target / WORK).exists()
@@ -112,16 +114,25 @@ def _texts(roots: Sequence[str | Path], tokens: int, bytes_per_token: float) -> 
     files = [file for place in places for file in _files(place)]
     sources = [file for file in files if file.name.endswith(_SOURCES)]
     pages = [*(() if roots else _manual_pages()), *(file for file in files if not file.name.endswith(_SOURCES))]
-    most, seen = int(tokens * bytes_per_token), set[int]()
-    total, enough, least = 0, min(most, int(_ENOUGH * bytes_per_token)), min(most, _LEAST)
-    for found, whole, until in ((pages, False, most), (sources, False, enough), (sources, True, least)):
-        for file in _ordered(found):
-            if total >= until:
-                break
-            text = _content(file) if whole else _sentences(file, seen)
-            total += len(text)
-            if text:
-                yield text
+    most = int(tokens * bytes_per_token)
+    enough, least = min(most, int(_ENOUGH * bytes_per_token)), min(most, _LEAST)
+    total, seen = 0, set[int]()
+    candidates = chain(
+        ((most, _prose(one, seen)) for one in _ordered(pages)),
+        ((enough, _prose(one, seen)) for one in _ordered(sources)),
+    )
+    for until, text in _in_common_words(candidates):
+        if total >= until:
+            break
+        total += len(text)
+        yield text
+    for file in _ordered(sources):
+        if total >= least:
+            break
+        text = _content(file)
+        total += len(text)
+        if text:
+            yield text
     if total < least:
         raise FormatError(
             f"{', '.join(map(str, places))}: expected {_LEAST} bytes or more of documentation and sources, got {total}."
@@ -147,15 +158,29 @@ def _reader(file: _TextFile) -> Callable[[str], list[str]] | None:
     return prose.of_manual if file.path.startswith(_MANUALS) else None
 
 
-def _sentences(file: _TextFile, seen: set[int]) -> str:
-    """The paragraphs of a file that are prose and were in no file before: licences are in many."""
+def _prose(file: _TextFile, seen: set[int]) -> list[str]:
+    """The paragraphs of a file that look like prose and were in no file before: licences are in many."""
     reader = _reader(file)
     found = []
     for paragraph in reader(_content(file)) if reader else ():
         if prose.is_prose(paragraph) and (mark := hash(paragraph)) not in seen:
             seen.add(mark)
             found.append(paragraph)
-    return "\n".join(found)
+    return found
+
+
+def _in_common_words(candidates: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, str]]:
+    """Documents of those paragraphs that the words of the first ones, which are held for that, are enough for."""
+    first, held = [], 0
+    for candidate in candidates:
+        first.append(candidate)
+        held += sum(map(len, candidate[1]))
+        if held >= _ENOUGH_FOR_WORDS:
+            break
+    common = prose.common_words(paragraph for _, paragraphs in first for paragraph in paragraphs)
+    for until, paragraphs in chain(first, candidates):
+        if text := "\n".join(one for one in paragraphs if prose.in_common_words(one, common)):
+            yield until, text
 
 
 def _content(file: _TextFile) -> str:

@@ -1,30 +1,50 @@
 """English sentences out of what a machine has anyway: manual pages, docstrings, the READMEs of packages.
 
-Each function takes a file's text and gives its paragraphs; `is_prose` says which of them are plain sentences. Headings,
-tables, options and code are left out: a small model that learns for minutes writes what it has read most. Nothing is
-run or imported, and macros and docstrings are found by their form. Cost: about 10 MB of input per second.
+Each function takes a file's text and gives its paragraphs; `is_prose` says which of them are sentences, and
+`in_common_words` which of those are plain ones. Headings, tables, options, names and code are left out: a small model
+that learns for minutes writes what it has read most, and rare words it cannot learn. Nothing is run or imported, and
+macros and docstrings are found by their form. Cost: about 10 MB of input per second.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
+from collections.abc import Iterable
 
-_SHORTEST, _LONGEST = 50, 2000  # characters of a paragraph; longer ones are lists or were not told apart
-_LONGEST_WORDS = 8  # characters per space: prose has 6, lists of names more
-_SYMBOLS = 0.06  # of the characters: at 0.01 half of the text is left, and an eighth of that is too small a budget
-_SYMBOL = re.compile(r"[^A-Za-z0-9 ,.;:'\"()?!-]|--|::| -\w|\w\(\)|[a-z][A-Z]|:\w|\.\.")
+_SHORTEST, _LONGEST = 100, 2000  # characters of a paragraph: one short sentence leads nowhere, longer ones are lists
+_COMMON = 8000  # words: those of the documentation of a whole system that its pages share
+_UNUSUAL = 0.1  # of a paragraph's words, at most
+_WORD = re.compile(r"[A-Z]?[a-z]+(?:['-][a-z]+)*|[AI]")
+_PUNCTUATION = "()\"',.;?!"
+_MARKS = re.compile(r"--|==|[:=]\w|\s[:=]|^\w+:|[<>|{}\\]")  # of options, code, and lists of parameters
 _MARKUP = re.compile(r"[`*]+")
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _QUOTED = re.compile("(\"\"\"|''')(.*?)\\1", re.DOTALL)
 
 
 def is_prose(paragraph: str) -> bool:
-    """Whether a paragraph is made of sentences, and hardly anything else."""
-    if not (_SHORTEST <= len(paragraph) <= _LONGEST and paragraph[0].isupper() and paragraph[-1] == "."):
-        return False
-    wordy = paragraph.count(" ") * _LONGEST_WORDS >= len(paragraph)
-    return wordy and len(_SYMBOL.findall(paragraph)) <= _SYMBOLS * len(paragraph)
+    """Whether a paragraph looks like sentences: long enough, from a capital letter to a full stop, without marks."""
+    fits = _SHORTEST <= len(paragraph) <= _LONGEST and paragraph[0].isupper() and paragraph[-1] == "."
+    return fits and _MARKS.search(paragraph) is None
+
+
+def common_words(paragraphs: Iterable[str]) -> frozenset[str]:
+    """The words that occur most; what has digits, marks or capitals inside is no word."""
+    counts = Counter(word for one in paragraphs for word in _words(one))
+    return frozenset(word for word, _ in counts.most_common(_COMMON) if word)
+
+
+def in_common_words(paragraph: str, common: frozenset[str]) -> bool:
+    words = _words(paragraph)
+    return sum(word not in common for word in words) <= _UNUSUAL * len(words)
+
+
+def _words(paragraph: str) -> list[str]:
+    """In small letters; empty where something else than a word stands."""
+    stripped = (part.strip(_PUNCTUATION) for part in paragraph.split())
+    return [part.lower() if _WORD.fullmatch(part) else "" for part in stripped]
 
 
 def of_module(text: str) -> list[str]:

@@ -3,7 +3,8 @@
 Whatever ``--data`` or ``--mix`` names, the rest of the trainer sees two `Tokens` and a vocabulary, a step gets one
 `TrainBatch`, and the val loss is taken over the same windows for every cut, so that runs can be compared. Without
 ``--data`` the corpus is this machine's own text, prepared once and written into the settings, so that a checkpoint
-names it. Its budget is an eighth of the corpus: a map that is kept cannot stay below that, as the control shows.
+names it. Its budget is an eighth of the corpus, or `LEAST_BUDGET`: a map that is kept cannot stay below that, as the
+control shows.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ GPT2_VOCAB = 50_304  # GPT-2's 50,257 ids, rounded up to a multiple of 64 as nan
 UNIGRAM_TOKENS = 1 << 20
 _COUNTED_AT_ONCE = 1 << 16
 BUDGET_SHARE = 8  # the budget is this share of the corpus
+LEAST_BUDGET = 2 * MIB  # torch itself moves by almost 1 MiB while it trains; that must not decide the verdict
 _SECONDS_BETWEEN_NOTES = 10.0
 
 
@@ -223,8 +225,7 @@ def with_corpus(settings: Settings, note: Callable[[str], None]) -> Settings:
     made = machine_corpus(tokens=settings.corpus_tokens, progress=_PreparationNotes(note))
     if made.made:
         note(f"prepared {made.tokens:,} tokens ({format_size(made.bytes)}) of this machine's text into\n  {made.path}")
-    share = made.bytes // BUDGET_SHARE
-    even = f"{share // MIB}MiB" if share >= MIB else str(share)  # rounded down: at most an eighth
+    even = f"{max(LEAST_BUDGET, made.bytes // BUDGET_SHARE // MIB * MIB) // MIB}MiB"
     return replace(settings, data=str(made.path), budget=even if settings.budget == "auto" else settings.budget)
 
 

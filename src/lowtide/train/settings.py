@@ -59,7 +59,7 @@ class Settings:
         "", "bytes a local shuffle mixes at a time, such as 64MiB (64MiB,1MiB: and its blocks); none: a full shuffle"
     )
     budget: str = _setting(
-        "auto", "most bytes the reader may hold, such as 64MiB; without --data an eighth of the corpus"
+        "auto", "most bytes the reader may hold, such as 64MiB; without --data an eighth of the corpus, 2MiB or more"
     )
     strategy: str = _setting("auto", "how bytes leave the file: auto, read, map, remap, advise")
     engine: str = _setting("auto", "who makes the calls: auto, native, python")

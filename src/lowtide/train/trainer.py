@@ -28,7 +28,7 @@ from lowtide.train.model import GPT, Compute
 from lowtide.train.ranks import World
 from lowtide.train.settings import MODEL_FIELDS, Settings
 
-SAMPLED_AT = 0.6  # temperature: after minutes of training, what is unlikely is mostly wrong
+SAMPLED_AT = 0.7  # temperature: after minutes of training, what is unlikely is mostly wrong
 
 
 class AskedToStop(Exception):  # noqa: N818  # not an error: the way out of a step that may be left
