@@ -15,10 +15,10 @@ from collections.abc import Iterable
 
 _SHORTEST, _LONGEST = 100, 2000  # characters of a paragraph: one short sentence leads nowhere, longer ones are lists
 _COMMON = 8000  # words: those of the documentation of a whole system that its pages share
-_UNUSUAL = 0.1  # of a paragraph's words, at most
+_UNUSUAL = 0.15  # of a paragraph's words, at most
 _WORD = re.compile(r"[A-Z]?[a-z]+(?:['-][a-z]+)*|[AI]")
 _PUNCTUATION = "()\"',.;?!"
-_MARKS = re.compile(r"--|==|[:=]\w|\s[:=]|^\w+:|[<>|{}\\]")  # of options, code, and lists of parameters
+_MARKS = re.compile(r"--|==|[:=]\w|\s[:=]|^\w+:|\w_|[A-Z]{4}|[<>|{}\\]")  # of options, code, lists of parameters
 _MARKUP = re.compile(r"[`*]+")
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _QUOTED = re.compile("(\"\"\"|''')(.*?)\\1", re.DOTALL)
