@@ -3,6 +3,10 @@
 nginx serves one file from the page cache of this machine, at latency 0 and, through a proxy of our own that holds every
 answer back, 20 ms. Sides take turns within the run. *fetched* counts bytes by the server's own log. Writes ``--size``
 MiB (512) twice below ``--place``, and needs nginx and obstore.
+
+A first epoch also writes what it fetches into a block file and reads it from there. What that alone costs is the *bare
+loop*: threads of one process that call obstore, write each MiB and read it back whole, at their best number. It has no
+second process, no rows in any order, no locks, marks or checksums.
 """
 
 from __future__ import annotations
@@ -150,6 +154,38 @@ os._exit(0)  # its threads may abort an interpreter that ends
     return size / MIB / took
 
 
+def by_bare_loop(address: str, size: int, place: Path, depth: int) -> float:
+    """The same bytes by obstore's get, a MiB each in any order, ``depth`` threads: written to a file and read back."""
+    code = f"""
+import mmap, os, random, threading, time, obstore
+from obstore.store import HTTPStore
+store = HTTPStore.from_url({address!r}, client_options={{"allow_http": True}})
+file = os.open({str(place)!r}, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+os.ftruncate(file, {size})
+starts = list(range(0, {size}, {MIB}))
+random.Random(1).shuffle(starts)
+def work():
+    buffer = mmap.mmap(-1, {MIB})
+    while starts:
+        try:
+            start = starts.pop()
+        except IndexError:
+            return
+        data = obstore.get(store, "", options={{"range": (start, start + {MIB})}}).bytes()
+        assert os.pwrite(file, data, start) == {MIB}
+        assert os.preadv(file, [buffer], start) == {MIB}
+threads = [threading.Thread(target=work) for _ in range({depth})]
+began = time.perf_counter()
+for one in threads: one.start()
+for one in threads: one.join()
+print(time.perf_counter() - began, flush=True)
+os._exit(0)
+"""
+    took = float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    place.unlink()
+    return size / MIB / took
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--place", default=None)
@@ -178,11 +214,14 @@ def main() -> int:
 
 def measure(address: str, data: Path, place: Path, size: int, latency: float, rounds: int) -> list[Figure]:
     theirs: dict[tuple[int, int], list[float]] = {(mib, depth): [] for mib in (1, 8) for depth in (4, 10, 16)}
+    bare: dict[int, list[float]] = {depth: [] for depth in (4, 16, 48)}
     first, second, here, fetched = [], [], [], []
     for number in range(rounds):
         cache, log = place / f"cache-{latency}-{number}", place / "access.log"
         for mib, depth in theirs:
             theirs[mib, depth].append(by_obstore(address, size, mib * MIB, depth))
+        for depth in bare:
+            bare[depth].append(by_bare_loop(address, size, place / "bare", depth))
         before = sum(map(int, log.read_text().split()))
         first.append(epoch(address, cache, locality="64MiB"))
         fetched.append((sum(map(int, log.read_text().split())) - before) / size)
@@ -197,6 +236,13 @@ def measure(address: str, data: Path, place: Path, size: int, latency: float, ro
     return [
         Figure(
             f"{what}first epoch, locality='64MiB' / obstore's ranges, best size and depth", ours, best, "MiB/s", 0.8
+        ),
+        Figure(
+            f"{what}first epoch, locality='64MiB' / a bare loop that also writes and reads the bytes, best depth",
+            ours,
+            max(map(statistics.median, bare.values())),
+            "MiB/s",
+            None,
         ),
         Figure(f"{what}bytes fetched per byte", float(np.median(fetched)), 1, "", 1.05, at_most=True),
         Figure(f"{what}second epoch, full shuffle / a local file", again, local, "MiB/s", 0.9),

@@ -8,6 +8,7 @@ import resource
 import shutil
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ from tests.blocks.conftest import Behind
 
 import lowtide
 from lowtide.blocks.asking import MAKER
-from lowtide.blocks.block_file import BLOCK, BlockFile, make_files
+from lowtide.blocks.block_file import BLOCK, BlockFile, fast_checksum, make_files
 from lowtide.blocks.disk import Disk
+from lowtide.blocks.maker import Writing
 
 MIB = 2**20
 
@@ -196,3 +198,26 @@ def test_what_the_disk_refuses_is_told_with_the_way_out(behind: Behind) -> None:
         remote[:]
     MAKER.close()
     assert len(remote[:]) == 24 * MIB // 4096  # and it goes on where there is room
+
+
+def test_a_block_of_which_half_was_written_before_the_file_was_made_anew_is_not_marked(tmp_path: Path) -> None:
+    place = tmp_path / "key"
+    place.mkdir()
+    make_files(str(place), 4 * BLOCK)
+    file = BlockFile(str(place), 4 * BLOCK)
+    writing = Writing(file, [1, 2])
+    writing.write(BLOCK, b"x" * (BLOCK + BLOCK // 2))
+    assert file.is_there(1)
+    make_files(str(place), 4 * BLOCK, harmed=True)
+    with pytest.raises(lowtide.WriteError, match="cut by hand"):
+        writing.write(2 * BLOCK + BLOCK // 2, b"x" * (BLOCK // 2))
+    assert not file.is_there(2)
+    again = Writing(file, [1, 2])
+    again.write(BLOCK, b"x" * (2 * BLOCK))
+    assert file.is_there(1)
+    assert file.is_there(2)
+
+
+def test_the_checksum_of_blocks_is_zlibs() -> None:
+    data = os.urandom(BLOCK + 3)
+    assert fast_checksum()(memoryview(data)[1:], 7) == zlib.crc32(data[1:], 7)

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.blocks.conftest import S3
+from tests.blocks.conftest import endpoint as endpoint
+from tests.blocks.conftest import s3 as s3
 from tests.blocks.server import FaultyServer
 
 import lowtide
@@ -122,23 +125,55 @@ def test_a_server_that_fails_below_h5py_is_told_as_it_is(server: FaultyServer, t
     )
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_a_zarr_array_behind_an_address_has_the_rows_it_has_here(
-    server: FaultyServer, tmp_path: Path, version: int
-) -> None:
-    pytest.importorskip("zarr", reason="NOT TESTED: Zarr behind addresses, because it is not installed")
+def a_zarr_group(place: Path, version: int) -> dict[str, bytes]:
+    """The objects of a group ``z.zarr`` with the rows in ``X``."""
     code = (  # in a process of its own: zarr leaves threads behind
         "import sys, numpy as np, zarr\n"
         "rows = np.random.default_rng(5).integers(0, 99, (20_000, 64)).astype('i4')\n"
         f"group = zarr.open_group(sys.argv[1], mode='w', zarr_format={version})\n"
         "group.create_array('X', data=rows, chunks=(1_000, 64))"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "z.zarr")], check=True)
-    for path in (tmp_path / "z.zarr").rglob("*"):
-        if path.is_file():
-            server.objects[str(path.relative_to(tmp_path))] = path.read_bytes()
+    subprocess.run([sys.executable, "-c", code, str(place / "z.zarr")], check=True)
+    files = (path for path in (place / "z.zarr").rglob("*") if path.is_file())
+    return {str(path.relative_to(place)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_zarr_array_behind_an_address_has_the_rows_it_has_here(
+    server: FaultyServer, tmp_path: Path, version: int
+) -> None:
+    pytest.importorskip("zarr", reason="NOT TESTED: Zarr behind addresses, because it is not installed")
+    server.objects.update(a_zarr_group(tmp_path, version))
     for address, tensor in (("z.zarr", "/X"), ("z.zarr", "X"), ("z.zarr/X", None)):
         with lowtide.open(server.url(address), tensor=tensor, cache_dir=tmp_path / "cache") as array:
             np.testing.assert_array_equal(array[:], ROWS)
     with pytest.raises(lowtide.FormatError, match="expected a Zarr array, got one that zarr cannot open"):
         lowtide.open(server.url("gone.zarr"), cache_dir=tmp_path / "cache")
+
+
+def test_datasets_in_a_bucket_have_the_rows_they_have_here(s3: S3, objects: dict[str, bytes]) -> None:
+    address = s3.put("x.h5", objects["x.h5"])
+    for name in KINDS:
+        with lowtide.open(address, tensor=f"group/{name}", **s3.options) as array:
+            shuffled = np.concatenate(list(array.shuffled(500, locality="1MiB")))
+            np.testing.assert_array_equal(array[:], ROWS)
+            assert sorted(shuffled[:, 0].tolist()) == sorted(ROWS[:, 0].tolist())
+    MAKER.close()
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow", "t.stream.arrow"])
+def test_a_column_in_a_bucket_has_the_ids_it_has_here(s3: S3, objects: dict[str, bytes], name: str) -> None:
+    with lowtide.open_tokens(s3.put(name, objects[name]), column="input_ids", **s3.options) as tokens:
+        np.testing.assert_array_equal(tokens[:], ROWS.reshape(-1))
+    MAKER.close()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_zarr_array_in_a_bucket_has_the_rows_it_has_here(s3: S3, tmp_path: Path, version: int) -> None:
+    pytest.importorskip("zarr", reason="NOT TESTED: Zarr behind addresses, because it is not installed")
+    for key, data in a_zarr_group(tmp_path, version).items():
+        s3.put(f"{version}/{key}", data)
+    for address, tensor in (("z.zarr", "/X"), ("z.zarr/X", None)):
+        with lowtide.open(f"s3://corpora/{version}/{address}", tensor=tensor, **s3.options) as array:
+            np.testing.assert_array_equal(array[:], ROWS)
+    MAKER.close()

@@ -25,14 +25,14 @@ from lowtide.blocks.objects import Made, MadeFile
 from lowtide.errors import ReadError
 from lowtide.storage.budget import Budget
 from lowtide.storage.read import SCATTERED, SEQUENTIAL, Refused, Temperature
-from lowtide.storage.spans import Lengths, Offsets, Spans, few_files
+from lowtide.storage.spans import Lengths, Offsets, Spans, each_of, few_files
 from lowtide.storage.store import InTurns, StartedReads, Store
 from lowtide.storage.watched_files import KEPT, Extent, Files
 from lowtide.units import MIB, format_duration, format_size
 
 AHEAD = 32 * MIB // BLOCK  # blocks asked for ahead of sequential reads
 NEAR = 65_536  # marks this close are read with one call
-STATED_LATENCY, AT_ONCE = 0.05, 24  # seconds and requests: of a plan's arithmetic
+STATED_LATENCY, AT_ONCE = 0.05, 48  # seconds and requests: of a plan's arithmetic
 Blocks = NDArray[np.int64]
 # Blocks (None: all of the store's), their marks, and how often blocks had been taken away before those were looked at.
 Known = tuple[Blocks | None, NDArray[np.uint32] | None, int]
@@ -143,7 +143,13 @@ class BlockStore(Store):
         taken = self._taken()
         if taken == self._whole_at:
             return _Checked(self, asked, (None, None, taken), self._begun(asked, early))
-        needed = self._blocks(self.located.spans(numbers, stride, length))
+        touched = self._touched(self.located.spans(numbers, stride, length))
+        if taken == self._seen and len(touched) <= self._round:
+            marks = self._marks[touched]
+            if (marks & 1).all():  # the usual case while some other block is missing, kept short
+                self._look_at_all()
+                return _Checked(self, asked, (touched, marks, taken), self._begun(asked, early))
+        needed = np.unique(touched)
         missing = self._missing(needed)
         if len(missing):
             self._ask(missing[: self._round], urgent=not early)
@@ -183,8 +189,10 @@ class BlockStore(Store):
 
     def read_again(self, offsets: Offsets, length: int, when: Offsets) -> None:
         for offset, following in zip(offsets.tolist(), when.tolist(), strict=True):
-            for file, _, blocks in self._by_file(self._between(offset, length)):
-                file.file.next_use(int(blocks[0]), len(blocks), following // BLOCK + 1)
+            for number, start, size in each_of(self.located.spans(np.array([offset], np.int64), 1, length)):
+                file, first, last = self._made[number], start // BLOCK, (start + size - 1) // BLOCK
+                if file is not None:
+                    file.file.next_use(first, last - first + 1, following // BLOCK + 1)
 
     @property
     def strategy_why(self) -> str:
@@ -212,6 +220,10 @@ class BlockStore(Store):
 
     def _blocks(self, spans: Spans) -> Blocks:
         """The blocks these spans touch, each once, ascending."""
+        return np.unique(self._touched(spans))
+
+    def _touched(self, spans: Spans) -> Blocks:
+        """The same, in any order and perhaps more than once."""
         files, numbers, stride, shift, length = spans
         if len(numbers) == 0:
             return np.empty(0, np.int64)
@@ -225,10 +237,8 @@ class BlockStore(Store):
             first, last = first[kept], last[kept]
         if len(first) and int((last - first).max()) > 1:
             runs = [np.arange(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-            many: Blocks = np.unique(np.concatenate(runs))
-            return many
-        found: Blocks = np.unique(np.concatenate((first, last)))
-        return found
+            return np.concatenate(runs)
+        return np.concatenate((first, last))
 
     def _taken(self) -> int:
         return sum(map(taken_away, self._ledgers))
@@ -243,12 +253,17 @@ class BlockStore(Store):
         if len(unknown):
             self._look(unknown)
             unknown = needed[self._marks[needed] % 2 == 0]
-        self._looks += 1
         if len(unknown):
             self.temperature.missing = True
-        elif self._looks % 32 == 0:
-            self._note_whole()
+        else:
+            self._look_at_all()
         return unknown
+
+    def _look_at_all(self) -> None:
+        """Now and then: whether any block is missing at all."""
+        self._looks += 1
+        if self._looks % 32 == 0:
+            self._note_whole()
 
     def _known(self, needed: Blocks) -> Known | None:
         """What says later whether blocks that are there now stayed; None where one is missing."""
@@ -343,7 +358,7 @@ class BlockStore(Store):
         needed, marks, seen = known
         if self._taken() == seen:
             return True
-        if needed is None or marks is None or len(self._missing(needed)):
+        if needed is None or marks is None or len(self._missing(np.unique(needed))):
             return False
         return bool((self._marks[needed] == marks).all())
 
@@ -375,7 +390,7 @@ class BlockStore(Store):
             else:
                 if self._unchanged(known):
                     return found
-        needed = self._blocks(self.located.spans(numbers, stride, length)) if known[0] is None else known[0]
+        needed = self._blocks(self.located.spans(numbers, stride, length)) if known[0] is None else np.unique(known[0])
         if len(needed) <= self._round:
             return self._surely(needed, lambda: Store.start(self, numbers, stride, length, target, how).finish())
         return self._in_rounds(numbers * stride, length, target, how)

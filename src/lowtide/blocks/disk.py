@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import struct
+import threading
 import time
 from collections.abc import Container, Iterator
 
@@ -46,6 +47,7 @@ class Disk:
     def __init__(self, root: str) -> None:
         self.root = root
         self._file = open_ledger(root)
+        self._turn = threading.Lock()  # the ledger's own is one for all threads
         self._slot = next(
             slot for slot in range(_MOST_MAKERS) if try_lock(self._file.number, _SLOTS + slot * 8, 8)
         )  # the lock goes with this process
@@ -102,11 +104,12 @@ class Disk:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        fcntl.flock(self._file.number, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._file.number, fcntl.LOCK_UN)
+        with self._turn:
+            fcntl.flock(self._file.number, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._file.number, fcntl.LOCK_UN)
 
     def _get(self, at: int) -> int:
         raw = os.pread(self._file.number, 8, at)

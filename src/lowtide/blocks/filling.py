@@ -42,7 +42,7 @@ class Filling:
 
     def _made(self, run: list[int], data: memoryview) -> None:
         self._disk.reserve(len(run), self._stated, ())
-        writing = Writing(self._file, run[0])
+        writing = Writing(self._file, run)
         try:
             writing.write(run[0] * BLOCK, data)
             self._file.needed(run[0], len(run), now())

@@ -7,8 +7,9 @@ this room knows no formats. Blocks somebody waits for come before those that are
 are one request of up to 8 MiB; a lock on a block's mark decides which process makes it, and the others look now and
 then whether it is there.
 
-Holds at most ``WORKERS`` requests under way, each at most 1.25 MiB or a few pieces of 512 KiB. Ends when its socket
-closes, or its parent is gone.
+Blocks are made in threads: bytes are checked, written and marked by the one that received or decoded them, and nothing
+waits for the loop. What they hold is bounded by the sources: six bodies of 1.25 MiB, or what so many decoders need.
+Ends when its socket closes, or its parent is gone.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ import pkgutil
 import signal
 import socket
 import sys
-import zlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
-from lowtide.blocks.block_file import BLOCK, CHECKSUM, BlockFile, make_files
+from lowtide.blocks.block_file import BLOCK, CHECKSUM, BlockFile, fast_checksum, make_files
 from lowtide.blocks.disk import LEAST, Disk, now, punch
 from lowtide.blocks.messages import KINDS, PACKET, VARIABLES, in_runs
 from lowtide.errors import WriteError
 
-WORKERS = 24
+THREADS = 48
+DECODING = (os.cpu_count() or 1) + 4  # runs that are decoded at a time
 REQUEST = 8 * 1024 * 1024 // BLOCK  # blocks of one request, at most
+_CHECKSUM_OF = fast_checksum()
 _LOOK_AGAIN = 0.005  # seconds between looks whether another process has made a block
 _ROOM_COMES = 20.0  # seconds to wait for others to be done with their blocks
 
@@ -90,6 +93,7 @@ class Maker:
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._working = 0
+        self._threads = ThreadPoolExecutor(THREADS)
         self._answers: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def serve(self) -> None:
@@ -179,10 +183,11 @@ class Maker:
         for run in in_runs(wanted + self._beside(job, wanted, most), most):
             heapq.heappush(self._queue, _QueuedRun((not urgent, next(self._numbers)), job, run))
         self._work()
+        if waited:
+            await asyncio.wait(set(waited), return_when=asyncio.FIRST_EXCEPTION)
         for made in waited:
-            if not made.done():
-                await asyncio.wait((made,))
-            made.result()
+            if made.done():
+                made.result()
 
     def _let_go(self, ids: list[int]) -> None:
         for number in ids:
@@ -225,7 +230,7 @@ class Maker:
         return BlockJob(file, source, disk, message["disk"])
 
     def _work(self) -> None:
-        while self._queue and self._working < WORKERS:
+        while self._queue and self._working < getattr(self._queue[0].job.source, "at_once", DECODING):
             run = heapq.heappop(self._queue)
             blocks = []
             for block in run.blocks:
@@ -238,74 +243,83 @@ class Maker:
                 self._start(self._worked(run.job, blocks))
 
     async def _worked(self, job: BlockJob, blocks: list[int]) -> None:
+        """These blocks, made by this process or another."""
         problem: BaseException | None = None
+        left, loop = blocks, asyncio.get_running_loop()
         try:
-            await self._made(job, blocks)
+            while left:
+                others = await loop.run_in_executor(self._threads, self._made, job, left)
+                for block in set(left).difference(others):
+                    self._done(job.file, block)
+                left = [block for block in others if not job.file.is_there(block)]
+                if left:
+                    await asyncio.sleep(_LOOK_AGAIN)
         except Exception as found:
             problem = found
         finally:
             self._working -= 1
             for block in blocks:
-                self._done(job.file, block, None if job.file.is_there(block) else problem)
+                self._done(job.file, block, problem)
             self._work()
 
     def _done(self, file: BlockFile, block: int, problem: BaseException | None = None) -> None:
         pending = self._pending.pop((file.place, block), None)
         if pending is not None and not pending.made.done():
-            if problem is None:
+            if problem is None or file.is_there(block):
                 pending.made.set_result(None)
             else:
                 pending.made.set_exception(problem)
 
-    async def _made(self, job: BlockJob, blocks: list[int]) -> None:
-        """These blocks, by this process or another."""
-        file, left = job.file, blocks
-        while left:
-            locked: list[int] = []
-            try:
-                for run in in_runs(left, REQUEST):
-                    locked += run if file.lock(run[0], len(run)) else [one for one in run if file.lock(one)]
-                missing = [one for one in locked if not file.is_there(one) and not self._kept(job, one)]
-                for run in in_runs(missing, REQUEST):
-                    await self._made_here(job, run)
-            except _CutByHandError:
-                make_files(file.place, file.size, harmed=True)
-                continue
-            finally:
-                for run in in_runs(locked, REQUEST):
-                    file.unlock(run[0], len(run))
-            for block in locked:
-                self._done(file, block)
-            left = [block for block in left if block not in locked and not file.is_there(block)]
-            if left:
-                await asyncio.sleep(_LOOK_AGAIN)
+    # In threads
+
+    def _made(self, job: BlockJob, blocks: list[int]) -> list[int]:
+        """Make these blocks; those that were not, because another process is making them."""
+        file, locked = job.file, []
+        try:
+            for run in in_runs(blocks, REQUEST):
+                locked += run if file.lock(run[0], len(run)) else [one for one in run if file.lock(one)]
+            for run in in_runs(self._unmade(job, locked), REQUEST):
+                self._made_here(job, run)
+        except _CutByHandError:
+            make_files(file.place, file.size, harmed=True)
+            return blocks
+        finally:
+            for run in in_runs(locked, REQUEST):
+                file.unlock(run[0], len(run))
+        return [block for block in blocks if block not in locked]
+
+    def _unmade(self, job: BlockJob, blocks: list[int]) -> list[int]:
+        """Those that are not there, and whose bytes are no longer whole where an earlier boot wrote them."""
+        found = []
+        for run in in_runs(blocks, REQUEST):
+            marks = job.file.read_marks(run[0], len(run))
+            checksums = job.file.hints_of(CHECKSUM, run[0], len(run))
+            for block, mark, checksum in zip(run, marks, checksums, strict=True):
+                if mark % 2 == 0 and not (checksum and self._kept(job, block)):
+                    found.append(block)
+        return found
 
     def _kept(self, job: BlockJob, block: int) -> bool:
         """A block of an earlier boot whose bytes are still whole."""
-        if not job.file.hints_of(CHECKSUM, block, 1)[0]:
-            return False
         job.disk.reserve(1, job.stated, self._claimed)
         whole = job.file.still_whole(block)
         job.disk.settle(1, int(whole))
         return whole
 
-    async def _made_here(self, job: BlockJob, run: list[int]) -> None:
-        await self._room(job, len(run))
-        writing = Writing(job.file, run[0])
+    def _made_here(self, job: BlockJob, run: list[int]) -> None:
+        self._room(job, len(run))
+        writing = Writing(job.file, run)
         try:
             offset = run[0] * BLOCK
             length = min(job.file.size, (run[-1] + 1) * BLOCK) - offset
-            if inspect.iscoroutinefunction(job.source.make):
-                await job.source.make(offset, length, writing.write)
-            else:
-                await asyncio.to_thread(job.source.make, offset, length, writing.write)
+            job.source.make(offset, length, writing.write)
         finally:
             job.disk.settle(len(run), len(writing.marked))
             for block in run:
                 if block not in writing.marked:
                     punch(job.file, block)
 
-    async def _room(self, job: BlockJob, blocks: int) -> None:
+    def _room(self, job: BlockJob, blocks: int) -> None:
         began = monotonic()
         while True:
             # Readers whose blocks do not fit the disk together would wait for each other for ever: then some of what
@@ -316,16 +330,17 @@ class Maker:
             except WriteError:
                 if monotonic() > began + _ROOM_COMES or job.disk.limit(job.stated) < LEAST:
                     raise
-                await asyncio.sleep(0.01)
+                sleep(0.01)
             else:
                 return
 
 
 class Writing:
-    """Bytes that come in order into blocks, each marked when its last byte is written."""
+    """Bytes that come in order into neighbouring blocks, each marked when its last byte is written."""
 
-    def __init__(self, file: BlockFile, first: int) -> None:
-        self._file, self._first, self._checksum = file, first, 0
+    def __init__(self, file: BlockFile, run: list[int]) -> None:
+        self._file, self._first, self._checksum = file, run[0], 0
+        self._before = file.read_marks(run[0], len(run))
         self.marked: set[int] = set()
 
     def write(self, offset: int, data: Any) -> None:
@@ -338,13 +353,17 @@ class Writing:
         while view:
             block = offset // BLOCK
             part = view[: block * BLOCK + self._file.length_of(block) - offset]
-            self._checksum = zlib.crc32(part, self._checksum)
+            self._checksum = _CHECKSUM_OF(part, self._checksum)
             self._put(offset, part)  # while it is in the processor's cache
             offset, view = offset + len(part), view[len(part) :]
             if offset == block * BLOCK + self._file.length_of(block):
                 whole.append(self._checksum or 1)
                 self._checksum = 0
         if whole:
+            before = self._before[first - self._first :]
+            marks = self._file.read_marks(first, len(whole))
+            if any(mark - was not in (0, 1) for mark, was in zip(marks, before, strict=False)):
+                raise self._cut()  # and made anew by somebody who noticed: part of these bytes may be gone
             self._file.mark(first, whole)
             self.marked.update(range(first, first + len(whole)))
 
@@ -363,8 +382,11 @@ class Writing:
                 errno=problem.errno,
             ) from None
         if not whole:
-            where = self._file.place
-            raise _CutByHandError(f"{where}: cut by hand", path=where, wanted=None, free=None, errno=None)
+            raise self._cut()
+
+    def _cut(self) -> _CutByHandError:
+        where = self._file.place
+        return _CutByHandError(f"{where}: cut by hand", path=where, wanted=None, free=None, errno=None)
 
 
 class _CutByHandError(WriteError):

@@ -2,13 +2,11 @@
 
 h5py and pyarrow take a Python file. Its reads fetch 256 KiB at a time, patiently and pinned to the version that was
 opened (``blocks/remote.py``), and the last few are kept: tables of a file lie close to one another. Whole chunks are
-fetched by ``at`` without passing through them. Each fetch has an event loop of its own, in the thread that decodes, so
-nothing waits for the maker's loop.
+fetched by ``at`` without passing through them. The thread that decodes fetches, so nothing waits for the maker's loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import threading
@@ -66,7 +64,7 @@ class ObjectBytes:
 
         if found:
             try:
-                asyncio.run(self._object.make(offset, len(found), write))
+                self._object.make(offset, len(found), write)
             except (LowtideError, OSError) as problem:
                 self.problem = problem
                 raise
