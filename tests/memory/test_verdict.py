@@ -429,7 +429,7 @@ def test_what_the_cgroup_charges_beside_the_processes_forbids_a_certain_nothing(
 
     verdict = judge(trace_of(cgroup=charged, shmem=none))
     assert (verdict.grew, verdict.confidence) == ("nothing", "low")
-    assert "in no process: closed tmpfs files 236 MiB, slab 8.00 MiB" in verdict.headline
+    assert "held by no process: closed tmpfs files 236 MiB, slab 8.00 MiB" in verdict.headline
     assert judge(trace_of(cgroup=lambda number: charged(0), shmem=none)).confidence == "high"
 
 
