@@ -69,7 +69,7 @@ class Ranks(NamedTuple):
 
 @dataclass(frozen=True)
 class FeedStats:
-    """What a feed has done so far in this process. Bytes are those of its stores, whoever else reads from them."""
+    """What a feed has done so far in this process. Bytes count all readers of its stores, not only this feed."""
 
     steps: int
     seconds: float  # spent in next(), reading or waiting
