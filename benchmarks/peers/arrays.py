@@ -44,7 +44,7 @@ class LowtideDrop(Lowtide):
     title = 'Lowtide, `cache="drop"`'
     options = {"cache": "drop"}
     code = 'lowtide.open_tokens("tokens.bin", dtype="uint16", cache="drop").batches(64, length=1024, seed=7)'
-    notes = "Warm means that the file was cached when it began: it drops what it reads, so a second epoch is cold."
+    notes = "Warm: the file was cached when the run began. The run drops what it reads, so a second epoch is cold."
 
 
 class LowtideMap(Lowtide):
@@ -56,7 +56,10 @@ class LowtideMap(Lowtide):
 class BareC(ByHand):
     title = "the bare C loop"
     code = "bare_windows(fd, offsets, ...)   /* one pread and one widening loop per window: benchmarks/bare.c */"
-    notes = "No loader but the limit of one thread that reads by `pread`: no errors, the same buffers for every batch."
+    notes = (
+        "Not a loader, but the limit of one thread that reads by `pread`: it checks only the number of bytes "
+        "and reuses its buffers."
+    )
 
     def imports(self) -> None:
         self.call = importlib.import_module("benchmarks.native_engine").bare().bare_windows
@@ -94,7 +97,7 @@ class Memmap(ByHand):
 class MemmapRandom(Memmap):
     title = "np.memmap, `MADV_RANDOM`"
     code = "memmap._mmap.madvise(mmap.MADV_RANDOM)"
-    notes = "Without read-ahead: better cold, and warm every page costs a fault of its own until all are mapped."
+    notes = "Without read-ahead: faster cold; warm, every page costs a fault of its own until all are mapped."
 
     def opened(self) -> None:
         super().opened()
@@ -105,7 +108,7 @@ class NanoGPT(Peer):
     title, version_of = "nanoGPT's `get_batch`", "torch"
     shuffles, resumes, epoch = "draws with replacement", "-", False
     code = "x = torch.stack([torch.from_numpy(data[i:i+block_size].astype(np.int64)) for i in ix])"
-    notes = "Its loop, with the memmap recreated per batch as it has it. Restarted, it draws the same windows again."
+    notes = "Its own loop, which recreates the memmap per batch. After a restart it draws the same windows again."
 
     def imports(self) -> None:
         self.torch = importlib.import_module("torch")
@@ -125,8 +128,8 @@ class TorchLoader(Peer):
     title, version_of = "torch DataLoader", "torch"
     code = "StatefulDataLoader(rows, sampler=BatchSampler(RandomSampler(rows), 64, True), batch_size=None)"
     notes = (
-        "A memmap of windows that gathers a whole batch of indices, as its documentation has it for batch samplers; "
-        "torchdata's StatefulDataLoader, which is the one with a state."
+        "A memmap of windows that gathers a whole batch of indices, as its documentation recommends for batch "
+        "samplers; torchdata's StatefulDataLoader, because it is the one that has a state."
     )
 
     def imports(self) -> None:
@@ -216,7 +219,7 @@ class H5py(ByHand):
 class Zarr(ByHand):
     title, version_of, source = "zarr", "zarr", "zarr"
     code = "array.oindex[rows]"
-    notes = "Rows in chunks of 16, uncompressed, a file for each: shards and larger chunks were slower."
+    notes = "Rows in chunks of 16, uncompressed, one file per chunk: shards and larger chunks were slower."
     shards: tuple[int, int] | None = None
 
     def imports(self) -> None:

@@ -21,7 +21,7 @@ class Litdata(Peer):
     packages, without_dependencies = ("lightning-utilities",), ("litdata",)
     shuffles = "chunks, then inside one"
     code = "StreamingDataLoader(StreamingDataset(dir, item_loader=TokensLoader(1025), shuffle=True), batch_size=64)"
-    notes = "Chunks of 64 MB, as is its default; blocks of 1,025 tokens, which do not overlap."
+    notes = "Chunks of 64 MB, its default; blocks of 1,025 tokens, which do not overlap."
 
     def imports(self) -> None:
         if self.world > 1:
@@ -73,7 +73,7 @@ class Mosaic(Peer):
     shuffles = "in blocks of 2^18 rows"
     code = 'StreamingDataLoader(StreamingDataset(local=dir, shuffle=True, shuffle_algo="py1e", ...), batch_size=64)'
     notes = (
-        "Installed without its pins on older versions of NumPy and others. Its vision part, not used here, gets a "
+        "Installed without its version limits on NumPy and other packages. Its vision part, not used here, gets a "
         "stand-in for torchvision."
     )
 
@@ -131,7 +131,7 @@ class HuggingFace(Peer):
     title, version_of, source = "HF datasets", "datasets", "hf"
     resumes = "by hand"
     code = 'Dataset.from_file(path).shuffle(seed=7).with_format("numpy").iter(batch_size=64)'
-    notes = "An Arrow table of rows of fixed length. Resumed by `skip(rows)`, dealt to ranks by `shard()`."
+    notes = "An Arrow table of rows of fixed length. Resumed by `skip(rows)`, divided among ranks by `shard()`."
 
     def imports(self) -> None:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -302,7 +302,7 @@ class Datatrove(Peer):
     title, version_of, source, stride = "datatrove", "datatrove", "datatrove", ROW
     resumes = "by hand"
     code = "DataLoader(DatatroveFolderDataset(dir, seq_len=1024), batch_sampler=...)"
-    notes = "It leaves the order to the sampler: a permutation, as nanotron has it."
+    notes = "It leaves the order to the sampler: a permutation, as in nanotron."
 
     def imports(self) -> None:
         self.torch = importlib.import_module("torch")
@@ -358,7 +358,7 @@ class Lance(Peer):
     title, packages, version_of, source = "LanceDB (Lance)", ("lancedb", "pylance"), "pylance", "lance"
     resumes = "by hand"
     code = "lance.dataset(path).take(rows)"
-    notes = "A column of lists of fixed length; the order is a permutation of the user's."
+    notes = "A column of lists of fixed length; the order is a permutation that the user makes."
 
     def imports(self) -> None:
         self.lance = importlib.import_module("lance")

@@ -129,31 +129,31 @@ def write_page(document: dict[str, Any]) -> None:
 
 
 INTRODUCTION = """\
-The same tokens for every loader: 512 Mi of uint16, 1 GiB, cut into windows of 1,024, shuffled, in batches of 64, x
-and y contiguous int64 with y one token ahead. Each loader has an environment and a format of its own and is used as
-its documentation says; the notes below show the line. The best of each column is bold, whoever it is; the bare C loop
-is a limit and takes no part."""
+Every loader reads the same tokens: 512 Mi of uint16, 1 GiB, cut into windows of 1,024, shuffled, in batches of 64; x
+and y are contiguous int64, y one token ahead. Each loader has an environment and a format of its own and is used as
+its documentation recommends; the notes below show the line. The best of each column is bold, whoever it is; the bare
+C loop is a limit, not a loader, and is left out of that."""
 
 ABOUT_SPEED = """\
-Warm: the file was in the page cache when the run began. Cold: none of it was. A loader that shuffles only near by
+Warm: the file was in the page cache when the run began. Cold: none of it was. A loader that shuffles only locally
 reads long pieces and needs fewer bytes from the device; compare it with others of its kind. Cores: processor seconds
-of all its processes per second. First batch: from opening on, without the imports. No loader uses worker processes:
-there are two cores. Those with threads of their own use them. The rows of peers that give out tokens in a row are
-widened into two pairs of buffers in turn, so that none pays for new pages."""
+of all its processes per second. First batch: the time from opening to the first batch, without the imports. No loader
+uses worker processes, because there are only two cores; those that have threads of their own use them. For peers that
+deliver one run of tokens per row, x and y are widened into two pairs of buffers, used alternately, so that no peer
+pays for new pages."""
 
 ABOUT_MEMORY = """\
-The highest of the process tree beyond what it had after its imports; the larger of warm and cold. Anon and mapped are
-looked at from outside every 50 ms, shared memory counts as mapped; resident is the kernel's own peak, which no look
-can miss. What is left in the page cache grows with what was read: the faster the loader, the more; hence the column
-per useful byte. The index is what the order of these 524,288 windows holds; where it is not 0, it grows with the
-corpus."""
+The peak of the process tree above what it held after its imports; the larger of warm and cold. Anon and mapped are
+sampled from outside every 50 ms, and shared memory counts as mapped; resident is the kernel's own peak, which no
+sampling can miss. A faster loader reads more and so leaves more in the page cache; hence the column per useful byte.
+The index is the memory that the order of these 524,288 windows takes; where it is not 0, it grows with the corpus."""
 
 ABOUT_PROMISES = """\
-An epoch of 12,352 windows whose tokens encode their positions, so that every row given out is checked. Resumed: the
-time to the first batch of a new process without a state and with the state of the middle of the epoch, and whether
-the rest of the epoch came, row for row. Two ranks: one process stopped in the middle, two went on; exact when each
-step's rows are the same. By hand: the loader has no order of its own, and the user's permutation does it. Cut: every
-file was truncated to half its size while it was open; this is what the loader said."""
+One epoch of 12,352 windows whose tokens encode their positions, so that every row delivered is checked. Resumed: the
+time to the first batch of a new process, once without a state and once with the state saved in the middle of the
+epoch, and whether the rest of the epoch came, row for row. Two ranks: one process stopped in the middle and two
+continued; exact if each step has the same rows. By hand: the loader has no order of its own, and the user's
+permutation does it. Cut: every file was truncated to half its size while it was open; this is what the loader said."""
 
 
 def page(document: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ Row k of the stream is computed from (data, seed, k) alone; a step's batch is ro
 rank's share is its slice of those. So ranks, prefetch, budget and batch size never change what comes, and resuming is
 one integer. A finite (sequential) feed ends with a step of the rows left over and one of the tokens left over.
 
-Adds steps, ``where`` and states to the cursor that reads (``reading/cursor.py``).
+Adds steps, ``where`` and states to the cursor, which reads (``reading/cursor.py``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RowsOfTokens(Reader, Protocol):
     def docs(self) -> DocsFiller | None: ...
     @property
     def copying(self) -> float:
-        """Seconds it took so far to copy rows once more that had been read."""
+        """Seconds spent so far on copying rows again after they were read."""
         ...
 
     def places(self, numbers: Any) -> list[Place]: ...
@@ -69,7 +69,7 @@ class Ranks(NamedTuple):
 
 @dataclass(frozen=True)
 class FeedStats:
-    """What a feed has done so far in this process. Bytes are those of its stores, whoever else reads from them."""
+    """What a feed has done so far in this process. Bytes count all readers of its stores, not only this feed."""
 
     steps: int
     seconds: float  # spent in next(), reading or waiting
@@ -89,7 +89,7 @@ class Feed(Cursor):
     """An iterator of ``(x, y)``: C-contiguous, not aliasing, yours until dropped. ``feed[step]`` is any step's batch.
 
     Shuffled and random feeds never end. A step that fails (``ReadError``, ``BudgetError``, ``FormatError`` for an id
-    that is too large) delivers nothing and moves nothing. Costs about 10 microseconds per batch beside reading.
+    that is too large) delivers nothing and moves nothing. Costs about 10 microseconds per batch in addition to reading.
 
     >>> x, y = next(feed)
     >>> x, y = feed[48_211]

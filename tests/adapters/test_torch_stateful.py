@@ -150,7 +150,8 @@ def test_another_number_of_workers_is_refused_by_name(tokens: lowtide.Tokens, sa
     resumed = loader_of(feed_of(tokens), loaded)
     resumed.load_state_dict(loader.state_dict())
     with pytest.raises(
-        lowtide.StateError, match=rf"state: expected workers={loaded}, got {saved}: each worker has a place of its own"
+        lowtide.StateError,
+        match=rf"state: expected workers={loaded}, got {saved}: each worker has a position of its own",
     ):
         taken(resumed, 1)
 

@@ -24,7 +24,7 @@ from lowtide.engine import engine
         ("plan x.npy --bach 3", "--bach: expected an option of 'lowtide plan', got another. Did you mean --batch?"),
         ("plan x.npy --nope", "lowtide plan: --nope: expected an option of 'lowtide plan', got another. Run "),
         ("plan x.npy --cache dorp", "--cache: expected one of auto, keep, drop, got 'dorp'. Did you mean drop?"),
-        ("plan x.npy --batch", "lowtide plan: --batch: expected a value behind it, got none."),
+        ("plan x.npy --batch", "lowtide plan: --batch: expected a value after it, got none."),
         ("plan x.npy --batch x", "lowtide plan: --batch: expected a whole number, got 'x'."),
         ("plan", "lowtide plan: expected PATH, got none."),
         ("info", "lowtide info: expected a file, a corpus or a glob, got none."),

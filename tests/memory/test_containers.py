@@ -68,7 +68,7 @@ def test_a_program_killed_by_its_cgroup_is_said_to_be_with_the_limit_and_its_hea
     found = json.loads(done.stdout)
     ended = found["ended"]
     assert (ended["how"], ended["code"], ended["limit"]) == ("oom", 137, 100 * MIB), ended
-    assert ended["sentence"].startswith("killed by the kernel: the cgroup reached 100 MiB, of it anon ")
+    assert ended["sentence"].startswith("killed by the kernel: the cgroup reached 100 MiB, of which anon ")
     assert found["verdict"]["headline"].startswith("Killed by the kernel: ")
     assert "in about" not in json.dumps(found["verdict"]["risk"])  # no time to live for what is dead
     assert found["held"]["anon"]["owners"][0]["what"] == "process"

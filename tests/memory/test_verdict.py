@@ -348,7 +348,7 @@ def test_what_was_given_back_long_before_the_exit_is_not_held_at_the_end() -> No
 def test_a_leak_leads_whatever_page_cache_came_beside_it() -> None:
     verdict = judge(trace_of(anon=up(1), cache=up(40), cgroup=cgroup))
     assert verdict.grew == "anon"
-    assert "Beside it cache +" in verdict.headline
+    assert "Besides, cache +" in verdict.headline
     assert verdict.risk[0].seconds is not None
     assert judge(trace_of(anon=up(0.1), cache=up(40))).grew == "cache"  # the control: within noise
 
@@ -417,7 +417,7 @@ def test_throttled_is_slow_and_not_dying() -> None:
     verdict = judge(trace_of(cgroup=slowed))
     assert verdict.throttled
     assert verdict.danger is False
-    assert "Throttled 590 times at memory.high, 500 MiB: slow, not dying" in verdict.headline
+    assert "Throttled 590 times at memory.high, 500 MiB: slowed down, not killed" in verdict.headline
     calm = judge(trace_of(cgroup=lambda number: replace(cgroup(number), high=500 * MIB)))
     assert not calm.throttled
     assert any(line.startswith("throttled: not while it was watched") for line in calm.evidence)
@@ -429,7 +429,7 @@ def test_what_the_cgroup_charges_beside_the_processes_forbids_a_certain_nothing(
 
     verdict = judge(trace_of(cgroup=charged, shmem=none))
     assert (verdict.grew, verdict.confidence) == ("nothing", "low")
-    assert "in no process: closed tmpfs files 236 MiB, slab 8.00 MiB" in verdict.headline
+    assert "held by no process: closed tmpfs files 236 MiB, slab 8.00 MiB" in verdict.headline
     assert judge(trace_of(cgroup=lambda number: charged(0), shmem=none)).confidence == "high"
 
 

@@ -164,7 +164,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tiny: Make, tmp_path: Path, number
     steps = checkpoints.load_whole(saved)["step"]
     assert 0 < steps < 2000
     assert err.splitlines()[-1] == (
-        f"stopped after step {steps} and saved; go on with: "
+        f"stopped after step {steps} and saved; continue with: "
         f"lowtide train --resume --out-dir '{out_dir}' --ledger {tmp_path / 'ledger'}"
     )
     assert f"steps={steps} " in out.splitlines()[-1]

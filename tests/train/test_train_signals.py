@@ -85,7 +85,7 @@ def test_a_second_signal_ends_at_once_with_one_line_whatever_the_main_thread_doe
     _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM
     assert "SIGTERM: stopping and saving; a second signal would end at once without saving" in err
-    assert err.splitlines()[-1].startswith("lowtide train: ended at once by SIGTERM; the last checkpoint stands")
+    assert err.splitlines()[-1].startswith("lowtide train: ended at once by SIGTERM; the last checkpoint remains")
     assert "Traceback" not in err
 
 

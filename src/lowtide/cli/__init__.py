@@ -26,7 +26,7 @@ from lowtide.errors import LowtideError
 GROUPS = {
     "look at data": {
         "info": "say what a file is and how it would be read",
-        "plan": "say what a run will hold, read and take, before it starts",
+        "plan": "say what a run will hold and read, before it starts",
         "bench": "measure every way to read a file, on this machine and disk",
         "peek": "show what a step is or was trained on: files, bytes, documents, ids and text",
     },
@@ -55,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {self._reworded(message)} Run '{self.prog} --help' to see what it takes.\n")
 
     def _reworded(self, message: str) -> str:
-        """argparse's own words in those of every other message."""
+        """argparse's messages, worded like ours."""
         message = message.removeprefix("argument ")
         if choice := re.fullmatch(r"(.+): invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL):
             name, got, known = choice[1], choice[2], [word.strip("' ") for word in choice[3].split(",")]
@@ -64,14 +64,14 @@ class _Parser(argparse.ArgumentParser):
         if required := re.fullmatch(r"the following arguments are required: (.*)", message):
             return f"expected {required[1]}, got none."
         if alone := re.fullmatch(r"(.+): expected (?:one|at least one) argument", message):
-            return f"{alone[1]}: expected a value behind it, got none."
+            return f"{alone[1]}: expected a value after it, got none."
         if unknown := re.fullmatch(r"unrecognized arguments: (\S+).*", message, re.DOTALL):
             if unknown[1].startswith("-"):
                 known = [each for action in self._actions for each in action.option_strings if action.help != SUPPRESS]
                 near = _nearest(unknown[1].partition("=")[0], known)
                 return f"{unknown[1]}: expected an option of '{self.prog}', got another.{near}"
             more = f" Name a corpus with --data {unknown[1]}." if "--data" in self._option_string_actions else ""
-            return f"expected nothing but options behind '{self.prog}' here, got {unknown[1]!r}.{more}"
+            return f"expected only options after '{self.prog}' here, got {unknown[1]!r}.{more}"
         return f"{message}."
 
 
@@ -153,7 +153,7 @@ def _module(name: str):  # type: ignore[no-untyped-def]  # a module with add() a
 @contextlib.contextmanager
 def no_interrupt_lost() -> Iterator[None]:
     """A Ctrl-C that was swallowed inside (in a finalizer, or by a package that catches everything while imported)
-    is raised behind it."""
+    is raised after it."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

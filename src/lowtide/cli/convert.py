@@ -16,8 +16,8 @@ from lowtide.corpus.request import FORMATS, SHARD_TOKENS
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Write tokens in another format. Ours, nanoGPT's and Megatron's end a document with its boundary id, llm.c's "
-        "begins one with it: where the id is known it is moved. Every id is compared at the end."
+        "Write tokens in another format. Our files, nanoGPT's and Megatron's have the boundary id at the end of a "
+        "document, llm.c's at its beginning: if the id is known, it is moved. Every id is compared at the end."
     )
     parser.add_argument("source", metavar="SOURCE", help="a corpus, a token file of any known format, or a directory")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory to write to")

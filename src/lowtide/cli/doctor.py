@@ -1,8 +1,8 @@
 """``lowtide doctor``: run a command, or look at a running process, a cgroup, a container or a saved trace, and say what
 is held, which memory grew and how it ended.
 
-The command runs as if we were not there (memory/launch.py) and the verdict follows it. While it runs, one line at the
-bottom of the terminal shows memory by kind; ``--every`` writes a line for logs and ``--listen`` serves metrics.
+The command runs as if alone (memory/launch.py), and the verdict follows. While it runs, one line at the bottom of the
+terminal shows memory by kind; ``--every`` writes a line for logs and ``--listen`` serves metrics.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _mention_dashes(parser: argparse.ArgumentParser) -> None:
-    """An option of the command that we take for ours is told how to get through."""
+    """If the command's own option was taken for one of ours, say that -- goes before the command."""
     parse = parser.parse_known_args
 
     def checked(args: Any = None, namespace: Any = None) -> Any:
@@ -118,7 +118,7 @@ def _watched(arguments: argparse.Namespace, budget: int | None, service: _Servic
 
 
 def _check(arguments: argparse.Namespace) -> tuple[int | None, tuple[str, int] | None, float | None]:
-    """Refuse before anything starts what could not be done after it: a run may take days."""
+    """Refuse before the run what could not be done after it: a run may take days."""
     asked = [arguments.pid, arguments.cgroup, arguments.container, arguments.trace]
     count = sum(each is not None for each in asked) + bool(arguments.words)
     if count > 1:
@@ -208,7 +208,7 @@ class _Service:
 
 
 def _write_files(arguments: argparse.Namespace, trace: Trace, verdict: Verdict) -> bool:
-    """Whether every file asked for was written. One that was not is said, and keeps nothing else back."""
+    """Whether every file asked for was written. A file that fails is reported, and the others are still written."""
     jobs: list[tuple[str | None, Callable[[str], None]]] = [
         (arguments.mprof, lambda path: traces.save_mprof(trace, path)),
         (arguments.html, lambda path: report.html.write(trace, verdict, path)),

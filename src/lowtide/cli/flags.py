@@ -31,7 +31,7 @@ def add_part(parser: argparse._ActionsContainer) -> None:
 
 
 def parts_text(parts: dict[str, int]) -> str:
-    """Every part of a corpus and its tokens; the first is the one that is spoken of."""
+    """Every part of a corpus and its tokens; the first is the one that is described."""
     first, *others = [f"{part} {count:,} tokens" for part, count in parts.items()]
     return ", ".join([f"{first} (this one)", *others]) + (f"; --part {[*parts][1]} takes another" if others else "")
 

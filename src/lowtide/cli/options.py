@@ -1,6 +1,6 @@
-"""How an option is spelled to argparse, and numbers refused in the words of every other mistake.
+"""How an option is given to argparse, and numbers refused with messages like all others.
 
-Apart from flags.py, which knows stores and formats: ``lowtide doctor`` watches without loading NumPy.
+Kept apart from flags.py, which knows stores and formats: ``lowtide doctor`` watches without loading NumPy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 
 def whole(text: str) -> int:
-    """For argparse: a whole number, and a refusal in the words of every other one."""
+    """For argparse: a whole number, refused with a message like all others."""
     try:
         return int(text)
     except ValueError:

@@ -59,7 +59,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 class Peeked(NamedTuple):
-    """Rows, and what they are of."""
+    """Rows, and where they come from."""
 
     heading: list[tuple[str, str]]
     rows: list[StepRow]

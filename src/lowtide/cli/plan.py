@@ -1,4 +1,4 @@
-"""``lowtide plan``: what a run will hold, read and take, before it starts. ``survey`` forecasts, this file prints."""
+"""``lowtide plan``: what a run will hold, read and cost, before it starts. ``survey`` forecasts, this file prints."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ _EVERY = 10.0  # seconds between lines where there is no terminal
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Make a token corpus from text: bounded in memory, verified, restartable. Killed at any moment, the same "
-        "command goes on where it stopped."
+        "Make a token corpus from text: bounded in memory, verified, restartable. If it is killed, the same "
+        "command continues where it stopped."
     )
     parser.add_argument(
         "inputs",
@@ -42,13 +42,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how")
     group.add_argument("--engine", default="local", choices=ENCODING_ENGINES, help="who encodes (%(default)s)")
     group.add_argument("--address", default="", help="of a Ray cluster; without it Ray starts on this machine")
-    group.add_argument("--workers", type=int, default=0, metavar="N", help="processes that encode (one a processor)")
+    group.add_argument("--workers", type=int, default=0, metavar="N", help="processes that encode (one per processor)")
     group.add_argument("--budget", default="auto", metavar="SIZE", help="most bytes to hold, such as 512MiB")
     group.add_argument(
         "--tokenizer-engine",
         default="auto",
         choices=("auto", "tokenizers"),
-        help="auto takes gigatoken where it gives the same ids (%(default)s)",
+        help="auto uses gigatoken if it gives the same ids (%(default)s)",
     )
     group.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
@@ -66,7 +66,9 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--field", default="text", help=".jsonl: the field that holds the text (%(default)s)")
     group.add_argument("--column", default="text", help=".parquet: the column that holds the text (%(default)s)")
     group.add_argument("--invalid-utf8", default="refuse", choices=POLICIES, help="what to do with it (%(default)s)")
-    group.add_argument("--skip-bad", action="store_true", help="pass over lines of JSON that cannot be used, and count")
+    group.add_argument(
+        "--skip-bad", action="store_true", help="leave out lines of JSON that cannot be used, and count them"
+    )
 
 
 def _add_corpus(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = prepare(arguments.inputs, arguments.output, request, resources, progress)
     except KeyboardInterrupt:
         progress.close()
-        print("lowtide prepare: stopped. Run the same command again: it goes on where it stopped.", file=sys.stderr)
+        print("lowtide prepare: stopped. Run the same command again: it continues where it stopped.", file=sys.stderr)
         return 130
     finally:
         progress.close()
@@ -132,7 +134,7 @@ def _told(found: Prepared, request: Request) -> list[tuple[str, str]]:
     else:
         rate = found.tokens / max(found.seconds, 1e-9)
         took = f"{format_duration(found.seconds)}, {rate / 1e6:,.1f} million tokens/s"
-        pairs.append(("time", took + (" (went on from an earlier run)" if found.went_on else "")))
+        pairs.append(("time", took + (" (continued an earlier run)" if found.went_on else "")))
     pairs += [("note", note) for note in found.notes]
     place = shlex.quote(found.output)
     if request.format == "lowtide":

@@ -1,4 +1,4 @@
-"""Facts and tables as aligned lines: rich's colours on a terminal, plain text everywhere else; and how far work is.
+"""Facts and tables as aligned lines: rich's colours on a terminal, plain text everywhere else; and progress.
 
 Widths are worked out here, once, and the lines are the same with and without colour. rich is imported only when stdout
 is a terminal.

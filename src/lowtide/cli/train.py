@@ -48,7 +48,7 @@ CALLED_HERE = {
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Train a small GPT. With no arguments: about three minutes on two cores, on the text this machine has anyway."
+        "Train a small GPT. With no arguments: about three minutes on two cores, on text that this machine already has."
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with the same names as the flags below")
     parser.add_argument(

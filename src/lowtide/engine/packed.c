@@ -1,6 +1,6 @@
 /* Packed rows: which runs of bytes make a batch of them, and what is written over the tokens once they are there.
  *
- * One idea: everything about a batch follows from the sizes of its pieces, so one walk over them gives the reads, where
+ * Everything about a batch follows from the sizes of its pieces, so one walk over them gives the reads, where
  * runs begin and where documents end. Tables are mapped files that anybody may have damaged: every number of theirs is
  * checked before it is used, and what does not fit is left to the twin, which says what is wrong. Rows lie anywhere in
  * tables larger than the caches, so those of the next rows are fetched while one is walked: 3 microseconds per batch of

@@ -1,4 +1,4 @@
-"""A command started as if we were not there: its output, its signals and its exit code are its own.
+"""A command started as if it ran alone: its output, its signals and its exit code are its own.
 
 Signals sent to us while it lives go to it at once. What the terminal sends to the whole foreground group (Ctrl-C, a
 new size) reaches it without our help, and what we were told to ignore (``nohup``) is ignored by both. Whoever watches

@@ -3,10 +3,10 @@ samples and verdicts as dicts, lists, numbers and text, and back.
 
 The first line holds everything but the samples, each further line one sample, the last line how it ended; each is with
 the kernel the moment it is written, so a trace whose writer was killed is read up to its last line. About 2 KB per
-sample; in long calm they are written more and more rarely. A file that reaches 32 MiB is written anew without every
-other of its older samples, peaks kept, and takes its own place: a week takes no more than an hour. It is read line by
-line, and no more samples are kept than the watcher itself keeps. The dataclasses' own annotations say what a dict
-must hold, so that a damaged trace is refused by the name of the field; unknown keys are passed over.
+sample; in long calm they are written more and more rarely. A file that reaches 32 MiB is rewritten in place without
+every other one of its older samples, peaks kept: a week takes no more space than an hour. It is read line by line, and
+no more samples are kept than the watcher itself keeps. The dataclasses' own annotations say what a dict must hold, so
+that a damaged trace is refused by the name of the field; unknown keys are passed over.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _sizes(sample: Sample) -> Sample:
 
 
 def _sizes_of(data: dict[str, Any]) -> Sample:
-    """The same of a line that was read, most of which is passed over; FormatError where its sizes are none."""
+    """The same of a line that was read, most of which is skipped; FormatError if its sizes are not numbers."""
     seconds, *values = (data.get(name) for name in ("seconds", *KINDS))
     if not isinstance(seconds, int | float) or not all(isinstance(value, int) for value in values):
         return from_dict(Sample, data)

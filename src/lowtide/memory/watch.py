@@ -2,8 +2,8 @@
 
 One daemon thread asks ``TreeCounters`` at a pace that slows down when asking becomes expensive, so that watching stays
 under 1 % of one core, and keeps a bounded number of samples. In its first second samples come closer together, because
-a program may be over by then. An error inside the sampler is counted and told, and sampling goes on. Of peaks shorter
-than the interval only the height is known, for commands: the kernel remembers it (VmHWM, wait4).
+a program may be over by then. An error inside the sampler is counted and reported, and sampling continues. Of peaks
+shorter than the interval only the height is known, for commands: the kernel remembers it (VmHWM, wait4).
 """
 
 from __future__ import annotations

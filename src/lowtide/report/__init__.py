@@ -1,9 +1,9 @@
 """A verdict on memory as terminal text (``terminal``), one HTML page (``html``) or a picture (``png``); metrics too.
 
 ``content`` decides what is said and ``series`` what is drawn, once; the writers only lay it out. Two files draw:
-``chart`` for HTML and ``png``. Nothing here measures or judges. A writer comes on first use, as ``report.html``: rich
-is loaded by ``terminal`` alone, an HTTP server by ``endpoint``, matplotlib by ``png`` and only when it draws; whoever
-watches for a week holds none of them.
+``chart`` for HTML and ``png``. Nothing here measures or judges. A writer is imported on first use, as ``report.html``:
+only ``terminal`` loads rich, only ``endpoint`` an HTTP server, and only ``png`` matplotlib, when it draws. A process
+that watches for a week holds none of them.
 """
 
 import importlib

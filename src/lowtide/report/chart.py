@@ -1,7 +1,7 @@
 """The plot of a page: stacked areas as inline SVG, axes and lines as HTML over it. Pure text out.
 
 The SVG is stretched to its box and holds shapes only, while every letter is HTML placed by percent: text keeps its size
-from a phone to a wall, and the plot needs no script. Cost: about 6 bytes per point and kind.
+on any screen, and the plot needs no script. Cost: about 6 bytes per point and kind.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def spark(seconds: Sequence[float], sizes: Sequence[int], kind: str) -> str:
 
 
 def _area(drawn: Series, kind: str) -> str:
-    """Painted from the top kind down, each to the ground: the next one covers all below it, so no seams
-    show."""
+    """Painted from the top kind down, each as a whole area: the next one covers the part below it, so no seams show."""
     tops = drawn.tops(kind)
     if not any(drawn.kinds[kind]):
         return ""
@@ -108,7 +107,7 @@ def _lines(drawn: Series) -> str:
 
 
 def _stale(drawn: Series) -> str:
-    """A strip along the bottom where sharing and owners are those of an older look."""
+    """A strip along the bottom where sharing and owners come from an older close look."""
     return "".join(
         f'<div class="stale" title="the last close look was older than 2 s here" '
         f'style="left:{100 * begin / drawn.last:.2f}%;width:{100 * (end - begin) / drawn.last:.2f}%"></div>'

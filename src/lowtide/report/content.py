@@ -1,8 +1,8 @@
-"""What every report says, whatever it is written on: growth by kind, sections, machine facts, tables. Pure.
+"""What every report says, on a terminal, a page or a picture: growth by kind, sections, machine facts, tables. Pure.
 
 The terminal, the page and the picture never disagree, because the words are chosen once, here. Everything from outside
-(paths, command lines, process names) passes ``visible``: a file name may hold terminal commands or letters that turn
-the line around, and must not act in a report.
+(paths, command lines, process names) passes ``visible``: a file name may hold escape sequences or characters that
+reverse the line, which must have no effect in a report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TAKEN_BACK = {  # whether the kernel can take a kind back, in words that fit bes
     "dirty": "once it is written",
     "tables": "no: goes with its mapping",
     "shmem": "no: stays until unlinked",
-    "hugetlb": "no: set apart for it",
+    "hugetlb": "no: reserved for it",
 }
 HEADINGS = ("kind", "at most", "growth", "per minute", "can it be taken back?")
 
@@ -66,7 +66,7 @@ class Table:
 
 
 def visible(text: str) -> str:
-    """``text`` on one line with every character that could act instead of show written as an escape."""
+    """``text`` on one line, with control characters written as escapes."""
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text) - _LONGEST:,} more characters)"
     return "".join(_escaped(letter) if unicodedata.category(letter) in _ACTING else letter for letter in shown)
 
@@ -123,7 +123,7 @@ def row_texts(row: GrowthRow) -> tuple[str, str, str, str, str]:
 
 
 def mood(verdict: Verdict) -> str:
-    """broken: a budget was, or the kernel killed it; calm: nothing grew; told: something did."""
+    """broken: a budget was broken, or the kernel killed it; calm: nothing grew; told: something grew."""
     broken = verdict.budget is not None and not verdict.budget.ok
     killed = verdict.ended is not None and verdict.ended.how == "oom"
     return "broken" if broken or killed else "calm" if verdict.grew == "nothing" else "told"
@@ -178,7 +178,7 @@ def _held_lines(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _grower_lines(trace: Trace, verdict: Verdict) -> tuple[str, ...]:
-    """Who rose how far; and why that is not the verdict's own figure, where it is not."""
+    """How far each owner rose and, if that differs from the verdict's own figure, why."""
     lines = [_grower_line(grower) for grower in verdict.who]
     kind = "anon" if verdict.grew in ("workers", "copied") else verdict.grew
     after = next((growth.grew for growth in verdict.growth if growth.kind == kind), 0)
@@ -281,7 +281,7 @@ def _cgroup_lines(trace: Trace) -> tuple[str, ...]:
     refaults = (last.refaults - first.refaults) / (end - begin) if end > begin else 0.0
     return (
         f"current {format_size(last.current)} {limit} · working set {format_size(last.working_set)} "
-        f"(what kubelet compares), of it active file {format_size(last.active_file)} · "
+        f"(what kubelet compares), of which active file {format_size(last.active_file)} · "
         f"reclaimable {format_size(last.reclaimable)}{pressure}",
         f"anon {format_size(last.anon)} · file {format_size(last.file)} · shmem {format_size(last.shmem)} · "
         f"dirty {format_size(last.dirty)} · {refaults:,.0f} refaults/s · {last.oom_kills:,} OOM kills · "

@@ -84,7 +84,7 @@ class _Server(http.server.ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is its own affair."""
+        """A client that went away is no error of ours."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -104,4 +104,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not news."""
+        """Scrapes are not logged."""

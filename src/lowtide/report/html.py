@@ -1,7 +1,7 @@
 """A trace and its verdict as one HTML page that needs nothing else: no network, no fonts, no other file.
 
-The page is whole before any script runs; page.js only adds reading off values at a time. Text from outside is escaped
-in one function (``_safe``), data for the script is JSON in which no tag can be closed, and a content policy with the
+The page is whole before any script runs; page.js only adds reading values off the plot. Text from outside is escaped in
+one function (``_safe``), data for the script is JSON in which no tag can be closed, and a content policy with the
 script's own hash forbids everything else. Costs about 100 KB and 50 ms for any length of trace.
 """
 
@@ -47,7 +47,7 @@ _WORD_COLUMNS = ("name", "", "file", "filesystem")  # columns of words; the othe
 
 _MUCH = 8 * 1024**2  # of retained heap, from which on the page speaks of it
 _STALE_NOTE = (
-    " Where a dotted strip runs along the bottom, owners were last looked at over 2 s before: little had moved."
+    " Where a dotted strip runs along the bottom, owners were last looked at over 2 s before: little had changed."
 )
 _RETAINED_NOTE = " The pale part of anon, {} at most, was freed by the program and is kept by its allocator."
 
@@ -107,7 +107,7 @@ def _digest(script: str) -> str:
 
 
 def _data(trace: Trace, verdict: Verdict, drawn: Series | None) -> dict[str, Any]:
-    """What the script reads off, and the verdict for programs that meet the page later."""
+    """What the script shows, and the verdict for programs that read the page later."""
     columns = {} if drawn is None else {"seconds": [round(each, 3) for each in drawn.seconds], "kinds": drawn.kinds}
     rss = [] if drawn is None or not any(drawn.rss) else drawn.rss
     return {"command": trace.command, "verdict": to_dict(verdict), "stack": STACK, "rss": rss, **columns}

@@ -1,4 +1,4 @@
-"""A whole run forecast: what it will hold, read and take, as one frozen value.
+"""A whole run forecast: what it will hold, read and cost, as one frozen value.
 
 The data is opened as the run would open it and asked for its plan; the rest is arithmetic. Reads headers and,
 for the size of a feed's state, sixteen blocks of 4 KiB; only ``measure`` reads data, for as long as it says.

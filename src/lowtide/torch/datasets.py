@@ -126,8 +126,8 @@ class FeedDataset(IterableDataset[Any]):
         for name, value in mine.items():
             if dealt[name] != value and (name == "workers" or not alone):
                 raise StateError(
-                    f"state: expected {name}={value!r}, got {dealt[name]!r}: each worker has a place of its own. "
-                    f"Go on with {name}={dealt[name]!r}, or use feed.seek(steps_done) and a new loader."
+                    f"state: expected {name}={value!r}, got {dealt[name]!r}: each worker has a position of its own. "
+                    f"Continue with {name}={dealt[name]!r}, or use feed.seek(steps_done) and a new loader."
                 )
 
     def __getstate__(self) -> dict[str, Any]:

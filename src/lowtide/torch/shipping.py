@@ -243,6 +243,6 @@ def refuse_same_data_for_all(batches: Feed | BatchIterator) -> None:
     if world > 1 and not told:
         what, call = ("feed", "batches") if isinstance(batches, Feed) else ("iterator", "shuffled")
         raise ValueError(
-            f"{what}: expected one with rank= and world={world}, got one without: all ranks would train on equal rows. "
-            f"Use {call}(..., rank={torch.distributed.get_rank()}, world={world})."
+            f"{what}: expected one with rank= and world={world}, got one without: all ranks would train on the same "
+            f"rows. Use {call}(..., rank={torch.distributed.get_rank()}, world={world})."
         )

@@ -1,10 +1,11 @@
 """The checkpoints of an out directory, and the lock that keeps it to one run.
 
-A checkpoint is everything a run needs to go on exactly: numbers and text, never code. It is written beside its name,
-synced and renamed, so a kill or a full disk leaves what was there before. A run that goes on from the newest checkpoint
-of a branch extends it; one that goes on from anywhere else starts a branch of its own, ``step-00000038-2.pt`` beside
-``step-00000040.pt``: no save can replace another run's, and pruning looks at its own branch alone. The lock is a POSIX
-record lock on ``.lock``, which the kernel drops however a run ends. Cost: 12 bytes of disk per parameter.
+A checkpoint is everything a run needs to go on exactly: numbers and text, never code. It is written under a temporary
+name, synced and renamed, so a kill or a full disk leaves what was there before. A run that goes on from the newest
+checkpoint of a branch extends it; one that goes on from anywhere else starts a branch of its own,
+``step-00000038-2.pt`` beside ``step-00000040.pt``: no save can replace another run's, and pruning looks at its own
+branch alone. The lock is a POSIX record lock on ``.lock``, which the kernel drops however a run ends. Cost: 12 bytes of
+disk per parameter.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def reason(problem: OSError) -> str:
 
 
 def write_checkpoint(path: Path, contents: Contents, beside: Sequence[Path] = ()) -> None:
-    """Write one checkpoint whole. When that fails, nothing that was there is lost; ``beside`` is what there is else."""
+    """Write one checkpoint whole. If that fails, nothing that was there is lost; ``beside`` are the other
+    checkpoints."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
@@ -149,9 +151,9 @@ def _read_checkpoint(path: Path, *, whole: bool) -> Contents:
 
 
 def _check_records(path: Path, size: int, *, whole: bool) -> None:
-    """What a file declares is held against its size and this machine's memory before anything is unpacked. A torch file
-    is a zip of records that are not compressed, each with a CRC; its directory comes last, so a file cut short has
-    none."""
+    """The sizes a file declares are compared with its own size and this machine's memory before anything is unpacked. A
+    torch file is a zip of records that are not compressed, each with a CRC; its directory comes last, so a file cut
+    short has none."""
     with zipfile.ZipFile(path) as records:
         declared = sum(record.file_size for record in records.infolist())
         if declared > size or any(record.compress_type != zipfile.ZIP_STORED for record in records.infolist()):
@@ -204,8 +206,9 @@ def _check_model(path: Path, size: int, contents: Mapping[str, Any]) -> None:
 
 
 def _instead(path: Path) -> str:
-    """Names another checkpoint, or says that there is none. The last one written before this one: those who follow the
-    advice from one damaged file to the next come to the first. It is not read: it may be as bad."""
+    """Names another checkpoint, or says that there is none. It is the last one written before this one, so that
+    following the advice from one damaged file to the next leads back to the first. It is not read, and may be damaged
+    too."""
     beside = sorted(saved(path) or saved(path.parent), key=_written, reverse=True)
     others = [other for other in beside if other.is_file() and not (path.exists() and other.samefile(path))]
     older = [other for other in others if path.is_file() and _written(other) < _written(path)]
@@ -380,7 +383,7 @@ def set_aside(directory: Path, also: tuple[str, ...] = ()) -> Path | None:
 
 
 def _point(link: Path, name: str) -> None:
-    """A link that is always there and always whole; a file system without links goes by the files' times."""
+    """A link that always exists and is never half-written; on a file system without links the files' times decide."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         temporary.unlink(missing_ok=True)

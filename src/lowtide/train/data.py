@@ -3,7 +3,7 @@
 Whatever ``--data`` or ``--mix`` names, the rest of the trainer sees two `Tokens` and a vocabulary, a step gets one
 `TrainBatch`, and the val loss is taken over the same windows for every cut, so that runs can be compared. Without
 ``--data`` the corpus is this machine's own text, prepared once and written into the settings, so that a checkpoint
-names it. Its budget is an eighth of the corpus, or `LEAST_BUDGET`: a map that is kept cannot stay below that, as the
+names it. Its budget is an eighth of the corpus, or `LEAST_BUDGET`: a kept mapping cannot stay below that, as the
 control shows.
 """
 

@@ -1,11 +1,12 @@
 """Memory by kind while training, and whether the reader kept to its budget.
 
-The reader cannot be weighed apart from torch, so we weigh the whole process and take growth after `SETTLE_STEPS`
-steps, when the model, the optimiser's state and torch's own caches exist: at most what reading added. Heap that torch
-has freed and the C library keeps for the next step is told apart as ``kept``: giving it back shows what is in use, and
-the next step has to fetch it again, so that is done at the settled reading and the last one, and between them when the
-library's own counts say that more than `SLACK` was added, or when more than `KEPT` bytes are kept. Cost: a millisecond
-per reading, and a question about the corpus' page cache asked so rarely that it stays under half a percent.
+The reader's memory cannot be measured apart from torch's, so we measure the growth of the whole process after
+`SETTLE_STEPS` steps, when the model, the optimiser's state and torch's own caches exist: at most what reading added.
+Heap that torch has freed and the C library keeps for the next step is told apart as ``kept``: giving it back shows what
+is in use, and the next step has to fetch it again, so that is done at the settled reading and the last one, and between
+them when the library's own counts say that more than `SLACK` was added, or when more than `KEPT` bytes are kept. Cost:
+a millisecond per reading, and a question about the corpus' page cache asked so rarely that it stays under half a
+percent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The ledger: which rows stand behind the weights, one line for each step, through any number of kills.
+"""The ledger: which rows the weights were trained on, one line per step, through any number of kills.
 
 A step's line holds the span of rows it used and a sum over them of (checksum of the row) x (odd weight of its place),
 so that ranks can each sum their own share. Every run first writes where it begins, ``resume``, so that `chain` knows
-which lines were overtaken. A line is there whole or not at all (`WholeLines`, which writes ``metrics.jsonl`` too).
+which lines no longer count. A line is written whole or not at all (`WholeLines`, which writes ``metrics.jsonl`` too).
 Cost: a crc32 of each batch and one write of 80 bytes per step.
 """
 
@@ -73,7 +73,7 @@ class Ledger:
         self._lines = WholeLines(path) if write else None
 
     def began(self, step: int) -> None:
-        """A run begins here: whatever the ledger says of this step and later ones is overtaken."""
+        """A run begins here: earlier lines about this step and later ones no longer count."""
         self._append({"resume": step})
 
     def stepped(self, step: int, first: int, last: int, sum_: int) -> None:

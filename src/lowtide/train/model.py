@@ -3,9 +3,9 @@
 Pre-norm residual blocks with rotary positions, so that no parameter depends on the window's length. Attention is
 torch's own fused causal kernel, or one with a mask for documents that must not see each other. It has ``12 * n_layer *
 n_embd**2 + vocab_size * n_embd`` parameters and keeps no cache of keys: each sampled token runs the last window again.
-Three pieces have their gradients written out, in fewer passes over the memory than torch's own; they are below the
-model, and what they take the place of stands beside each call.
-``auto`` is float32 on a CPU, on a GPU bfloat16 or else float16 with a loss scaler; GPUs were not run by its authors.
+Three pieces have their gradients written out, in fewer passes over memory than torch's own; they are below the model,
+and the torch code they replace is given beside each call. ``auto`` is float32 on a CPU, on a GPU bfloat16 or else
+float16 with a loss scaler; it has not been run on a GPU.
 """
 
 from __future__ import annotations

@@ -111,9 +111,9 @@ class _Run:
         for note in self.data.notes:
             self.progress.note(note)
         if self.kept_ledger and not self.settings.ledger:
-            self.progress.note("the run before kept a ledger and this one keeps none: state --ledger to go on with it")
+            self.progress.note("the run before kept a ledger and this one keeps none: state --ledger to continue it")
         if self.trainer.step >= self.settings.max_iters:
-            self.progress.note(f"no steps left of {self.settings.max_iters:,}: go on with a higher --max-iters")
+            self.progress.note(f"no steps left of {self.settings.max_iters:,}: continue with a higher --max-iters")
         self.stop.stepping()
         with self._ledger():
             self._loop()
@@ -147,7 +147,9 @@ class _Run:
         checkpoints.tidy(self.directory)
         aside = checkpoints.set_aside(self.directory, also=(METRICS,))
         if aside is not None:
-            self.progress.note(f"moved an earlier run's checkpoints to {aside}; --resume would have gone on from them")
+            self.progress.note(
+                f"moved an earlier run's checkpoints to {aside}; --resume would have continued from them"
+            )
 
     @contextmanager
     def _ledger(self) -> Iterator[None]:
@@ -217,8 +219,8 @@ class _Run:
         self.points = thinned([*self.points, CurvePoint(self._seconds(), self.trainer.step, loss, val_loss, *held)])
 
     def _save(self, *, last: bool = False) -> None:
-        """Save on rank 0. A run goes on when a checkpoint on the way cannot be written; that of a finished run must be,
-        and one that was asked to stop stops all the same."""
+        """Save on rank 0. A run continues if a checkpoint on the way cannot be written. The last one of a finished run
+        must be written; a run that was asked to stop stops in any case."""
         partial_loss = self.trainer.partial_loss()
         if not self.world.is_first:
             return
@@ -241,7 +243,9 @@ class _Run:
             return
         self.best = past["best"]
         if last and self.stopping:
-            self.progress.note(f"stopped after step {self.trainer.step} and saved; go on with: {self._how_to_go_on()}")
+            self.progress.note(
+                f"stopped after step {self.trainer.step} and saved; continue with: {self._how_to_go_on()}"
+            )
 
     def verdict(self) -> BudgetVerdict:
         """That of the rank that grew most."""
@@ -286,7 +290,7 @@ class _Run:
             return
         try:
             if not write_weights(self.directory / WEIGHTS, self.trainer.model, self.trainer.step):
-                self.progress.note("no weights.safetensors: `pip install safetensors` brings what writes it")
+                self.progress.note("no weights.safetensors: `pip install safetensors` installs what writes it")
         except OSError as problem:
             self.progress.note(f"no weights.safetensors: {reason(problem)}; the checkpoint has the weights")
 

@@ -103,7 +103,7 @@ class StopRequest:
         if self._count >= (2 if self._alone else 3):
             name = signal.Signals(number).name
             self._end_now(
-                f"lowtide train: ended at once by {name}; the last checkpoint stands, nothing newer was saved."
+                f"lowtide train: ended at once by {name}; the last checkpoint remains, nothing newer was saved."
             )
         if self._count > 1:
             return

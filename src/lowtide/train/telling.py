@@ -61,7 +61,7 @@ class Facts:
             f"of {self.vocab_size:,} ids",
             f"reader strategy {self.strategy}, holds up to {format_size(self.reader_holds)} of its budget of "
             f"{format_size(self.budget)}",
-            f"goal   val loss below {self.unigram:.3f}, the loss of knowing only how often each token occurs",
+            f"goal   val loss below {self.unigram:.3f}, that of a model that knows only how often each token occurs",
         ]
         return [line for fact in found for line in wrapped(fact, 7)]
 
@@ -144,7 +144,7 @@ class RunOutcome:
         told = [
             f"  anon + mapped grew {format_size(grown)} of the {format_size(verdict.budget)} budget: {verdict.word}",
             f"  kept   {verdict.settled.kept / MIB:.1f} MiB of heap that torch had freed, kept for its next step",
-            f"  cache  {verdict.last.cache / MIB:.1f} MiB of the corpus in the page cache; the kernel's to take back",
+            f"  cache  {verdict.last.cache / MIB:.1f} MiB of the corpus in the page cache; the kernel can take it back",
         ]
         if self.control is not None:
             times = self.control.corpus_bytes / max(1, verdict.budget)
@@ -154,7 +154,7 @@ class RunOutcome:
                 f"  mapped grew {format_size(self.control.mapped)}; the corpus is {times:.1f} times this run's budget",
             ]
         told += [
-            f"val loss {self.val_loss:.4f}; {self.unigram:.4f} is the loss of knowing only token counts",
+            f"val loss {self.val_loss:.4f}; {self.unigram:.4f} is the loss of a model that knows only token counts",
             f"time     {format_duration(self.seconds)} in all; {100 * self.data_wait:.2f} % of training was waiting "
             "for data",
         ]
@@ -274,7 +274,7 @@ class Live(RunProgress):
 
 class MetricsFile(RunProgress):
     """``metrics.jsonl``: what a plot needs, and what finds a spike. Every run in the directory appends to it; a
-    ``start`` line says at which step a run began: lines of that step and later ones before it were overtaken."""
+    ``start`` line says at which step a run began: lines above it about that step and later ones no longer count."""
 
     def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
         self._path = directory / METRICS
@@ -316,7 +316,7 @@ class MetricsFile(RunProgress):
             self._lines.append(_json_line(values).encode())
         except OSError as problem:
             self.close()
-            self._say(f"no more metrics, training goes on: {self._path}: {reason(problem)}")
+            self._say(f"no more metrics, training continues: {self._path}: {reason(problem)}")
 
 
 class Board(RunProgress):

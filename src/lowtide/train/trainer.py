@@ -288,7 +288,7 @@ def learning_rate(step: int, settings: Settings) -> float:
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay; norm gains and other vectors do not (decay would pull a gain towards silence)."""
+    """Matrices decay; norm gains and other vectors do not (decay would pull a gain towards zero)."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},

@@ -68,7 +68,7 @@ class KindHeld:
 class HeldMemory:
     """What the process tree had, whether or not it grew: all kinds together, huge pages of the pool included.
 
-    ``end`` is the last sample before the program took itself apart, ``peak`` the highest moment of all kinds together;
+    ``end`` is the last sample before the program began to shut down, ``peak`` the highest moment of all kinds together;
     ``takeable`` and ``stays`` share out ``end``. The same words mean the same in every report.
     """
 

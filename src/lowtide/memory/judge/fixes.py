@@ -1,9 +1,9 @@
 """What helps against each kind of growth: lines that can be run as they stand, with the trace's own file in them. Pure.
 
 A fix is printed only where it fits: a file's format and whether it was written, a process's runtime and its name decide
-which one. Nobody is told to open a database or a library with a reader for arrays, a server without torch about
-DataLoader, or a program that only writes how to read; where nothing is known that helps, nothing is said. Each line
-is ``what it does: code``; the tests run the code.
+which one. ``lowtide.open`` is never suggested for a database or a library, DataLoader never for a server without torch,
+and reading advice never for a program that only writes; if nothing is known to help, nothing is said. Each line is
+``what it does: code``; the tests run the code.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _ALLOCATES = {
     ),
     "redis": (
         Fix("ask it what fills its memory", "redis-cli memory stats"),
-        Fix("or set a bound and what goes first", "redis-cli config set maxmemory 512mb"),
+        Fix("or limit its memory", "redis-cli config set maxmemory 512mb"),
     ),
     "python": (
         _TRACEMALLOC,
@@ -126,9 +126,7 @@ _COPIES = {
         Fix("or start them without a copy of the parent", 'DataLoader(dataset, multiprocessing_context="spawn")'),
     ),
     "gunicorn": (
-        Fix(
-            "keep the collector's hands off what the workers share, before they are forked", "gc.collect(); gc.freeze()"
-        ),
+        Fix("before forking, exempt what the workers share from garbage collection", "gc.collect(); gc.freeze()"),
         Fix("or restart each worker after so many requests", "gunicorn --max-requests 1000 APP:app"),
     ),
     "python": (
@@ -144,7 +142,7 @@ _COPIED = {  # the parent writes what a forked child still shares
     ),
     "": (Fix("it goes when the forked child ends: write less while it lives, or end it sooner"),),
 }
-_HUGE = Fix("huge pages are set apart for the whole machine; give back those of no use", "sysctl -w vm.nr_hugepages=0")
+_HUGE = Fix("huge pages are reserved for the whole machine; give back those nobody uses", "sysctl -w vm.nr_hugepages=0")
 
 
 def fixes(
@@ -183,7 +181,7 @@ def fixes(
 
 
 def _program(processes: Sequence[ProcessSample], files: Sequence[FileSample]) -> str:
-    """Whom a name gives away: torch's loader, gunicorn, redis."""
+    """The program that a process's name reveals: torch's loader, gunicorn, redis."""
     names = [process.name for process in processes]
     if any("pt_data_worker" in name for name in names) or any("/torch_" in file.path for file in files[:1]):
         return "torch"

@@ -1,8 +1,8 @@
-"""Whether the evidence is younger than what it speaks of. Pure.
+"""Whether the evidence is recent enough for what is concluded from it. Pure.
 
 What allocators keep, what processes share and which files lie in a tmpfs is looked at now and then; cheaper counters
-tell in every sample how far it has moved since (``Sample.stale``). A figure that may be off by more than a reader would
-let pass is never of high confidence, and one line says why.
+tell in every sample how far it has moved since (``Sample.stale``). A figure that may be off by more than a few percent
+never has high confidence, and one line says why.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def outdated(grew: str, samples: Sequence[Sample], last: Sample) -> str:
 
 
 def _went_on(forked: list[Sample], samples: Sequence[Sample]) -> str:
-    """What workers copy between the last sample they are in and their end nobody sees: they are taken to go on as they
-    did, or somewhat faster."""
+    """Nobody sees what workers copy between their last sample and their end: it is assumed that they continued as
+    before, or somewhat faster."""
     end = max(forked, key=_reached)
     after = next((sample for sample in samples if sample.seconds > end.seconds), None)
     begin = next(sample for sample in forked if end.seconds - sample.seconds <= _RATE_OVER)

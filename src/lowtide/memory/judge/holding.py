@@ -1,9 +1,9 @@
 """What a process tree holds, by kind and by owner, whether or not it grew. Pure.
 
-Owners are those of the sample in which the kind stood highest; their sum is that height, and what has no owner is
-named so. "The end" is the last sample before the program began to take itself apart: an interpreter that exits unmaps
-and frees what it held all the time, and the last sample would deny it. Taking apart is what goes on falling until the
-exit, without a second's pause: what was given back before that was given back by the program at work.
+Owners are those of the sample in which the kind stood highest; their sum is that height, and what has no owner is named
+so. "The end" is the last sample before the program began to shut down: an interpreter that exits unmaps and frees what
+it held all along, and the last sample would not show it. Shutting down is a fall that lasts until the exit, without a
+second's pause; what was given back before that was given back by the program at work.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _pause(trace: Trace) -> float:
 
 
 def _fell(before: Sample, after: Sample) -> bool:
-    """By more than a program at work lets go of: what a budget counts, in which exiting is visible first."""
+    """Whether what a budget counts fell by more than a program at work lets go of; an exit shows there first."""
     fall = before.held - after.held
     return fall >= max(_FALL, _FALL_SHARE * before.held)
 

@@ -93,18 +93,18 @@ def _full_at_last(trace: Trace) -> list[TmpfsSample]:
 def _full(tmpfs: TmpfsSample) -> Risk:
     sentence = (
         f"{tmpfs.path} is full ({format_size(tmpfs.used)} of {format_size(tmpfs.size)}): the next write there fails, "
-        "through a mapping with a bus error (--shm-size, emptyDir sizeLimit)"
+        "and one through a mapping ends in a bus error (--shm-size, emptyDir sizeLimit)"
     )
     return Risk("tmpfs", "high", sentence, tmpfs.size, tmpfs.used)
 
 
 def _throttled(first: CgroupSample, last: CgroupSample, trace: Trace, growth: Growth | None) -> list[Risk]:
-    """At memory.high: slow, not dying."""
+    """At memory.high: slowed down, not killed."""
     if last.high is None:
         return []
     times, high = last.throttled - first.throttled, format_size(last.high)
     if times > 0:
-        sentence = f"throttled {times:,} times at memory.high, {high}: slow, not dying"
+        sentence = f"throttled {times:,} times at memory.high, {high}: slowed down, not killed"
         return [Risk("throttled", "low", sentence, last.high, last.current)]
     running = trace.ended is None and trace.exit_code is None
     if growth is None or growth.per_minute <= 0 or not running or (last.limit or last.high + 1) <= last.high:

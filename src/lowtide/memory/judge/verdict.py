@@ -3,10 +3,10 @@
 What nobody can take back is judged apart and first, because it is what kills: of those kinds the one that rose most,
 beyond noise and after start-up, is the answer, however much page cache came beside it. Where none rose, it is the kind
 that rose most of the others. Four corrections: page cache that mapping a file brought in goes with the mapping; heap
-that grows only because forked children copy what they inherited is ``workers``; because their parent goes on writing
-to what they keep, ``copied``; heap that the program has freed and its allocator keeps is ``retained``. What the trace
-lacks lowers the confidence, and so does evidence older than what it speaks of (freshness.py); what the cgroup or a
-tmpfs shows beside it forbids to call it nothing with confidence.
+that grows only because forked children copy what they inherited is ``workers``; because their parent goes on writing to
+what they keep, ``copied``; heap that the program has freed and its allocator keeps is ``retained``. Whatever the trace
+lacks lowers the confidence, and so does outdated evidence (freshness.py). If the cgroup or a tmpfs shows memory that no
+process holds, "nothing" never has high confidence.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def judge(trace: Trace) -> Verdict:
 def _worded(
     grew: str, trace: Trace, by_kind: dict[str, Course], about: Course | None, last: Sample, because: str
 ) -> tuple[str, str]:
-    """How sure it is, and the sentence: what ended it first, what went wrong with the measuring last."""
+    """How sure it is, and the sentence: how it ended comes first, problems with the measuring last."""
     samples = trace.samples
     sentence = headline(grew, trace, by_kind, last, because)
     confidence = _retained_confidence(last) if grew == "retained" else _confidence(trace, by_kind, about)
@@ -104,7 +104,7 @@ def _worded(
     if grew == "nothing" and beside >= _UNSEEN:
         confidence = "low"
         sentence += (
-            f" But {format_size(beside)} more than before are charged to its cgroup and in no process: "
+            f" But {format_size(beside)} more than before is charged to its cgroup and held by no process: "
             f"{parts_text(last)}."
         )
     if grew == "anon" and about is not None and _unreadable(samples, about):
@@ -166,7 +166,7 @@ def _unreadable(samples: tuple[Sample, ...], about: Course) -> bool:
 
 
 def _beside(samples: tuple[Sample, ...], last: Sample) -> int:
-    """How far rose what is charged to the cgroup and in no process."""
+    """By how much memory grew that is charged to the cgroup and held by no process."""
     if last.cgroup is None:
         return 0
     first = next((s for s in samples if s.cgroup is not None and s.cgroup.path == last.cgroup.path), last)

@@ -17,10 +17,10 @@ _MEANS = {
     "dirty": "written to files and not yet to the disk, which must happen before the kernel can take it back",
     "tables": "page tables grew: huge mappings touched in many places; RSS does not show it, madvise does not free it",
     "shmem": "shared memory grew: tmpfs or /dev/shm, which looks like cache and cannot be taken back",
-    "workers": "forked workers copy memory they shared with the parent (reading a Python object writes its count)",
+    "workers": "forked workers copy memory they shared with the parent (reading an object writes its reference count)",
     "copied": "copy-on-write after a fork: a forked child keeps the old pages while its parent goes on writing, "
-    "as a server does that saves itself; it ends when the child ends",
-    "hugetlb": "pages of the machine's pool of huge pages, set apart before; no RSS and no memory cgroup counts them",
+    "as a server does that forks to save its data; it ends when the child ends",
+    "hugetlb": "pages of the machine's pool of huge pages, reserved before; no RSS and no memory cgroup counts them",
 }
 _BECAUSE = {
     "locked": "; they are locked (mlock), so here the kernel cannot take them back",
@@ -49,7 +49,7 @@ def _growth_sentence(grew: str, trace: Trace, by_kind: dict[str, Course], last: 
     most = max(others, key=lambda each: each.grew, default=None)
     beside = ""
     if grew not in ("mapped", "cache", "dirty") and most is not None and most.grew > growth.grew:
-        beside = f" Beside it {most.kind} +{format_size(most.grew)}, which can be taken back."
+        beside = f" Besides, {most.kind} +{format_size(most.grew)}, which can be taken back."
     means = _MEANS[grew].format(used=_used(last))
     means = means.removeprefix("not a leak: ") if because == "locked" else means
     return f"{grew} +{format_size(growth.grew)}{rate}: {means}{_BECAUSE.get(because, '')}.{beside}"
@@ -69,7 +69,7 @@ def _throttled(trace: Trace) -> str:
     times = seen[-1].throttled - seen[0].throttled if seen and seen[0].path == seen[-1].path else 0
     if times <= 0 or seen[-1].high is None:
         return ""
-    return f" Throttled {times:,} times at memory.high, {format_size(seen[-1].high)}: slow, not dying."
+    return f" Throttled {times:,} times at memory.high, {format_size(seen[-1].high)}: slowed down, not killed."
 
 
 def parts_text(sample: Sample) -> str:
@@ -163,7 +163,7 @@ def not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) -
         lines.append(f"retained: {format_size(samples[-1].retained)} freed and kept by allocators")
     if grew not in ("workers", "copied"):
         lines.append(
-            "workers: " + (f"{len(forked)} forked, no growth of theirs alone" if forked else "no forked children")
+            "workers: " + (f"{len(forked)} forked, none of them grew on its own" if forked else "no forked children")
         )
     return tuple(lines)
 

@@ -1,7 +1,7 @@
 """Heap that a program freed and its allocator keeps: told apart from live heap.
 
-Inside this process glibc adds up its own books (``mallinfo2``). From outside, with the permission to trace, they are
-read where they lie: a glibc arena is a block of list heads, one for each size of free chunk, and an empty list points
+Inside this process glibc adds up its own records (``mallinfo2``). From outside, with the permission to trace, they are
+read from its memory: a glibc arena is a block of list heads, one for each size of free chunk, and an empty list points
 to itself, a pattern found nowhere else. Cost: 1 ms, and 1 to 2 per thousand free chunks, which are walked the largest
 first until ``_MOST_SECONDS`` of CPU are spent; an account cut there says so (``whole``). Freeing moves no counter of
 the kernel's, but it moves the list heads: their ``mark`` (10 microseconds) tells whether an account still holds, and
@@ -51,7 +51,7 @@ class HeapAccount:
 
 
 def own_account() -> HeapAccount | None:
-    """The books of this process's C library; None where it keeps none (not glibc 2.33 or later)."""
+    """The records of this process's C library; None without glibc 2.33 or later."""
     library = ctypes.CDLL(None)
     function = getattr(library, "mallinfo2", None)
     if function is None:

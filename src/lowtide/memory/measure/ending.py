@@ -136,7 +136,7 @@ def how_it_ended(
         return Ended("exit", code, "", f"exit code {code}{others}", names)
     name = _signal_name(-returned)
     if -returned in traces.heard:
-        sentence = f"killed by {name}, which lowtide was sent too or passed on to it{others}"
+        sentence = f"killed by {name}, which lowtide also received or passed on{others}"
         return Ended("signal", code, name, sentence, names, by="passed on")
     why = _bus_error(samples) if -returned == signal.SIGBUS else ""
     if -returned == signal.SIGKILL:
@@ -186,7 +186,7 @@ def _killed(
         anon = min(anon, limit)  # what it touched before it was moved into the cgroup is charged elsewhere
     who = "the cgroup" if in_cgroup else "the machine"
     reached = f" reached {format_size(limit)}" if limit else " ran out of memory"
-    of_it = f", of it anon {format_size(anon)}" if anon is not None else ""
+    of_it = f", of which anon {format_size(anon)}" if anon is not None else ""
     by = f" in {names[-1]}" if names and of_it else ""
     sentence = f"killed by the kernel: {who}{reached}{of_it}{by}"
     return Ended("oom", code, "SIGKILL", sentence, names, limit, anon, by="cgroup" if in_cgroup else "machine")
