@@ -6,6 +6,7 @@ Blocks that somebody else is making, and those for which half of the disk has no
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lowtide.blocks.block_file import BLOCK, BlockFile, make_files
 from lowtide.blocks.disk import Disk, now, punch
 from lowtide.blocks.maker import Writing
 from lowtide.blocks.messages import in_runs
+from lowtide.engine import engine
 from lowtide.errors import WriteError
 
 
@@ -24,12 +26,14 @@ class Filling:
         self._file, self._disk, self._stated = BlockFile(place, size), Disk(str(Path(place).parent)), stated
         self._file.settle()
         self._left = self._disk.limit(stated) // 2 // BLOCK
+        self._turn = threading.Lock()  # several threads may fill one
 
     def write(self, offset: int, data: Any) -> None:
         """Whole blocks from ``offset`` on, which is the beginning of one."""
         view, first = memoryview(data), offset // BLOCK
-        count = min(-(-len(view) // BLOCK), self._left)
-        self._left -= count
+        with self._turn:
+            count = min(-(-len(view) // BLOCK), self._left)
+            self._left -= count
         locked = [block for block in range(first, first + count) if self._file.lock(block)]
         try:
             for run in in_runs([block for block in locked if not self._file.is_there(block)], 1 << 30):
@@ -41,13 +45,15 @@ class Filling:
                 self._file.unlock(block)
 
     def _made(self, run: list[int], data: memoryview) -> None:
-        self._disk.reserve(len(run), self._stated, ())
-        writing = Writing(self._file, run[0])
+        with self._turn:
+            self._disk.reserve(len(run), self._stated, ())
+        writing = Writing(self._file, run[0], engine().crc32)
         try:
             writing.write(run[0] * BLOCK, data)
             self._file.needed(run[0], len(run), now())
         finally:
-            self._disk.settle(len(run), len(writing.marked))
+            with self._turn:
+                self._disk.settle(len(run), len(writing.marked))
             for block in run:
                 if block not in writing.marked:
                     punch(self._file, block)

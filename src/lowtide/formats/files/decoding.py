@@ -1,8 +1,9 @@
 """Decodes the units of a chunked array (``decoded_rows.py``): what a maker does for HDF5 and Zarr. Runs there only.
 
-HDF5 has one lock for everything it does. So the two usual kinds of chunks, gzip and shuffle with gzip, are read by
-their offsets, unpacked by zlib and put in order by numpy, all of which run beside each other; other filters go through
-h5py. A chunk that cannot be decoded is a ``ReadError`` naming it; blocks that hold nothing of it are made.
+HDF5 has one lock for everything it does. So the usual kinds of chunks, gzip and lzf, with or without shuffle, are read
+by their offsets, unpacked by zlib or the native engine and put in order by numpy, all of which run beside each other;
+other filters go through h5py. A chunk that cannot be decoded is a ``ReadError`` naming it; blocks that hold nothing of
+it are made.
 
 Holds as many units as there are processors, at most 32 MiB of them or one, and as many bytes of units just decoded.
 """
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.blocks.block_file import BLOCK
+from lowtide.engine import engine
 from lowtide.errors import LowtideError, ReadError
 from lowtide.formats.files.decoded_rows import identity_of
 from lowtide.formats.files.hdf5_inside import opened_by_h5py
@@ -34,7 +36,7 @@ from lowtide.units import MIB
 
 HELD = 32 * MIB
 KEPT = 16 * MIB
-_GZIP, _SHUFFLE = 1, 2  # HDF5's numbers of filters
+_GZIP, _SHUFFLE, _LZF = 1, 2, 32000  # HDF5's numbers of filters
 
 Write = Callable[[int, Any], None]
 
@@ -52,7 +54,7 @@ class DecodedRows:
 
     def __init__(self, kind: str, path: str, name: str, rows: int, region: int, identity: Any, source: Any) -> None:
         self._kind, self._path, self._name, self._identity = kind, path, name, identity
-        self._rows, self._region = rows, region
+        self._rows, self._region, self.crc32 = rows, region, engine().crc32
         self._array: Hdf5Chunks | ZarrChunks = _CHUNKS[kind](path, name, source)
         self._many = threading.BoundedSemaphore(max(1, min(os.cpu_count() or 1, HELD // region)))
         self._kept: OrderedDict[int, _Unit] = OrderedDict()
@@ -113,7 +115,8 @@ class DecodedRows:
         first = number * self._rows
         last = min(first + self._rows, shape[0])
         size = (last - first) * math.prod(shape[1:]) * dtype.itemsize
-        unit = _Unit(np.zeros(self._region if last < shape[0] else size, np.uint8))
+        unit = _Unit(np.empty(self._region if last < shape[0] else size, np.uint8))
+        unit.data[size:] = 0
         rows = unit.data[:size].view(dtype).reshape(last - first, *shape[1:])
         for chunk, raw in self._array.chunks(first, last):
             begin, end = chunk[0].start - first, min(chunk[0].stop, last) - first
@@ -151,8 +154,10 @@ class Hdf5Chunks:
                 self._dataset = self._open.enter_context(opened_by_h5py(self._file))[self._name]
                 plist = self._dataset.id.get_create_plist()
                 filters = [plist.get_filter(k)[0] for k in range(plist.get_nfilters())]
-                self._ours = filters in ([_GZIP], [_SHUFFLE, _GZIP])
-                self._shuffled = _SHUFFLE in filters
+                self._shuffled = filters[:1] == [_SHUFFLE]
+                packed = filters[self._shuffled :]
+                self._lzf = packed == [_LZF] and engine().name == "native"
+                self._ours = self._lzf or packed == [_GZIP]
             return tuple(self._dataset.shape), self._dataset.dtype
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[tuple[slice, ...], Any]]:
@@ -198,15 +203,22 @@ class Hdf5Chunks:
 
     def _unpack(self, raw: Any, target: NDArray[Any]) -> None:
         dtype, shape = self._dataset.dtype, tuple(self._dataset.chunks)
-        size = math.prod(shape) * dtype.itemsize
-        data = zlib.decompressobj().decompress(raw, size + 1)  # whatever it says, no more than this
-        if len(data) != size:
-            raise ValueError(f"{len(data)} bytes instead of {size}")
-        inside = tuple(slice(axis) for axis in target.shape)  # a chunk at the end may be longer than the data
-        if not self._shuffled or dtype.itemsize == 1:
-            target[...] = np.frombuffer(data, dtype).reshape(shape)[inside]
-            return
+        size, shuffled = math.prod(shape) * dtype.itemsize, self._shuffled and dtype.itemsize > 1
         whole = target.shape == shape and target.flags.c_contiguous
+        data: Any
+        if self._lzf:
+            data = target.reshape(-1).view(np.uint8) if whole and not shuffled else np.empty(size, np.uint8)
+            came = engine().unpack_lzf(raw, data)
+        else:
+            data = zlib.decompressobj().decompress(raw, size + 1)  # whatever it says, no more than this
+            came = len(data)
+        if came != size:
+            raise ValueError(f"{came} bytes instead of {size}" if came != -1 else "not what lzf writes")
+        inside = tuple(slice(axis) for axis in target.shape)  # a chunk at the end may be longer than the data
+        if not shuffled:
+            if not (self._lzf and whole):
+                target[...] = np.frombuffer(data, dtype).reshape(shape)[inside]
+            return
         rows = target if whole else np.empty(shape, dtype)
         planes, items = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, -1), rows.reshape(-1).view(np.uint8)
         for place, plane in enumerate(planes):  # three times as fast as one transposed copy
