@@ -36,6 +36,7 @@ from lowtide.units import MIB
 
 HELD = 32 * MIB
 KEPT = 16 * MIB
+MOST_CHUNKS = 1 << 20  # whose places are held, 12 bytes each
 _GZIP, _SHUFFLE, _LZF = 1, 2, 32000  # HDF5's numbers of filters
 
 Write = Callable[[int, Any], None]
@@ -146,6 +147,7 @@ class Hdf5Chunks:
         self._file, self._name = bytes_of(path, source), name
         self._turn = threading.Lock()
         self._dataset: Any = None
+        self._lie: tuple[NDArray[np.int64], NDArray[np.uint32]] | None = None  # of each chunk: its byte, its length
 
     def opened(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
         with self._turn:
@@ -157,7 +159,8 @@ class Hdf5Chunks:
                 self._shuffled = filters[:1] == [_SHUFFLE]
                 packed = filters[self._shuffled :]
                 self._lzf = packed == [_LZF] and engine().name == "native"
-                self._ours = self._lzf or packed == [_GZIP]
+                if self._lzf or packed == [_GZIP]:
+                    self._lie = self._index()
             return tuple(self._dataset.shape), self._dataset.dtype
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[tuple[slice, ...], Any]]:
@@ -166,10 +169,13 @@ class Hdf5Chunks:
         corners = [range(first, last, rows)]
         corners += [range(0, axis, step) for axis, step in zip(self._dataset.shape[1:], columns, strict=True)]
         places = list(itertools.product(*corners))
-        lie = [self._dataset.id.get_chunk_info_by_coord(place) for place in places] if self._ours else []
-        known = {
-            place: (one.byte_offset, one.size) for place, one in zip(places, lie, strict=False) if self._is_ours(one)
-        }
+        known: dict[tuple[int, ...], tuple[int, int]] = {}
+        if self._lie is not None:
+            grid = self._grid()
+            steps = np.array(places, np.int64) // self._dataset.chunks
+            numbers = np.ravel_multi_index(tuple(steps.T), grid)
+            found = zip(places, self._lie[0][numbers].tolist(), self._lie[1][numbers].tolist(), strict=True)
+            known = {place: (offset, size) for place, offset, size in found if size}
         begin = min((offset for offset, _ in known.values()), default=0)
         length = max((offset + size for offset, size in known.values()), default=0) - begin
         together = None
@@ -182,10 +188,34 @@ class Hdf5Chunks:
                 raw = self._file.at(offset, size) if together is None else together[offset - begin :][:size]
             yield tuple(slice(at, at + step) for at, step in zip(place, (rows, *columns), strict=True)), raw
 
-    def _is_ours(self, found: Any) -> bool:
-        """Whether it was written, through all filters, and is not absurdly long."""
-        most = 2 * math.prod(self._dataset.chunks) * self._dataset.dtype.itemsize + MIB
-        return found.byte_offset is not None and found.filter_mask == 0 and found.size <= most
+    def _grid(self) -> tuple[int, ...]:
+        """How many chunks along each axis."""
+        return tuple(-(-axis // step) for axis, step in zip(self._dataset.shape, self._dataset.chunks, strict=True))
+
+    def _index(self) -> tuple[NDArray[np.int64], NDArray[np.uint32]] | None:
+        """Where each chunk lies, by one walk: asked for a single one, HDF5 walks past all others. No length for those
+        that h5py has to read: never written, not through all filters, or absurdly long. None: too many for a table."""
+        grid, chunks, walk = self._grid(), self._dataset.chunks, getattr(self._dataset.id, "chunk_iter", None)
+        count = math.prod(grid)
+        if walk is None or count > MOST_CHUNKS:
+            return None
+        offsets, sizes = np.zeros(count, np.int64), np.zeros(count, np.uint32)
+        most = 2 * math.prod(chunks) * self._dataset.dtype.itemsize + MIB
+
+        def note(one: Any) -> None:
+            number = 0
+            for at, step, many in zip(one.chunk_offset, chunks, grid, strict=True):
+                if at // step >= many:
+                    return  # left from when the dataset was longer
+                number = number * many + at // step
+            if one.filter_mask == 0 and 0 < one.size <= most and 0 < one.byte_offset < 2**63 - most:
+                offsets[number], sizes[number] = one.byte_offset, one.size
+
+        try:
+            walk(note)
+        except Exception:  # damaged: h5py finds what it can of it, and says which chunk it cannot
+            return None
+        return offsets, sizes
 
     def decode(self, chunk: tuple[slice, ...], raw: Any, target: NDArray[Any]) -> None:
         if raw is not None:
