@@ -80,6 +80,10 @@ class IdColumn:
             for piece, array in self._batches(opened, pieces):
                 yield from self._cut(piece, array)
 
+    def give_back(self) -> None:
+        """What pyarrow keeps of its memory for later, to the system."""
+        _pyarrow(self.path).default_memory_pool().release_unused()
+
     @property
     def in_any_order(self) -> bool:
         """Whether a piece can be read without those before it: a stream has no index."""

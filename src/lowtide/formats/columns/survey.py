@@ -180,6 +180,7 @@ class ColumnIds:
                 thread.start()
             for thread in threads:
                 thread.join()
+            self._column.give_back()
             if order.failed is not None:
                 raise order.failed
         self._refuse_changed()

@@ -5,7 +5,8 @@ by their offsets, unpacked by zlib or the native engine and put in order by nump
 other filters go through h5py. A chunk that cannot be decoded is a ``ReadError`` naming it; blocks that hold nothing of
 it are made.
 
-Holds as many units as there are processors, at most 32 MiB of them or one, and as many bytes of units just decoded.
+Holds one unit more than there are processors, so that none waits for a read; at most 32 MiB of them or one, and 16 MiB
+of units just decoded.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class DecodedRows:
         self._kind, self._path, self._name, self._identity = kind, path, name, identity
         self._rows, self._region, self.crc32 = rows, region, engine().crc32
         self._array: Hdf5Chunks | ZarrChunks = _CHUNKS[kind](path, name, source)
-        self._many = threading.BoundedSemaphore(max(1, min(os.cpu_count() or 1, HELD // region)))
+        self._many = threading.BoundedSemaphore(max(1, min((os.cpu_count() or 1) + 1, HELD // region)))
         self._kept: OrderedDict[int, _Unit] = OrderedDict()
         self._under_way: set[int] = set()
         self._turn = threading.Condition()
