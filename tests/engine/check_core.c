@@ -4,6 +4,7 @@
 #include "checksum.h"
 #include "columns.h"
 #include "documents.h"
+#include "lzf.h"
 #include "queue.h"
 #include "texts.h"
 
@@ -376,6 +377,25 @@ static void check_texts(void) {
     CHECK(taken > 100);
 }
 
+/* Bytes of chance, mostly short copies and runs: nothing outside of two buffers of exactly their size is touched. */
+static void check_lzf(void) {
+    int way = -1, fine = 0;
+    for (int turn = 0; turn < 20000; turn++) {
+        int64_t count = (int64_t)(word() % 200), room = (int64_t)(word() % 600);
+        uint8_t *packed = malloc((size_t)count + 1), *into = malloc((size_t)room + 1);
+        uint8_t *tight = malloc(count ? (size_t)count : 1), *out = malloc(room ? (size_t)room : 1);
+        for (int64_t i = 0; i < count; i++) packed[i] = word() % 3 ? (uint8_t)(word() % 34) : (uint8_t)word();
+        memcpy(tight, packed, (size_t)count);
+        int64_t came = lt_unpack_lzf(tight, count, out, room);
+        CHECK(came >= -1 && came <= room);
+        CHECK(lt_unpack_lzf(packed, count, into, room) == came);
+        CHECK(came <= 0 || memcmp(into, out, (size_t)came) == 0);
+        fine += came > 0;
+        free(packed), free(into), free(tight), free(out);
+    }
+    CHECK(fine > 100);
+}
+
 int main(void) {
     int way = -1;
     char path[] = "check_core.XXXXXX";
@@ -391,6 +411,7 @@ int main(void) {
     check_mapping();
     check_passes();
     check_texts();
+    check_lzf();
     check_permute();
     for (int64_t length = 1; length < 300; length += 1 + length / 3) {
         for (int kind = 0; kind < 4; kind++) check_documents(kind & 1 ? 8 : 4, kind >> 1, 3, length);

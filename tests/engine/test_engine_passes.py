@@ -197,3 +197,59 @@ def test_rows_outside_of_what_was_read_or_of_their_target_are_refused() -> None:
             native().copy_rows(source, np.array(offsets), 4, into, None if places is None else np.array(places))
     with pytest.raises(ValueError, match="rows inside of both buffers"):
         native().copy_rows(source, one, 0, into, None)
+
+
+def unpacked(packed: bytes, room: int) -> bytes | None:
+    """What LZF packed, byte by byte; None where it is damaged or more than the room."""
+    found, at = bytearray(), 0
+    while at < len(packed):
+        control, at = packed[at], at + 1
+        if control < 32:
+            if at + control + 1 > len(packed):
+                return None
+            found += packed[at : at + control + 1]
+            at += control + 1
+        else:
+            length, more = control >> 5, control >> 5 == 7
+            if at + more + 1 > len(packed):
+                return None
+            length, at = length + (packed[at] if more else 0) + 2, at + more
+            back, at = (control & 31) * 256 + packed[at] + 1, at + 1
+            if back > len(found):
+                return None
+            for _ in range(length):
+                found.append(found[-back])
+        if len(found) > room:
+            return None
+    return bytes(found)
+
+
+@settings(deadline=None)
+@given(
+    parts=st.lists(
+        st.one_of(
+            st.binary(min_size=1, max_size=32).map(lambda some: bytes([len(some) - 1]) + some),
+            st.tuples(st.integers(1, 6), st.integers(0, 300)).map(lambda p: bytes([p[0] << 5 | p[1] >> 8, p[1] & 255])),
+            st.tuples(st.integers(0, 255), st.integers(0, 99)).map(lambda p: bytes([7 << 5, *p])),
+        ),
+        max_size=60,
+    ),
+    damage=st.one_of(st.none(), st.tuples(st.integers(0, 2000), st.integers(0, 255))),
+    more=st.integers(-9, 70),
+)
+def test_lzf_is_unpacked_as_it_was_packed_and_nothing_is_written_outside(
+    parts: list[bytes], damage: tuple[int, int] | None, more: int
+) -> None:
+    packed = bytearray(b"\x1f" + bytes(range(32)) + b"".join(parts))
+    if damage is not None:
+        packed[damage[0] % len(packed)] = damage[1]
+    whole = unpacked(bytes(packed), 1 << 20)
+    room = max(0, (100 if whole is None else len(whole)) + more)
+    into = np.full(room + 64, 0xA5, np.uint8)
+    came = native().unpack_lzf(bytes(packed), into[:room])
+    expected = unpacked(bytes(packed), room)
+    assert came == (-1 if expected is None else len(expected))
+    if expected is not None:
+        assert into[: len(expected)].tobytes() == expected
+    assert (into[room:] == 0xA5).all()
+    assert PYTHON.unpack_lzf(bytes(packed), into) is None

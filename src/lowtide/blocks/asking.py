@@ -167,8 +167,9 @@ class Asking:
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # Few arenas: what many threads free would stay in each of them.
-                env={**os.environ, "PYTHONPATH": paths, "MALLOC_ARENA_MAX": "2"},
+                # Few arenas: what many threads free would stay in each of them. And no threads of NumPy's for products
+                # of matrices, which spin for a while when they start.
+                env={**os.environ, "PYTHONPATH": paths, "MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"},
             )
         self._end = ours
         atexit.register(self.close)

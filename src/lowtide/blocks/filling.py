@@ -6,6 +6,7 @@ Blocks that somebody else is making, and those for which half of the disk has no
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ class Filling:
         self._file, self._disk, self._stated = BlockFile(place, size), Disk(str(Path(place).parent)), stated
         self._file.settle()
         self._left = self._disk.limit(stated) // 2 // BLOCK
+        self._turn = threading.Lock()  # several threads may fill one
 
     def write(self, offset: int, data: Any) -> None:
         """Whole blocks from ``offset`` on, which is the beginning of one."""
         view, first = memoryview(data), offset // BLOCK
-        count = min(-(-len(view) // BLOCK), self._left)
-        self._left -= count
+        with self._turn:
+            count = min(-(-len(view) // BLOCK), self._left)
+            self._left -= count
         locked = [block for block in range(first, first + count) if self._file.lock(block)]
         try:
             for run in in_runs([block for block in locked if not self._file.is_there(block)], 1 << 30):

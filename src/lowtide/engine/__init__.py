@@ -197,6 +197,11 @@ class Engine:
                 return Checked(*found)
         return id_checks.read_checked(fd, offset, into, summed=summed, ids=ids)
 
+    def unpack_lzf(self, packed: Any, into: Any) -> int | None:
+        """Unpack a chunk of h5py's filter without the GIL: bytes that came, -1 for damaged ones or more than ``into``
+        holds. None: this engine cannot, h5py can."""
+        return _core.unpack_lzf(packed, into) if self._native else None
+
     def joined_texts(
         self, block: bytes, key: bytes | None, between: bytes, end: bytes, ranges: Any
     ) -> tuple[bytes, int, int, bool] | None:

@@ -4,6 +4,7 @@
 #include "binding.h"
 #include "binding_arrays.h"
 #include "binding_texts.h"
+#include "lzf.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -107,6 +108,22 @@ static PyObject *unchanged(PyObject *module, PyObject *const *args, Py_ssize_t c
     return PyBool_FromLong(fine && found.st_ctim.tv_sec * 1000000000LL + found.st_ctim.tv_nsec == changed);
 }
 
+/* unpack_lzf(packed, into): bytes that came, or -1 where they are damaged or more than `into` holds. */
+static PyObject *unpack_lzf(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "unpack_lzf: expected 2 arguments (packed, into), got %zd. Pass both.", count);
+    Py_buffer packed, into;
+    if (PyObject_GetBuffer(args[0], &packed, PyBUF_C_CONTIGUOUS) != 0) return NULL;
+    if (PyObject_GetBuffer(args[1], &into, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) != 0) return PyBuffer_Release(&packed), NULL;
+    int64_t came;
+    Py_BEGIN_ALLOW_THREADS
+    came = lt_unpack_lzf(packed.buf, packed.len, into.buf, into.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&into);
+    PyBuffer_Release(&packed);
+    return PyLong_FromLongLong(came);
+}
+
 static PyObject *unavailable(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     PyObject *result = PyDict_New();
@@ -135,6 +152,7 @@ static PyMethodDef functions[] = {
     {"read_checked", (PyCFunction)(void (*)(void))lt_py_read_checked, METH_FASTCALL, "read_checked(fd, offset, into, summed, source, vocab, skip): bytes, checksum, the first id outside."},
     {"add_columns", (PyCFunction)(void (*)(void))lt_py_add_columns, METH_FASTCALL, "add_columns(sums, rows): in place."},
     {"joined_texts", (PyCFunction)(void (*)(void))lt_py_joined_texts, METH_FASTCALL, "joined_texts(block, key, between, end, ranges): documents, each followed by end; None: look closer."},
+    {"unpack_lzf", (PyCFunction)(void (*)(void))unpack_lzf, METH_FASTCALL, "unpack_lzf(packed, into): bytes that came; -1: damaged."},
     {"unavailable", unavailable, METH_NOARGS, "Each way, and why it cannot be had ('': it can)."},
     {NULL, NULL, 0, NULL},
 };

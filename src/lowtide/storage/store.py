@@ -213,9 +213,11 @@ class Store:
 
     @property
     def sweeps(self) -> bool:
-        """Whether it fills many buffers in one sweep over files that lie here, in another thread."""
-        few = len(self.files) <= KEPT.together and not any(extent.may_change for extent in self.extents)
-        return few and self.strategy.name == "read" and self.prepares
+        """Whether it fills many buffers in one sweep over its files, in another thread; not where their owner may write
+        meanwhile."""
+        few = len(self.files) <= KEPT.together
+        settled = self.makes_blocks or not any(extent.may_change for extent in self.extents)
+        return few and settled and self.strategy.name == "read" and self.prepares
 
     @property
     def counters(self) -> ReadCounts:

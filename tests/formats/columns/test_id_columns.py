@@ -327,7 +327,7 @@ for number in range(first, rounds):
     try:
         column = IdColumn(path, sys.argv[5], "input_ids", LocalBytes(path))
         _item_type(column)
-        for block in column.blocks(0, len(column.promised())):
+        for block in column.blocks(range(len(column.promised()))):
             block.ends.sum()
         print(number, "read", flush=True)
     except FormatError:

@@ -249,6 +249,8 @@ def test_bytes_that_end_h5py_are_a_typed_error(
 FILTERS: dict[str, dict[str, Any]] = {
     "gzip": {"chunks": (1_000, 64), "compression": "gzip"},
     "lzf": {"chunks": (1_000, 64), "compression": "lzf"},
+    "shuffle and lzf": {"chunks": (1_000, 64), "compression": "lzf", "shuffle": True},
+    "lzf that cuts rows and ends behind them": {"chunks": (900, 24), "compression": "lzf"},
     "shuffle and fletcher32": {"chunks": (1_000, 64), "compression": "gzip", "shuffle": True, "fletcher32": True},
     "tiles that cut rows": {"chunks": (900, 24), "compression": "gzip"},
     "chunks longer than the data": {"chunks": (20_000, 64), "maxshape": (None, 64), "compression": "gzip"},
@@ -270,10 +272,11 @@ def test_filtered_chunks_are_decoded_to_the_rows_h5py_reads(tmp_path: Path, kind
     MAKER.close()
 
 
-def test_a_damaged_chunk_is_named_and_rows_elsewhere_still_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", ["gzip", "lzf"])
+def test_a_damaged_chunk_is_named_and_rows_elsewhere_still_read(tmp_path: Path, compression: str) -> None:
     rows = np.random.default_rng(5).integers(0, 99, (20_000, 64)).astype("i4")
     with h5py.File(tmp_path / "x.h5", "w") as out:
-        dataset = out.create_dataset("X", data=rows, chunks=(2_000, 64), compression="gzip")
+        dataset = out.create_dataset("X", data=rows, chunks=(2_000, 64), compression=compression)
         place = dataset.id.get_chunk_info(7)
     with (tmp_path / "x.h5").open("r+b") as file:
         file.seek(place.byte_offset + 100)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,21 +64,30 @@ class IdColumn:
         """How many ids each piece has at most, by the file's own tables, without decoding ids."""
         with self._decoding(), self._opened() as opened:
             if self.kind != "parquet":
-                return [int(_lengths(array).sum()) for array in self._batches(opened, 0, None)]
+                return [int(_lengths(array).sum()) for _, array in self._batches(opened, None)]
             about = opened.metadata
             groups = [about.row_group(group) for group in range(about.num_row_groups)]
             return [sum(leaf.num_values for leaf in self._leaves(group)) for group in groups]
 
-    def blocks(self, first: int, last: int) -> Iterator[IdBlock]:
-        """Every id of these pieces, in order, in blocks of at most 262,144."""
+    def blocks(self, pieces: Sequence[int]) -> Iterator[IdBlock]:
+        """Every id of these pieces, which ascend, in order, in blocks of at most 262,144."""
         with self._decoding(), self._opened() as opened:
             if self.kind == "parquet":
-                for group in range(first, last):
+                for group in pieces:
                     for array in self._pages(opened, group):
                         yield from self._cut(group, array)
                 return
-            for piece, array in enumerate(self._batches(opened, first, last), first):
+            for piece, array in self._batches(opened, pieces):
                 yield from self._cut(piece, array)
+
+    def give_back(self) -> None:
+        """What pyarrow keeps of its memory for later, to the system."""
+        _pyarrow(self.path).default_memory_pool().release_unused()
+
+    @property
+    def in_any_order(self) -> bool:
+        """Whether a piece can be read without those before it: a stream has no index."""
+        return self.kind != "arrow stream"
 
     def stored(self, block: IdBlock, dtype: np.dtype[Any], before: int) -> npt.NDArray[Any]:
         """The ids as they are stored; FormatError for one that does not fit; none ever wraps."""
@@ -153,17 +162,18 @@ class IdColumn:
         for batch in opened.iter_batches(rows, row_groups=[group], columns=[self.name], use_threads=False):
             yield _checked(batch.column(0))
 
-    def _batches(self, opened: Any, first: int, last: int | None) -> Iterator[Any]:
+    def _batches(self, opened: Any, pieces: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
+        """Record batches, all where none are named."""
         place = opened.schema.get_field_index(self.name)
-        if self.kind == "arrow":
-            for piece in range(first, opened.num_record_batches if last is None else last):
-                yield _checked(opened.get_batch(piece).column(place))
+        if self.in_any_order:
+            for piece in range(opened.num_record_batches) if pieces is None else pieces:
+                yield piece, _checked(opened.get_batch(piece).column(place))
             return
-        for piece, batch in enumerate(opened):  # a stream has no index: pieces before are read past
-            if last is not None and piece >= last:
+        for piece, batch in enumerate(opened):
+            if pieces is not None and piece > pieces[-1]:
                 return
-            if piece >= first:
-                yield _checked(batch.column(place))
+            if pieces is None or piece in pieces:
+                yield piece, _checked(batch.column(place))
 
     def _cut(self, piece: int, array: Any) -> Iterator[IdBlock]:
         """One array of lists in blocks; a row without a list is an empty document."""

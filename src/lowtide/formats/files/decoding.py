@@ -1,10 +1,12 @@
 """Decodes the units of a chunked array (``decoded_rows.py``): what a maker does for HDF5 and Zarr. Runs there only.
 
-HDF5 has one lock for everything it does. So the two usual kinds of chunks, gzip and shuffle with gzip, are read by
-their offsets, unpacked by zlib and put in order by numpy, all of which run beside each other; other filters go through
-h5py. A chunk that cannot be decoded is a ``ReadError`` naming it; blocks that hold nothing of it are made.
+HDF5 has one lock for everything it does. So the usual kinds of chunks, gzip and lzf, with or without shuffle, are read
+by their offsets, unpacked by zlib or the native engine and put in order by numpy, all of which run beside each other;
+other filters go through h5py. A chunk that cannot be decoded is a ``ReadError`` naming it; blocks that hold nothing of
+it are made.
 
-Holds as many units as there are processors, at most 32 MiB of them or one, and as many bytes of units just decoded.
+Holds one unit more than there are processors, so that none waits for a read; at most 32 MiB of them or one, and 16 MiB
+of units just decoded.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.blocks.block_file import BLOCK
+from lowtide.engine import engine
 from lowtide.errors import LowtideError, ReadError
 from lowtide.formats.files.decoded_rows import identity_of
 from lowtide.formats.files.hdf5_inside import opened_by_h5py
@@ -34,7 +37,8 @@ from lowtide.units import MIB
 
 HELD = 32 * MIB
 KEPT = 16 * MIB
-_GZIP, _SHUFFLE = 1, 2  # HDF5's numbers of filters
+MOST_CHUNKS = 1 << 20  # whose places are held, 12 bytes each
+_GZIP, _SHUFFLE, _LZF = 1, 2, 32000  # HDF5's numbers of filters
 
 Write = Callable[[int, Any], None]
 
@@ -54,7 +58,7 @@ class DecodedRows:
         self._kind, self._path, self._name, self._identity = kind, path, name, identity
         self._rows, self._region = rows, region
         self._array: Hdf5Chunks | ZarrChunks = _CHUNKS[kind](path, name, source)
-        self._many = threading.BoundedSemaphore(max(1, min(os.cpu_count() or 1, HELD // region)))
+        self._many = threading.BoundedSemaphore(max(1, min((os.cpu_count() or 1) + 1, HELD // region)))
         self._kept: OrderedDict[int, _Unit] = OrderedDict()
         self._under_way: set[int] = set()
         self._turn = threading.Condition()
@@ -113,7 +117,8 @@ class DecodedRows:
         first = number * self._rows
         last = min(first + self._rows, shape[0])
         size = (last - first) * math.prod(shape[1:]) * dtype.itemsize
-        unit = _Unit(np.zeros(self._region if last < shape[0] else size, np.uint8))
+        unit = _Unit(np.empty(self._region if last < shape[0] else size, np.uint8))
+        unit.data[size:] = 0
         rows = unit.data[:size].view(dtype).reshape(last - first, *shape[1:])
         for chunk, raw in self._array.chunks(first, last):
             begin, end = chunk[0].start - first, min(chunk[0].stop, last) - first
@@ -143,6 +148,7 @@ class Hdf5Chunks:
         self._file, self._name = bytes_of(path, source), name
         self._turn = threading.Lock()
         self._dataset: Any = None
+        self._lie: tuple[NDArray[np.int64], NDArray[np.uint32]] | None = None  # of each chunk: its byte, its length
 
     def opened(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
         with self._turn:
@@ -151,8 +157,11 @@ class Hdf5Chunks:
                 self._dataset = self._open.enter_context(opened_by_h5py(self._file))[self._name]
                 plist = self._dataset.id.get_create_plist()
                 filters = [plist.get_filter(k)[0] for k in range(plist.get_nfilters())]
-                self._ours = filters in ([_GZIP], [_SHUFFLE, _GZIP])
-                self._shuffled = _SHUFFLE in filters
+                self._shuffled = filters[:1] == [_SHUFFLE]
+                packed = filters[self._shuffled :]
+                self._lzf = packed == [_LZF] and engine().name == "native"
+                if self._lzf or packed == [_GZIP]:
+                    self._lie = self._index()
             return tuple(self._dataset.shape), self._dataset.dtype
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[tuple[slice, ...], Any]]:
@@ -161,10 +170,13 @@ class Hdf5Chunks:
         corners = [range(first, last, rows)]
         corners += [range(0, axis, step) for axis, step in zip(self._dataset.shape[1:], columns, strict=True)]
         places = list(itertools.product(*corners))
-        lie = [self._dataset.id.get_chunk_info_by_coord(place) for place in places] if self._ours else []
-        known = {
-            place: (one.byte_offset, one.size) for place, one in zip(places, lie, strict=False) if self._is_ours(one)
-        }
+        known: dict[tuple[int, ...], tuple[int, int]] = {}
+        if self._lie is not None:
+            grid = self._grid()
+            steps = np.array(places, np.int64) // self._dataset.chunks
+            numbers = np.ravel_multi_index(tuple(steps.T), grid)
+            found = zip(places, self._lie[0][numbers].tolist(), self._lie[1][numbers].tolist(), strict=True)
+            known = {place: (offset, size) for place, offset, size in found if size}
         begin = min((offset for offset, _ in known.values()), default=0)
         length = max((offset + size for offset, size in known.values()), default=0) - begin
         together = None
@@ -177,10 +189,34 @@ class Hdf5Chunks:
                 raw = self._file.at(offset, size) if together is None else together[offset - begin :][:size]
             yield tuple(slice(at, at + step) for at, step in zip(place, (rows, *columns), strict=True)), raw
 
-    def _is_ours(self, found: Any) -> bool:
-        """Whether it was written, through all filters, and is not absurdly long."""
-        most = 2 * math.prod(self._dataset.chunks) * self._dataset.dtype.itemsize + MIB
-        return found.byte_offset is not None and found.filter_mask == 0 and found.size <= most
+    def _grid(self) -> tuple[int, ...]:
+        """How many chunks along each axis."""
+        return tuple(-(-axis // step) for axis, step in zip(self._dataset.shape, self._dataset.chunks, strict=True))
+
+    def _index(self) -> tuple[NDArray[np.int64], NDArray[np.uint32]] | None:
+        """Where each chunk lies, by one walk: asked for a single one, HDF5 walks past all others. No length for those
+        that h5py has to read: never written, not through all filters, or absurdly long. None: too many for a table."""
+        grid, chunks, walk = self._grid(), self._dataset.chunks, getattr(self._dataset.id, "chunk_iter", None)
+        count = math.prod(grid)
+        if walk is None or count > MOST_CHUNKS:
+            return None
+        offsets, sizes = np.zeros(count, np.int64), np.zeros(count, np.uint32)
+        most = 2 * math.prod(chunks) * self._dataset.dtype.itemsize + MIB
+
+        def note(one: Any) -> None:
+            number = 0
+            for at, step, many in zip(one.chunk_offset, chunks, grid, strict=True):
+                if at // step >= many:
+                    return  # left from when the dataset was longer
+                number = number * many + at // step
+            if one.filter_mask == 0 and 0 < one.size <= most and 0 < one.byte_offset < 2**63 - most:
+                offsets[number], sizes[number] = one.byte_offset, one.size
+
+        try:
+            walk(note)
+        except Exception:  # damaged: h5py finds what it can of it, and says which chunk it cannot
+            return None
+        return offsets, sizes
 
     def decode(self, chunk: tuple[slice, ...], raw: Any, target: NDArray[Any]) -> None:
         if raw is not None:
@@ -198,15 +234,22 @@ class Hdf5Chunks:
 
     def _unpack(self, raw: Any, target: NDArray[Any]) -> None:
         dtype, shape = self._dataset.dtype, tuple(self._dataset.chunks)
-        size = math.prod(shape) * dtype.itemsize
-        data = zlib.decompressobj().decompress(raw, size + 1)  # whatever it says, no more than this
-        if len(data) != size:
-            raise ValueError(f"{len(data)} bytes instead of {size}")
-        inside = tuple(slice(axis) for axis in target.shape)  # a chunk at the end may be longer than the data
-        if not self._shuffled or dtype.itemsize == 1:
-            target[...] = np.frombuffer(data, dtype).reshape(shape)[inside]
-            return
+        size, shuffled = math.prod(shape) * dtype.itemsize, self._shuffled and dtype.itemsize > 1
         whole = target.shape == shape and target.flags.c_contiguous
+        data: Any
+        if self._lzf:
+            data = target.reshape(-1).view(np.uint8) if whole and not shuffled else np.empty(size, np.uint8)
+            came = engine().unpack_lzf(raw, data)
+        else:
+            data = zlib.decompressobj().decompress(raw, size + 1)  # whatever it says, no more than this
+            came = len(data)
+        if came != size:
+            raise ValueError(f"{came} bytes instead of {size}" if came != -1 else "not what lzf writes")
+        inside = tuple(slice(axis) for axis in target.shape)  # a chunk at the end may be longer than the data
+        if not shuffled:
+            if not (self._lzf and whole):
+                target[...] = np.frombuffer(data, dtype).reshape(shape)[inside]
+            return
         rows = target if whole else np.empty(shape, dtype)
         planes, items = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, -1), rows.reshape(-1).view(np.uint8)
         for place, plane in enumerate(planes):  # three times as fast as one transposed copy

@@ -5,8 +5,9 @@ rows hold them as they are, so a row is read in place; those that follow one ano
 dataset was written from its beginning to its end, become one run of bytes. Costs 8 bytes per chunk while the index is
 walked, and 36 per run that is left in an open store.
 
-The index is a stranger's: chunks missing, twice, overlapping, or beyond the file are a ``FormatError``. Chunks that
-were never written have no bytes in the file, only a fill value: a dataset with such chunks is refused.
+The index is a stranger's: chunks twice, overlapping, or beyond the file are a ``FormatError``. Chunks that were never
+written have no bytes in the file, only a fill value: a dataset with such chunks is decoded like a filtered one, unless
+it has hardly any others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from lowtide.errors import FormatError
 from lowtide.formats.layout import clip
 
+MOST_SPARSE = 1024  # chunks for each that was written: a shape may say anything, and tables are as long as it
 DAMAGED = "Its index of chunks is damaged: copy or write it again"
 NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
 
@@ -39,23 +41,25 @@ def refuse_beyond(size: int, end: int, where: str) -> None:
 
 def chunked(
     size: int, dataset: Any, length: int, where: str, typed: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """Where the runs of bytes begin in a file of ``size`` bytes, and where each ends in the dataset, whose ``length``
-    is more than 0 and whose chunks hold whole rows. ``typed``: the file as one types its name."""
+    is more than 0 and whose chunks hold whole rows; None where some were never written. ``typed``: the file as one
+    types its name."""
     rows, per_chunk = int(dataset.shape[0]), int(dataset.chunks[0])
     chunk = length // rows * per_chunk  # bytes
     count = -(-rows // per_chunk)
     stored = int(dataset.id.get_num_chunks())
-    if stored < count:
+    if stored * MOST_SPARSE < count:
         raise _never_written(typed, dataset, count, f"{stored}", where)
+    if stored < count:
+        return None
     if count > size // chunk + 1:  # before anything as long as the index is made; the last may be cut
         refuse_beyond(size, (count - 1) * chunk, where)
     offsets = _offsets(dataset, count, per_chunk, chunk, where)
     sizes = np.full(count, chunk, np.int64)
     sizes[-1] = length - (count - 1) * chunk  # of a last chunk that is not full, the rows that count come first
-    lowest = int(offsets.min())
-    if lowest <= 0:
-        raise _never_written(typed, dataset, count, f"none with row {int(np.argmin(offsets)) * per_chunk}", where)
+    if int(offsets.min()) <= 0:
+        return None
     refuse_beyond(size, int((offsets + sizes).max()), where)
     order = np.argsort(offsets, kind="stable")
     overlapping = np.flatnonzero(offsets[order][1:] < offsets[order][:-1] + sizes[order][:-1])

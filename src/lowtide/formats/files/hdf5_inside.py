@@ -65,7 +65,10 @@ def _dataset(file: Bytes, typed: str, name: str) -> dict[str, Any] | None:
         rows = int(dataset.chunks[0])
         if filters_of(dataset) or tuple(dataset.chunks[1:]) != tuple(dataset.shape[1:]):
             return {**said, "band": rows}
-        offsets, ends = chunked(holder.size, dataset, length, where, typed)
+        runs = chunked(holder.size, dataset, length, where, typed)
+        if runs is None:
+            return {**said, "band": rows}
+        offsets, ends = runs
         return {**said, "offset": int(offsets[0]), "runs": as_text(offsets, ends), "rows": rows}
 
 
