@@ -71,8 +71,8 @@ def _refuse_old_locality(state: dict[str, Any], maker: str) -> None:
     if isinstance(value, int):
         raise StateError(
             f"state: expected locality= of windows made of blocks from all over the data, got {name}={value}, saved "
-            f"when locality= mixed neighbours only: an order that no longer exists. Begin a new {maker}, or continue with the "
-            "version that saved it."
+            f"when locality= mixed neighbours only: an order that no longer exists. Begin a new {maker}, or continue "
+            "with the version that saved it."
         )
 
 
