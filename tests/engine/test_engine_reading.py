@@ -33,6 +33,7 @@ from lowtide.engine import (
     DROP_SEQUENTIAL,
     KEEP,
     KEEP_NEAR,
+    KEEP_SEQUENTIAL,
     SOURCES,
     WAYS,
     Engine,
@@ -395,6 +396,23 @@ def test_runs_read_as_neighbours_go_to_the_buffers_they_are_dealt_to(
                     into = [aligned(count // buffers * length) for _ in range(buffers)]
                     assert queue_of(engine, "announce").fill(runs, into, KEEP_NEAR) == count
                     assert b"".join(part.tobytes() for part in into) == expected(content, runs), engine.name
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_sequential_reads_that_keep_are_made_run_after_run_and_leave_the_pages(
+    cold: bool, file: Path, content: bytes, fds: tuple[int, int]
+) -> None:
+    runs = Runs(fds[0], np.arange(0, 1 << 20, 1 << 17), 1 << 17)
+    for engine in (native(), PYTHON):
+        into = aligned(1 << 20)
+        queue = queue_of(engine, "announce")
+        file.read_bytes()
+        assert queue.fill(runs, into, KEEP) == 8  # this queue looks into the page cache first
+        if cold:
+            forget(fds[0])
+        assert queue.fill(runs, into, KEEP_SEQUENTIAL) == 0, engine.name  # and here it does not
+        assert into.tobytes() == expected(content, runs), engine.name
+        assert machine.page_cache(file).cached >= 1 << 20, engine.name
 
 
 def test_the_first_of_many_neighbours_that_cannot_be_read_is_named(tmp_path: Path) -> None:

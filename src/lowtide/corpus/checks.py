@@ -46,7 +46,7 @@ from lowtide.machine import open_regular
 from lowtide.storage.buffers import allocate_anonymous
 
 MOST_FAULTS = 100  # listed; a wrong dtype would otherwise list every block
-STRETCH = 4 * CHECKED  # bytes that one thread reads before it takes others
+STRETCH = 16 * CHECKED  # bytes that one thread reads before it takes others: each begins without read-ahead
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,7 @@ int lt_parse_target(PyObject *runs, PyObject *target, lt_job *one, int needs_fds
 static int parse_drop(PyObject *drop, lt_job *one) {
     long value = PyLong_AsLong(drop);
     if (value == -1 && PyErr_Occurred()) return -1;
-    if (value < LT_KEEP || value > LT_KEEP_NEAR) return lt_bad_value("drop", "0 to 3", value);
+    if (value < LT_KEEP || value > LT_KEEP_SEQUENTIAL) return lt_bad_value("drop", "0 to 4", value);
     one->call.drop = (int)value;
     return 0;
 }

@@ -102,7 +102,7 @@ void lt_read_plain(lt_queue *queue, lt_call *call, int64_t run, int64_t at) {
         got = read_run(queue, call, run, at, 0, &error);
     }
     if (got < length && !atomic_load(&call->stop)) lt_note(call, LT_READ_FAILED, run, got, error);
-    if (call->drop && call->drop != LT_KEEP_NEAR) lt_drop_run(&call->runs, run, call->drop);
+    if (call->drop == LT_DROP || call->drop == LT_DROP_SEQUENTIAL) lt_drop_run(&call->runs, run, call->drop);
 }
 
 void lt_announce(const lt_runs *runs, const lt_miss *misses, int64_t count) {

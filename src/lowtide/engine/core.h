@@ -22,8 +22,9 @@ enum { LT_UINT8, LT_UINT16, LT_UINT32, LT_INT32, LT_INT64, LT_SOURCES };
 enum { LT_READ, LT_ANNOUNCE, LT_AIO, LT_URING, LT_WAYS };
 
 /* What happens to the page cache behind the reads. SEQUENTIAL also asks the kernel not to cache (RWF_DONTCACHE). NEAR
- * keeps, and reads runs that lie near one another as one, in the order of the file. */
-enum { LT_KEEP, LT_DROP, LT_DROP_SEQUENTIAL, LT_KEEP_NEAR };
+ * keeps, and reads runs that lie near one another as one, in the order of the file. KEEP_SEQUENTIAL reads run after run
+ * and tells the kernel nothing, whose own read-ahead is faster there than announced reads. */
+enum { LT_KEEP, LT_DROP, LT_DROP_SEQUENTIAL, LT_KEEP_NEAR, LT_KEEP_SEQUENTIAL };
 
 typedef struct {
     int64_t count;

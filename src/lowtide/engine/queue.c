@@ -163,7 +163,7 @@ int lt_queue_fill(lt_queue *queue, lt_call *call) {
     int64_t missed;
     /* Dropping behind a sequence through the page cache only holds in order: the read-ahead of a late read would bring
      * back what was dropped after it. */
-    int in_order = call->drop == LT_DROP_SEQUENTIAL && call->runs.direct == NULL;
+    int in_order = call->drop == LT_KEEP_SEQUENTIAL || (call->drop == LT_DROP_SEQUENTIAL && call->runs.direct == NULL);
     if (call->drop == LT_KEEP_NEAR) {
         if (lt_read_near(queue, call) == LT_NO_MEMORY) return LT_NO_MEMORY;
     } else if (queue->way == LT_READ || in_order) {

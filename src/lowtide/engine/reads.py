@@ -19,7 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from lowtide.engine.runs import DROP_SEQUENTIAL, KEEP, KEEP_NEAR, PAGE, WAYS, Problem, Runs, WatchedFiles, place
+from lowtide.engine.runs import (
+    DROP_SEQUENTIAL,
+    KEEP,
+    KEEP_NEAR,
+    KEEP_SEQUENTIAL,
+    PAGE,
+    WAYS,
+    Problem,
+    Runs,
+    WatchedFiles,
+    place,
+)
 from lowtide.engine.sinks import SCRATCH, ByteSink, sink_of
 
 FOLIO = 512 * PAGE  # the largest unit the page cache holds file data in
@@ -41,7 +52,8 @@ class Queue:
 
     def fill(self, runs: Runs, target: Any, drop: int) -> Found:
         """Fill the target; returns how many runs were cached, or the first problem, which leaves it undefined."""
-        drop = KEEP if drop == KEEP_NEAR else drop  # here every run is a read of its own
+        in_order = drop in (DROP_SEQUENTIAL, KEEP_SEQUENTIAL)
+        drop = KEEP if drop in (KEEP_NEAR, KEEP_SEQUENTIAL) else drop  # here every run is a read of its own
         sink = sink_of(runs, target)
         # Taken away while in use: a signal handler in the middle of a call finds none and makes its own.
         scratch, self._scratch = self._scratch, None
@@ -50,7 +62,7 @@ class Queue:
         sink.scratch = scratch
         found = 0
         wanted: Sequence[int] = range(len(sink.offsets))
-        if self.way == "announce" and drop != DROP_SEQUENTIAL:
+        if self.way == "announce" and not in_order:
             missing = self._from_cache(sink)
             found = len(wanted) - len(missing)
             announce_runs(sink, missing)

@@ -16,8 +16,9 @@ Numbers = NDArray[np.int64]
 
 WAYS = ("read", "announce", "aio", "uring")
 SOURCES = ("uint8", "uint16", "uint32", "int32", "int64")
-# What happens to the page cache after the reads; NEAR: runs that lie near one another may be read as one.
-KEEP, DROP, DROP_SEQUENTIAL, KEEP_NEAR = range(4)
+# What happens to the page cache after the reads; NEAR: runs that lie near one another may be read as one. SEQUENTIAL:
+# run after run, and the kernel's own read-ahead does the rest.
+KEEP, DROP, DROP_SEQUENTIAL, KEEP_NEAR, KEEP_SEQUENTIAL = range(5)
 PAGE = 4096
 
 

@@ -20,7 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.engine import DROP, DROP_SEQUENTIAL, KEEP, KEEP_NEAR, Engine, ReadLane, ReadQueue, WatchedFiles
+from lowtide.engine import (
+    DROP,
+    DROP_SEQUENTIAL,
+    KEEP,
+    KEEP_NEAR,
+    KEEP_SEQUENTIAL,
+    Engine,
+    ReadLane,
+    ReadQueue,
+    WatchedFiles,
+)
 from lowtide.errors import ReadError
 from lowtide.machine import PAGE
 from lowtide.storage.budget import Budget, Holding
@@ -126,7 +136,9 @@ class Read:
         self.way = self._best_way()
         self._queued: tuple[ReadQueue, Holding] | None = None  # the one with staging memory, shared by all threads
         self._of_thread = threading.local()  # plain ones, so that threads need not wait for each other
-        self._drops: tuple[int, ...] = (KEEP, KEEP) if not drop or files.in_memory else (DROP, DROP_SEQUENTIAL)
+        self._drops: tuple[int, ...] = (DROP, DROP_SEQUENTIAL)
+        if not drop or files.in_memory:
+            self._drops = KEEP, KEEP_SEQUENTIAL
         self._drops += KEEP, KEEP_NEAR
         renew_in_children(self)
 

@@ -24,7 +24,7 @@ from lowtide.storage.store import StartedReads
 from lowtide.units import MIB
 
 CHUNK = 2 * MIB  # bytes read as one
-TOGETHER = 4  # of them per call of the engine
+TOGETHER = 16  # of them per call of the engine: two streams far apart keep their own read-ahead
 THREADS = 2  # calls under way
 SHARE = 8  # room for an id that is one token in so many; where there are more, they are looked for in a copy
 
