@@ -135,6 +135,8 @@ static PyMethodDef functions[] = {
     {"read_checked", (PyCFunction)(void (*)(void))lt_py_read_checked, METH_FASTCALL, "read_checked(fd, offset, into, summed, source, vocab, skip): bytes, checksum, the first id outside."},
     {"add_columns", (PyCFunction)(void (*)(void))lt_py_add_columns, METH_FASTCALL, "add_columns(sums, rows): in place."},
     {"joined_texts", (PyCFunction)(void (*)(void))lt_py_joined_texts, METH_FASTCALL, "joined_texts(block, key, between, end, ranges): documents, each followed by end; None: look closer."},
+    {"code_points", (PyCFunction)(void (*)(void))lt_py_code_points, METH_FASTCALL, "code_points(text, ranges): where code points of ranges begin, as int64; None: not UTF-8."},
+    {"cut_after", (PyCFunction)(void (*)(void))lt_py_cut_after, METH_FASTCALL, "cut_after(text, mark, end): the first place where a document may be cut between words; -1: none."},
     {"unavailable", unavailable, METH_NOARGS, "Each way, and why it cannot be had ('': it can)."},
     {NULL, NULL, 0, NULL},
 };
