@@ -121,9 +121,11 @@ def test_both_engines_have_the_same_names() -> None:
         "Queue",
         "add_columns",
         "announce",
+        "code_points",
         "copy_rows",
         "crc32",
         "crc32_of_ids",
+        "cut_after",
         "documents_given",
         "documents_marked",
         "documents_noted",
@@ -137,8 +139,8 @@ def test_both_engines_have_the_same_names() -> None:
         "unavailable",
         "unchanged",
     }
-    # A thread, what only widening in C notes on the way, and a shortcut past the parser of prepare.
-    for name in mine - {"Lane", "documents_noted", "joined_texts"}:
+    # A thread, what only widening in C notes on the way, and shortcuts past the parser and patterns of prepare.
+    for name in mine - {"Lane", "documents_noted", "joined_texts", "code_points", "cut_after"}:
         twins = (reads, mapping, permutation, document_planes, packed_plans, column_sums, id_checks)
         assert any(hasattr(module, name) for module in twins), name
     for kind, other in ((core.Queue, reads.Queue), (core.Mapping, mapping.Mapping)):

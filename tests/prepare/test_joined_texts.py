@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import random
 
-import numpy as np
 import pytest
 
 from lowtide.corpus.request import Request
 from lowtide.engine import engine
 from lowtide.errors import FormatError
+from lowtide.prepare.inputs.cuts import _PLACE
 from lowtide.prepare.inputs.text_blocks import TextBlock
 from lowtide.prepare.inputs.texts import Joined, Tally, joined_texts, texts
-from lowtide.prepare.tokenizers.features import UNLIKE, holds_unlike
+from lowtide.prepare.tokenizers.features import RANGES, unlike_places
 
 END = b"<|endoftext|>"
-RANGES = np.array(UNLIKE, np.uint32)
 
 pytestmark = pytest.mark.skipif(
     engine().name != "native", reason="NOT TESTED: documents joined natively - the native engine is not in use"
@@ -27,13 +26,14 @@ def joined(kind: str, payload: bytes, request: Request) -> Joined | None:
     return joined_texts(TextBlock(0, kind, payload, ("a",)), request, END, RANGES)
 
 
-def one_by_one(kind: str, payload: bytes, request: Request) -> tuple[bytes, int, int, bool] | None:
+def one_by_one(kind: str, payload: bytes, request: Request) -> tuple[bytes, int, int, bytes] | None:
     tally = Tally()
     try:
         found = texts(TextBlock(0, kind, payload, ("a",)), request, tally, utf8=True)
     except FormatError:
         return None
-    return b"".join(text + END for text in found), len(found), tally.empty, any(map(holds_unlike, found))
+    whole = b"".join(text + END for text in found)
+    return whole, len(found), tally.empty, unlike_places(whole).tobytes()
 
 
 LETTERS = [
@@ -133,6 +133,32 @@ def test_lines_and_separated_documents_are_the_same_as_one_by_one(kind: str, sep
         text = "".join(rng.choices([*LETTERS, between, between, "\r\n", "-"], k=rng.randrange(1, 40)))
         payload = text.encode() + rng.choice([b"", b"", b"\xe4", b"\xf0\x9f"])
         assert joined(kind, payload, request) == one_by_one(kind, payload, request), payload
+
+
+def test_places_to_cut_are_those_of_the_pattern() -> None:
+    rng, signs = random.Random(5), [b" ", b"\n", "。".encode(), "，".encode(), b"\xe3", b"\xef\xbc", b"\x80", b"\x82"]
+    letters = [
+        one.encode()
+        for one in ("a", "Z", "7", "_", "[", "`", "ж", "א", "م", "ع", "क", "ก", "あ", "ア", "中", "한", "é", "ߐ")
+    ]
+    met = {"none": 0, "one": 0}
+    for _ in range(6000):
+        text = b"".join(rng.choices([*letters, *signs], k=rng.randrange(12)))
+        mark = rng.randrange(len(text) // 2 + 1)
+        end = rng.randrange(mark, len(text) + 2)
+        found = _PLACE.search(text, mark, end)
+        expected = -1 if found is None else found.start()
+        assert engine().cut_after(text, mark, end) == expected, (text, mark, end)
+        met["none" if expected < 0 else "one"] += 1
+    assert min(met.values()) > 500
+
+
+def test_every_two_and_three_bytes_before_a_blank_are_a_letter_or_not_as_in_the_pattern() -> None:
+    for lead in range(0x80, 0x100):
+        for last in range(0x80, 0x100):
+            for text in (bytes([lead, last, 32]), *(bytes([first, lead, last, 32]) for first in range(0xE0, 0xF0))):
+                found = _PLACE.search(text)
+                assert engine().cut_after(text, 0, len(text)) == (-1 if found is None else found.start()), text
 
 
 def test_a_separator_of_one_line_end_keeps_carriage_returns() -> None:

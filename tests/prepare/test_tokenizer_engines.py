@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.prepare.engines import differing, telling
 from lowtide.errors import FormatError
 from lowtide.prepare.tokenizers import encoders
 from lowtide.prepare.tokenizers.encoders import Gigatoken, Tokenizers, choose_encoder
-from lowtide.prepare.tokenizers.features import PATTERNS, UNLIKE, holds_unlike
+from lowtide.prepare.tokenizers.features import PATTERNS, UNLIKE, unlike_places
 from lowtide.prepare.tokenizers.tiktoken_ranks import GPT2
 from lowtide.prepare.tokenizers.vocabulary import load_vocabulary
 
@@ -35,8 +36,8 @@ def test_the_libraries_differ_on_the_kept_code_points_and_on_no_others() -> None
 def test_code_points_are_found_wherever_they_stand() -> None:
     for first, last in UNLIKE:
         for code in (first, last):
-            assert holds_unlike(f"text {chr(code)}".encode())
-    assert not holds_unlike("naïve 日本語 🙂 తెలుగు \U0003134a".encode())
+            assert unlike_places(f"é {chr(code)}".encode()).tolist() == [3]
+    assert not len(unlike_places("naïve 日本語 🙂 తెలుగు \U0003134a".encode()))
 
 
 def test_documents_with_such_a_code_point_get_the_ids_of_tokenizers(tokenizer: Path) -> None:
@@ -47,6 +48,46 @@ def test_documents_with_such_a_code_point_get_the_ids_of_tokenizers(tokenizer: P
     fast, slow = Gigatoken(vocabulary).encode(texts), Tokenizers(vocabulary).encode(texts)
     assert np.array_equal(fast[0], slow[0])
     assert np.array_equal(fast[1], slow[1])
+
+
+STRETCHES = [
+    "the",
+    "The ",
+    " a",
+    ",",
+    '"',
+    "\n",
+    "  ",
+    "'s",
+    "'",
+    "12",
+    "é",
+    "中。",
+    "я ",
+    "<|endoftext|>",
+    "\u088f",
+    "\u088f",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_only_the_words_around_such_a_code_point_need_tokenizers(pattern: str) -> None:
+    vocabulary, rng = telling(pattern), random.Random(4)
+    encoder, reference = Gigatoken(vocabulary), Tokenizers(vocabulary)
+    for _ in range(300):
+        pieces = STRETCHES if rng.random() < 0.3 else [one for one in STRETCHES if one != "<|endoftext|>"]
+        texts = ["".join(rng.choices(pieces, k=rng.randrange(1, 60))).encode() for _ in range(rng.randrange(1, 4))]
+        fast, slow = encoder.encode(texts), reference.encode(texts)
+        assert np.array_equal(fast[0], slow[0]), texts
+        assert np.array_equal(fast[1], slow[1]), texts
+
+
+def test_a_stretch_ends_at_the_next_place_to_cut_and_never_in_another_document() -> None:
+    encoder = Gigatoken(telling(GPT2))
+    end = encoder._separator
+    text = b"one two " + "th\u088fe".encode() + b" three" + end + "\u088f".encode() + end + b"four"
+    found = [text[slice(*one)] for one in encoder._stretches(text, unlike_places(text), end)]
+    assert found == [" th\u088fe".encode(), "\u088f".encode()]
 
 
 def changed(tokenizer: Path, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -89,7 +130,7 @@ def test_plain_added_tokens_are_the_same_to_both(tokenizer: Path) -> None:
 
 def test_the_first_difference_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The code points that differ, unknown to the encoder: the running check sees them."""
-    monkeypatch.setattr(encoders, "holds_unlike", lambda _: False)
+    monkeypatch.setattr(encoders, "unlike_places", lambda _: np.empty(0, np.int64))
     monkeypatch.setattr(encoders, "CHECKED_EVERY", 1)
     encoder = Gigatoken(telling(GPT2))
     encoder.encode([b"fine"])

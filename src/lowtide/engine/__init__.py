@@ -206,11 +206,19 @@ class Engine:
 
     def joined_texts(
         self, block: bytes, key: bytes | None, between: bytes, end: bytes, ranges: Any
-    ) -> tuple[bytes, int, int, bool] | None:
+    ) -> tuple[bytes, int, int, bytes] | None:
         """Documents of a block, each followed by ``end``: what stands between ``between`` or, given a ``key``, the text
-        of that field in lines of JSON. (text, documents, empty ones left out, any code point of ``ranges``?). None:
-        this engine cannot, or the block is not plainly right. Without the GIL."""
+        of that field in lines of JSON. (text, documents, empty ones left out, where code points of ``ranges`` begin, as
+        int64). None: this engine cannot, or the block is not plainly right. Without the GIL."""
         return _core.joined_texts(block, key, between, end, ranges) if self._native else None
+
+    def code_points(self, text: bytes, ranges: Any) -> bytes | None:
+        """Where code points of ``ranges`` begin, as int64. None: this engine cannot, or the text is not UTF-8."""
+        return _core.code_points(text, ranges) if self._native else None
+
+    def cut_after(self, text: bytes | bytearray, mark: int, end: int) -> int | None:
+        """The first place where a document may be cut between words, -1 if there is none. None: this engine cannot."""
+        return _core.cut_after(text, mark, end) if self._native else None
 
     def unavailable(self) -> dict[str, str]:
         """Each way of reading misses, and why it is unavailable ('': available). Asks the kernel once per process."""

@@ -4,9 +4,11 @@
 #include "texts.h"
 
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #define DEEPEST 64
-#define ONES 0x0101010101010101ULL
 #define TOPS 0x8080808080808080ULL
 
 static uint64_t word_at(const uint8_t *at) {
@@ -15,14 +17,11 @@ static uint64_t word_at(const uint8_t *at) {
     return word;
 }
 
-/* The top bit of every byte that is zero, and perhaps of bytes after the first such one: enough to find the first. */
-static uint64_t zeros(uint64_t word) { return (word - ONES) & ~word & TOPS; }
-
 int64_t lt_joined_room(lt_bytes block, lt_bytes between, lt_bytes end) {
     int64_t documents = 1;
     const uint8_t *at = block.at, *stop = block.at + block.size;
     while ((at = memmem(at, (size_t)(stop - at), between.at, (size_t)between.size)) != NULL) documents++, at += between.size;
-    return block.size + documents * end.size + 8;
+    return block.size + documents * end.size + 16; /* a step of `string` may write past what it keeps */
 }
 
 static void close_document(lt_joined *to, int64_t began, lt_bytes end) {
@@ -91,11 +90,10 @@ static uint8_t *spell(uint32_t code, uint8_t *out) {
 
 /* `at`: after the backslash. */
 static const uint8_t *escape(const uint8_t *at, const uint8_t *stop, uint8_t **out) {
-    static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
+    static const uint8_t meant[256] = {['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = '\b', ['f'] = '\f', ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'};
     if (at == stop) return NULL;
-    const char *known = *at ? strchr(letters, *at) : NULL;
-    if (known) {
-        *(*out)++ = (uint8_t)meant[known - letters];
+    if (meant[*at]) {
+        *(*out)++ = meant[*at];
         return at + 1;
     }
     uint32_t code, second;
@@ -111,21 +109,43 @@ static const uint8_t *escape(const uint8_t *at, const uint8_t *stop, uint8_t **o
     return at;
 }
 
+/* `STEP` bytes from `at` to `out`; returns how many of them come before a quote, a backslash or a control character. */
+#ifdef __SSE2__
+#define STEP 16
+static int plain_bytes(const uint8_t *at, uint8_t *out) {
+    __m128i bytes = _mm_loadu_si128((const __m128i *)at);
+    _mm_storeu_si128((__m128i *)out, bytes);
+    __m128i sign = _mm_or_si128(_mm_cmpeq_epi8(bytes, _mm_set1_epi8('"')), _mm_cmpeq_epi8(bytes, _mm_set1_epi8('\\')));
+    __m128i control = _mm_cmpeq_epi8(_mm_max_epu8(bytes, _mm_set1_epi8(0x1F)), _mm_set1_epi8(0x1F));
+    unsigned found = (unsigned)_mm_movemask_epi8(_mm_or_si128(sign, control));
+    return found ? __builtin_ctz(found) : STEP;
+}
+#else
+#define STEP 8
+#define ONES 0x0101010101010101ULL
+/* The top bit of every byte that is zero, and perhaps of bytes after the first such one: enough to find the first. */
+static uint64_t zeros(uint64_t word) { return (word - ONES) & ~word & TOPS; }
+
+static int plain_bytes(const uint8_t *at, uint8_t *out) {
+    uint64_t word = word_at(at);
+    uint64_t found = zeros(word ^ ONES * '"') | zeros(word ^ ONES * '\\') | zeros(word & ONES * 0xE0);
+    memcpy(out, &word, 8);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    return found ? __builtin_ctzll(found) >> 3 : STEP;
+#else
+    return found ? 0 : STEP;
+#endif
+}
+#endif
+
 /* A string after its opening quote, written to `*out`; what it means is never longer than its spelling. */
 static const uint8_t *string(const uint8_t *at, const uint8_t *stop, uint8_t **out) {
     for (;;) {
-        while (stop - at >= 8) {
-            uint64_t word = word_at(at);
-            uint64_t found = zeros(word ^ ONES * '"') | zeros(word ^ ONES * '\\') | zeros(word & ONES * 0xE0);
-            memcpy(*out, &word, 8);
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-            int fine = found ? __builtin_ctzll(found) >> 3 : 8;
-#else
-            int fine = found ? 0 : 8;
-#endif
+        while (stop - at >= STEP) {
+            int fine = plain_bytes(at, *out);
             at += fine;
             *out += fine;
-            if (found) break;
+            if (fine < STEP) break;
         }
         while (at < stop && *at != '"' && *at != '\\' && *at >= 0x20) *(*out)++ = *at++;
         if (at == stop || *at < 0x20) return NULL;
@@ -236,15 +256,24 @@ static int within(uint32_t code, const uint32_t *ranges, int64_t count) {
     return low < count && ranges[2 * low] <= code;
 }
 
-int lt_holds_code_point(lt_bytes text, const uint32_t *ranges, int64_t count) {
+/* Past bytes below 0x80, 64 at a time where there are as many. */
+static const uint8_t *past_ascii(const uint8_t *at, const uint8_t *stop) {
+    while (stop - at >= 64) {
+        uint64_t any = 0;
+        for (int i = 0; i < 8; i++) any |= word_at(at + 8 * i);
+        if (any & TOPS) break;
+        at += 64;
+    }
+    while (stop - at >= 8 && !(word_at(at) & TOPS)) at += 8;
+    while (at < stop && *at < 0x80) at++;
+    return at;
+}
+
+int64_t lt_find_code_points(lt_bytes text, const uint32_t *ranges, int64_t count, int64_t *places, int64_t most) {
     const uint8_t *at = text.at, *stop = text.at + text.size;
-    int found = 0;
-    while (at < stop) {
-        if (*at < 0x80) {
-            at++;
-            while (stop - at >= 8 && !(word_at(at) & TOPS)) at += 8;
-            continue;
-        }
+    int64_t found = 0;
+    while ((at = past_ascii(at, stop)) < stop) {
+        const uint8_t *first = at;
         int more = *at >= 0xF0 ? 3 : *at >= 0xE0 ? 2 : 1;
         if (*at < 0xC2 || *at > 0xF4 || stop - at <= more) return -1;
         uint32_t code = *at++ & (0x3F >> more);
@@ -254,7 +283,40 @@ int lt_holds_code_point(lt_bytes text, const uint32_t *ranges, int64_t count) {
         }
         if (more == 2 && (code < 0x800 || (code >= 0xD800 && code < 0xE000))) return -1;
         if (more == 3 && (code < 0x10000 || code > 0x10FFFF)) return -1;
-        found |= within(code, ranges, count);
+        if (within(code, ranges, count)) {
+            if (found < most) places[found] = first - text.at;
+            found++;
+        }
     }
     return found;
+}
+
+/* A letter that every version of Unicode has, ending at `at`: the same list as prepare/inputs/cuts.py. */
+static int letter_before(const uint8_t *first, const uint8_t *at) {
+    if (at == first) return 0;
+    uint8_t last = at[-1], lead = at - first > 1 ? at[-2] : 0, low = last | 0x20;
+    if (last < 0x80) return (low >= 'a' && low <= 'z') || (last >= '0' && last <= '9');
+    if (last > 0xBF) return 0;
+    if (lead == 0xD0 || lead == 0xD1) return 1;
+    if (lead == 0xD7) return last >= 0x90 && last <= 0xAA;
+    if (lead == 0xD8) return last >= 0xA7 && last <= 0xBA;
+    if (lead == 0xD9) return last >= 0x81 && last <= 0x8A;
+    if (at - first < 3 || lead < 0x80 || lead > 0xBF) return 0;
+    switch (at[-3]) {
+    case 0xE0: return (lead == 0xA4 && last >= 0x95 && last <= 0xB9) || (lead == 0xB8 && last >= 0x81 && last <= 0xAE);
+    case 0xE3: return (lead == 0x81 && last >= 0x82) || (lead == 0x82 && last >= 0xA2);
+    case 0xE5: case 0xE6: case 0xE7: case 0xE8: case 0xEB: case 0xEC: return 1;
+    default: return 0;
+    }
+}
+
+int64_t lt_cut_after(lt_bytes text, int64_t mark, int64_t end) {
+    const uint8_t *stop = text.at + end;
+    for (const uint8_t *at = text.at + mark; at < stop; at++) {
+        int sign = *at == ' ' || *at == '\n';
+        if (*at == 0xE3) sign = stop - at >= 3 && at[1] == 0x80 && at[2] == 0x82;
+        if (*at == 0xEF) sign = stop - at >= 3 && at[1] == 0xBC && at[2] == 0x8C;
+        if (sign && letter_before(text.at, at)) return at - text.at;
+    }
+    return -1;
 }

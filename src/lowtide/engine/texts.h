@@ -20,7 +20,10 @@ int64_t lt_joined_room(lt_bytes block, lt_bytes between, lt_bytes end);
 int lt_join_lines(lt_bytes block, lt_bytes between, lt_bytes end, lt_joined *to);
 int lt_join_json(lt_bytes block, lt_bytes key, lt_bytes end, lt_joined *to);
 
-/* -1: not UTF-8. Else whether it holds a code point of one of `count` ranges (first, last), which ascend. */
-int lt_holds_code_point(lt_bytes text, const uint32_t *ranges, int64_t count);
+/* Code points of `count` ranges (first, last), which ascend: how many, and where the first `most` begin. -1: not UTF-8. */
+int64_t lt_find_code_points(lt_bytes text, const uint32_t *ranges, int64_t count, int64_t *places, int64_t most);
+
+/* The first place from `mark` on, before `end`, where a document may be cut between words (prepare/inputs/cuts.py); -1: none. */
+int64_t lt_cut_after(lt_bytes text, int64_t mark, int64_t end);
 
 #endif

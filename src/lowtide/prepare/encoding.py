@@ -22,12 +22,11 @@ from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
 from lowtide.prepare.inputs.texts import Joined, Tally, joined_texts, texts
 from lowtide.prepare.resources import refuse_little_memory
 from lowtide.prepare.tokenizers.encoders import CACHE, Encoder, Ends, Gigatoken, Ids, fitting_ids, make_encoder
-from lowtide.prepare.tokenizers.features import UNLIKE
+from lowtide.prepare.tokenizers.features import RANGES
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary
 from lowtide.units import format_size
 
 _PER_BYTE, _SHORT_WORD = 160, 64 * 1024
-_RANGES = np.array(UNLIKE, np.uint32)
 _BEGINNING = 64 * 1024  # bytes by which a large document is known before it has been read to its end
 
 
@@ -78,8 +77,8 @@ class BlockEncoder:
         can do this while another encodes."""
         if not isinstance(self._encoder, Gigatoken):
             return block, None
-        joined = joined_texts(block, self._request, self._end, _RANGES)
-        if joined is not None and (joined.unlike or _long_word(joined.text, self._cut) is not None):
+        joined = joined_texts(block, self._request, self._end, RANGES)
+        if joined is not None and _long_word(joined.text, self._cut) is not None:
             joined = None
         return block, joined
 
@@ -87,11 +86,14 @@ class BlockEncoder:
         """One block, encoded."""
         found = None
         if joined is not None and isinstance(self._encoder, Gigatoken):
-            found = self._encoder.encode_joined(joined.text, joined.documents)
+            places = np.frombuffer(joined.places, np.int64)
+            found = self._encoder.encode_joined(joined.text, joined.documents, places)
         if joined is None or found is None:
             return self._encoded_one_by_one(block)
         tally = Tally(text_bytes=len(joined.text) - joined.documents * len(self._end), empty=joined.empty)
-        return self._made(block, *found, joined.text.split(self._end)[:-1] if self._hashed else (), tally)
+        tally.cut += block.continues and not block.opens
+        documents = joined.text.split(self._end) if self._hashed else []
+        return self._made(block, *found, documents if block.opens else documents[:-1], tally)
 
     def _encoded_one_by_one(self, block: TextBlock) -> EncodedBlock:
         tally = Tally()

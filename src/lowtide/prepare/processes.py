@@ -5,25 +5,30 @@ a buffer of bounded size; when it is full, only the next block in order is taken
 Compressed files, which can only be read from the beginning, are read by a thread here that hands out their blocks, so
 that one large .gz keeps every worker busy. A worker that is killed is replaced once per task.
 
-Blocks travel through sockets by pickle: for processes this program started, never for data files. Costs what ``held``
-says for blocks, and two tasks per worker. Bytes are encoded without workers, because
+Blocks travel through sockets by pickle: for processes this program started, never for data files. Their ids, which are
+most of it, lie in memory that worker and main process share, in one of a few slots, and are written to the shard from
+there. Costs what ``held`` says for blocks, and two tasks per worker. Bytes are encoded without workers, because
 widening is faster than sending; so is everything else if there is no memory for a second process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
+
+import numpy as np
 
 from lowtide.errors import LowtideError
 from lowtide.prepare.encoding import BlockEncoder, EncodedBlock, Recipe
@@ -32,9 +37,30 @@ from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
 from lowtide.storage.release import release
 
 Item = TypeVar("Item")
-# Without these, glibc maps and unmaps every block, and a fifth of a worker's time goes into fetching pages.
-_KEPT_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(32 << 20)}
+# Without the first two, glibc maps and unmaps every block, and a fifth of a worker's time goes into fetching pages.
+# Without the last, NumPy's import starts threads that spin for as long as the rest of it takes.
+_ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
+    "OPENBLAS_NUM_THREADS": "1",
+}
+SLOT, SLOTS = 4 << 20, 8  # bytes for the ids of one block, and how many blocks of a worker may wait here
 _AHEAD = 2  # tasks per worker: the current one and the next
+
+
+@dataclass(frozen=True)
+class _Lent:
+    """A block whose ids lie in a slot of this worker's memory; -1: in memory of their own."""
+
+    block: EncodedBlock
+    process: _Process
+    slot: int
+
+    def give_back(self) -> None:
+        """The ids are no longer needed. A worker that is gone needs no slot; its end is noticed elsewhere."""
+        if self.slot >= 0:
+            with contextlib.suppress(OSError):
+                self.process.end.send(self.slot)
 
 
 @dataclass
@@ -43,7 +69,7 @@ class _Task:
     section: InputSection
     text: TextBlock | None
     skip: int
-    blocks: deque[EncodedBlock] = field(default_factory=deque)
+    blocks: deque[_Lent] = field(default_factory=deque)
     received: int = 0
     done: bool = False
     deaths: int = 0
@@ -54,11 +80,13 @@ class _Process:
 
     def __init__(self, recipe: Recipe) -> None:
         self.end, theirs = Pipe()
-        with theirs:
+        with theirs, _memory_file() as file:
+            self._ids = mmap.mmap(file.fileno(), SLOTS * SLOT)
+            passed = (theirs.fileno(), file.fileno())
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "lowtide.prepare.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=os.environ | _KEPT_HEAP,
+                [sys.executable, "-m", "lowtide.prepare.worker", *map(str, passed)],
+                pass_fds=passed,
+                env=os.environ | _ENVIRONMENT,
             )
         self.tasks: deque[_Task] = deque()
         self.end.send(recipe)
@@ -67,10 +95,27 @@ class _Process:
         self.tasks.append(task)
         self.end.send((task.number, task.section, task.text, task.skip + task.received))
 
+    def receive(self) -> _Lent | Exception | None:
+        """What the worker sends: a block, None for the end of a task, or what went wrong."""
+        content, slot, dtype, count = self.end.recv()
+        if slot >= 0:
+            content = replace(content, ids=np.frombuffer(self._ids, dtype, count, slot * SLOT))
+        return _Lent(content, self, slot) if isinstance(content, EncodedBlock) else content
+
     def stop(self) -> None:
         self.end.close()
         self.process.kill()
         self.process.wait()
+
+
+def _memory_file() -> BinaryIO:
+    """A file without a name, in memory where the system has that."""
+    if hasattr(os, "memfd_create"):
+        file: BinaryIO = os.fdopen(os.memfd_create("lowtide-ids"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.truncate(SLOTS * SLOT)
+    return file
 
 
 def encoded_here(sections: Iterator[InputSection], recipe: Recipe, skip: int, depth: int) -> Iterator[EncodedBlock]:
@@ -93,7 +138,8 @@ def encoded_here(sections: Iterator[InputSection], recipe: Recipe, skip: int, de
 def encoded_by_processes(
     sections: Iterator[InputSection], recipe: Recipe, skip: int, workers: int, held: int
 ) -> Iterator[EncodedBlock]:
-    """Every block in order, encoded by ``workers`` processes; at most ``held`` bytes of blocks wait here."""
+    """Every block in order, encoded by ``workers`` processes; at most ``held`` bytes of blocks wait here. The ids of a
+    block are lent until the next one is asked for."""
     pool = _Pool(recipe, workers, held)
     try:
         yield from pool.blocks(ahead(_tasks(sections, recipe, skip), 2))
@@ -125,9 +171,10 @@ class _Pool:
                 return
             head = self._waiting[0]
             if head.blocks:
-                block = head.blocks.popleft()
-                self._held -= block.ids.nbytes
-                yield block
+                lent = head.blocks.popleft()
+                self._held -= lent.block.ids.nbytes
+                yield lent.block
+                lent.give_back()
             elif head.done:
                 self._waiting.popleft()
             else:
@@ -153,7 +200,7 @@ class _Pool:
 
     def _take(self, process: _Process) -> None:
         try:
-            _, content = process.end.recv()
+            content = process.receive()
         except (EOFError, OSError):
             self._replace(process)
             return
@@ -166,7 +213,7 @@ class _Pool:
         else:
             task.received += 1
             task.blocks.append(content)
-            self._held += content.ids.nbytes
+            self._held += content.block.ids.nbytes
 
     def _replace(self, process: _Process) -> None:
         """Replace a worker that is gone; its tasks continue from the first block that did not arrive."""

@@ -1,63 +1,96 @@
 """A worker process of the local engine: sections or text blocks in, encoded blocks out, until the other side is gone.
 
-It is started as a program of its own (``python -m lowtide.prepare.worker``) and has only a socket, so it ends by itself
-when the process that started it is killed. One thread receives tasks, so that the two sides can never block each other
-while both are sending; another reads a block ahead of the one that is encoded.
+It is started as a program of its own (``python -m lowtide.prepare.worker``) and has only a socket and memory for ids,
+so it ends by itself when the process that started it is killed. One thread receives tasks and slots that are free
+again, so that the two sides can never block each other while both are sending; another reads a block ahead of the one
+that is encoded.
 """
 
 from __future__ import annotations
 
+import mmap
 import queue
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from lowtide.prepare.encoding import BlockEncoder
+import numpy as np
+
+from lowtide.prepare.encoding import BlockEncoder, EncodedBlock
 from lowtide.prepare.inputs.text_blocks import text_blocks
-from lowtide.prepare.processes import ahead
+from lowtide.prepare.processes import SLOT, SLOTS, ahead
 
 
-def serve(end: Connection) -> None:
+def serve(end: Connection, ids: mmap.mmap) -> None:
     """Work on tasks until there are no more."""
     recipe = end.recv()
-    encoder, tasks = BlockEncoder(recipe), queue.Queue[Any]()
-    threading.Thread(target=_take_in, args=(end, tasks), daemon=True).start()
+    encoder, tasks, sender = BlockEncoder(recipe), queue.Queue[Any](), _Sender(end, ids)
+    threading.Thread(target=_take_in, args=(end, tasks, sender.free), daemon=True).start()
 
-    def read() -> Iterator[tuple[int, Any]]:
+    def read() -> Iterator[Any]:
         while (task := tasks.get()) is not None:
-            number, section, block, skip = task
+            _, section, block, skip = task
             try:
                 # A worker that died may have sent a block that was handed to it.
                 blocks = text_blocks(section, recipe.request, skip) if block is None else [block][skip:]
                 for one in blocks:
-                    yield number, encoder.read(one)
-                yield number, None
+                    yield encoder.read(one)
+                yield None
             except Exception as problem:
-                yield number, problem
+                yield problem
 
-    for number, content in ahead(read(), 1):
+    for content in ahead(read(), 1):
         try:
-            end.send((number, encoder.encode(*content) if isinstance(content, tuple) else content))
-        except (BrokenPipeError, ConnectionResetError):
+            if isinstance(content, tuple):
+                sender.send_block(encoder.encode(*content))
+            else:
+                sender.send(content)
+        except (BrokenPipeError, ConnectionResetError, EOFError):
             return
         except Exception as problem:
-            end.send((number, problem))
+            sender.send(problem)
 
 
-def _take_in(end: Connection, tasks: queue.Queue[Any]) -> None:
+class _Sender:
+    def __init__(self, end: Connection, ids: mmap.mmap) -> None:
+        self._end, self._ids = end, ids
+        # The last one given back is the next one used: it is still in the processor's cache.
+        self.free: queue.LifoQueue[int | None] = queue.LifoQueue()
+        for slot in range(SLOTS):
+            self.free.put(slot)
+
+    def send(self, content: Any) -> None:
+        self._end.send((content, -1, "", 0))
+
+    def send_block(self, block: EncodedBlock) -> None:
+        ids = block.ids
+        if ids.nbytes > SLOT:
+            self.send(block)
+            return
+        slot = self.free.get()
+        if slot is None:
+            raise EOFError
+        np.frombuffer(self._ids, ids.dtype, len(ids), slot * SLOT)[:] = ids
+        self._end.send((replace(block, ids=ids[:0]), slot, ids.dtype.str, len(ids)))
+
+
+def _take_in(end: Connection, tasks: queue.Queue[Any], free: queue.LifoQueue[int | None]) -> None:
     try:
         while True:
-            tasks.put(end.recv())
+            content = end.recv()
+            (free if isinstance(content, int) else tasks).put(content)
     except (EOFError, OSError):
         tasks.put(None)
+        free.put(None)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it decides what an interrupt means
     try:
-        serve(Connection(int(sys.argv[1])))
+        serve(Connection(int(sys.argv[1])), mmap.mmap(int(sys.argv[2]), SLOTS * SLOT))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.exit(0)

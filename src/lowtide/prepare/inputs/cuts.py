@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 
+from lowtide.engine import engine
+
 ANYWHERE, WORDS, NOWHERE = "anywhere", "words", "nowhere"
 _LETTERS = (
     rb"[A-Za-z0-9]",
@@ -35,8 +37,26 @@ def cut_after(text: bytes | bytearray, mark: int, rule: str, end: int | None = N
         return None
     if rule == ANYWHERE:
         return mark if mark < len(text) else None
-    found = _PLACE.search(text, mark, len(text) if end is None else end)
-    return None if found is None else found.start()
+    end = len(text) if end is None else end
+    place = engine().cut_after(text, mark, end)  # the pattern below takes a fifth of a worker's time
+    if place is None:
+        found = _PLACE.search(text, mark, end)
+        place = -1 if found is None else found.start()
+    return None if place < 0 else place
+
+
+def last_cut(text: bytes, first: int, mark: int) -> int | None:
+    """The last place from ``first`` on, before ``mark``, where a document may be cut between words."""
+    reach, end = 256, mark
+    while end > first:
+        begin, place = max(first, mark - reach), None
+        found = cut_after(text, begin, WORDS, end)
+        while found is not None:
+            place, found = found, cut_after(text, found + 1, WORDS, end)
+        if place is not None:
+            return place
+        reach, end = 2 * reach, begin
+    return None
 
 
 def holds_a_place(token: str) -> bool:

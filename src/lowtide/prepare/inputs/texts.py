@@ -40,18 +40,20 @@ class Tally:
 
 
 class Joined(NamedTuple):
-    """All documents of a block in one text, an end after each."""
+    """All documents of a block in one text, an end after each that ends here."""
 
     text: bytes
-    documents: int
+    documents: int  # that end here
     empty: int
-    unlike: bool  # whether it has a code point of the ranges that were asked about
+    places: bytes  # where code points of the ranges that were asked about begin, as int64
 
 
 def joined_texts(block: TextBlock, request: Request, end: bytes, ranges: Any) -> Joined | None:
     """What `texts` gives, joined without making an object for each document; None: `texts` has to look at it."""
-    if not isinstance(block.payload, bytes) or not block.payload:
+    if not block.payload or block.met:
         return None
+    if isinstance(block.payload, list):
+        return _joined_list(block, block.payload, end, ranges)
     key, between = None, _LINE_END
     if block.kind == "jsonl":
         key = request.field.encode("utf-8", "surrogatepass")
@@ -61,6 +63,15 @@ def joined_texts(block: TextBlock, request: Request, end: bytes, ranges: Any) ->
             return None
     found = engine().joined_texts(block.payload, key, between, end, ranges)
     return None if found is None else Joined(*found)
+
+
+def _joined_list(block: TextBlock, payload: list[bytes], end: bytes, ranges: Any) -> Joined | None:
+    part = block.continues or block.opens  # of a document: it may be empty, and still counts
+    filled = payload if part else [text for text in payload if text]
+    text = end.join(filled if block.opens else (*filled, b""))
+    places = engine().code_points(text, ranges)
+    documents = len(filled) - block.opens
+    return None if places is None else Joined(text, documents, len(payload) - len(filled), places)
 
 
 def texts(block: TextBlock, request: Request, tally: Tally, *, utf8: bool) -> list[bytes]:

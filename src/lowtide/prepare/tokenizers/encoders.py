@@ -2,9 +2,9 @@
 
 ``encode(texts)`` gives ids in one array with an end of text after each document, and where each ends.
 gigatoken is the fast one: documents are joined with the end-of-text token, which it recognises, so that one call into
-Rust serves a whole block. Documents that spell that token themselves are encoded one by one without it, and those with
-a code point that it treats differently are encoded by tokenizers. Now and then a document is encoded by both, and any
-difference ends the run. Its cache has no bound, so it is loaded again once the process has grown by `CACHE`.
+Rust serves a whole block. Documents that spell that token themselves are encoded one by one without it, and the words
+around a code point that it treats differently are encoded by tokenizers. Now and then a document is encoded by both,
+and any difference ends the run. Its cache has no bound, so it is loaded again once the process has grown by `CACHE`.
 
 `choose_encoder` decides before the first block which one is used, by what the tokenizer does (``features.py``).
 """
@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import FormatError, LowtideError
-from lowtide.prepare.inputs.cuts import cut_after
-from lowtide.prepare.tokenizers.features import COMPARED, holds_unlike
+from lowtide.prepare.inputs.cuts import WORDS, cut_after, holds_a_place, last_cut
+from lowtide.prepare.tokenizers.features import COMPARED, unlike_places
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, sentencepiece_processor, with_separator
 from lowtide.units import MIB
 
@@ -87,48 +87,62 @@ class Gigatoken:
     def __init__(self, vocabulary: Vocabulary, cache: int = CACHE) -> None:
         self._vocabulary, self._cache = vocabulary, cache
         self._separator = vocabulary.eot_text.encode()
-        self._joined = _load_gigatoken(with_separator(vocabulary))
-        self._single: Any = None
+        self._joined = _Library(with_separator(vocabulary))
+        self._single: _Library | None = None
         self._reference: Tokenizers | None = None
         self._blocks = 0
         self._grown_from = anonymous_bytes()
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
         whole = self._separator.join((*texts, b""))
-        if holds_unlike(whole):
-            return self._some_by_reference(texts)
-        return self._encoded(texts, whole)
+        found = self.encode_joined(whole, len(texts), unlike_places(whole))
+        if found is not None:
+            return found
+        self._single = self._single or _Library(self._vocabulary.plain)
+        return with_ends([self._ids(text, unlike_places(text)) for text in texts], self._vocabulary.eot)
 
-    def encode_joined(self, whole: bytes, documents: int) -> tuple[Ids, Ends] | None:
-        """Documents with the separator after each, none with a code point of `UNLIKE`; None: one of them spells it."""
+    def encode_joined(self, whole: bytes, documents: int, unlike: NDArray[np.int64]) -> tuple[Ids, Ends] | None:
+        """So many documents with the separator after each, code points of `UNLIKE` where they were found; None: one of
+        the documents spells the separator."""
         if anonymous_bytes() - self._grown_from > self._cache:
-            self._single, self._joined = None, _load_gigatoken(with_separator(self._vocabulary))
+            self._single, self._joined = None, _Library(with_separator(self._vocabulary))
             self._grown_from = anonymous_bytes()
         if self._blocks % CHECKED_EVERY == 0:
             at = self._blocks * _CHECKED % max(1, len(whole) - _CHECKED)
             self._check(max(whole[at : at + _CHECKED].split(self._separator), key=len))
         self._blocks += 1
-        ids = self._joined.encode(whole)
+        ids = self._ids(whole, unlike, self._separator)
         ends = np.flatnonzero(ids == self._vocabulary.eot) + 1
         return (ids, ends) if len(ends) == documents else None
 
-    def _encoded(self, texts: Sequence[bytes], whole: bytes) -> tuple[Ids, Ends]:
-        found = self.encode_joined(whole, len(texts))
-        if found is not None:
-            return found
-        self._single = self._single or _load_gigatoken(self._vocabulary.plain)
-        return with_ends([self._single.encode(text) for text in texts], self._vocabulary.eot)
+    def _ids(self, whole: bytes, unlike: NDArray[np.int64], separator: bytes = b"") -> Ids:
+        """tokenizers for the stretches that gigatoken would cut differently, gigatoken for the rest."""
+        library = self._joined if separator or self._single is None else self._single
+        if not len(unlike):
+            return library.encode(whole)
+        stretches = list(self._stretches(whole, unlike, separator))
+        slow, ends = self._by_reference([whole[begin:end] for begin, end in stretches])
+        parts, at = list[Ids](), 0
+        for (begin, end), ids in zip(stretches, np.split(slow, ends[:-1]), strict=True):
+            parts += [library.encode(whole[at:begin]), ids[:-1]]
+            at = end
+        return np.concatenate([*parts, library.encode(whole[at:])])
 
-    def _some_by_reference(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
-        """tokenizers for documents that gigatoken would cut differently, gigatoken for the others; results in order."""
-        unlike = [holds_unlike(text) for text in texts]
-        like = [text for text, other in zip(texts, unlike, strict=True) if not other]
-        odd = self._by_reference([text for text, other in zip(texts, unlike, strict=True) if other])
-        even = self._encoded(like, self._separator.join((*like, b"")))
-        parts = [np.split(ids, ends[:-1]) if len(ends) else [] for ids, ends in (even, odd)]
-        lines = [iter(part) for part in parts]
-        ordered = [next(lines[other])[:-1] for other in unlike]
-        return with_ends(ordered, self._vocabulary.eot)
+    def _stretches(self, whole: bytes, unlike: NDArray[np.int64], separator: bytes) -> Iterator[tuple[int, int]]:
+        """(begin, end) around these code points, from one place where a document may be cut to the next."""
+        words = self._vocabulary.features.cut == WORDS and not holds_a_place(self._vocabulary.eot_text)
+        end = 0
+        for place in unlike.tolist():
+            if place < end:
+                continue
+            begin = (last_cut(whole, end, place) if words else None) or end
+            end = (cut_after(whole, place, WORDS) if words else None) or len(whole)
+            if separator:  # neither end may lie in another document
+                before = whole.rfind(separator, begin, place)
+                after = whole.find(separator, place, end + len(separator) - 1)
+                begin = begin if before < 0 else before + len(separator)
+                end = end if after < 0 else after
+            yield begin, end
 
     def _by_reference(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
         self._reference = self._reference or Tokenizers(self._vocabulary)
@@ -137,6 +151,8 @@ class Gigatoken:
     def _check(self, text: bytes) -> None:
         """Both libraries on some of a document."""
         short = text.decode("utf-8", "ignore").encode()
+        if len(unlike_places(short)):
+            return
         fast = self._joined.encode(short + self._separator)
         slow, _ = self._by_reference([short])
         if not np.array_equal(fast, slow):
@@ -147,11 +163,19 @@ class Gigatoken:
             )
 
 
-def _load_gigatoken(text: str) -> Any:
-    # encode() returns plain arrays; encode_batch() would import the package awkward in every worker.
-    from gigatoken.gigatoken_rs import load_hf_json
+class _Library:
+    """gigatoken itself. Its ``encode`` keeps the GIL, so no other thread could read meanwhile, and ``encode_batch``
+    imports the package awkward; one buffer, padded to its own length, has neither fault and the same speed."""
 
-    return load_hf_json(text)
+    def __init__(self, text: str) -> None:
+        from gigatoken.gigatoken_rs import BytesSource, PadTruncate, load_hf_json
+
+        self._tokenizer, self._source, self._options = load_hf_json(text), BytesSource, PadTruncate(0)
+
+    def encode(self, text: bytes) -> Ids:
+        rows, _ = self._tokenizer.encode_batch_padded(self._source(text), self._options, parallel=False)
+        ids: Ids = rows.reshape(-1)  # no row if there is no text
+        return ids
 
 
 class Tokenizers:
@@ -237,7 +261,7 @@ def choose_encoder(vocabulary: Vocabulary, wanted: str = "auto", room: int | Non
         if not why and room is not None and room < needed_memory("gigatoken", vocabulary):
             why = "there is too little memory for gigatoken"
         if not why:
-            _load_gigatoken(with_separator(vocabulary))
+            _Library(with_separator(vocabulary))
             return Choice("gigatoken", found)
     except ModuleNotFoundError:
         why = "gigatoken is not installed"

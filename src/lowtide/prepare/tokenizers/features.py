@@ -2,7 +2,7 @@
 
 gigatoken is used only for the kind of tokenizer on which it was compared with tokenizers over every code point: a
 byte-level BPE with one of the patterns below, no normaliser, and added tokens without conditions. It has an older
-Unicode, so documents with a code point of `UNLIKE` are encoded by tokenizers. ``python -m tests.prepare.engines``
+Unicode, so words with a code point of `UNLIKE` are encoded by tokenizers. ``python -m tests.prepare.engines``
 makes that table again, and the tests check it.
 """
 
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lowtide.engine import engine
 from lowtide.prepare.inputs.cuts import NOWHERE, WORDS, holds_a_place
 from lowtide.prepare.tokenizers.tiktoken_ranks import GPT2, GPT4, GPT4O, byte_letters
 
@@ -98,6 +100,7 @@ def _conditions(token: dict[str, Any]) -> list[str]:
     return [flag for flag in _CONDITIONS if token.get(flag)]
 
 
+RANGES = np.array(UNLIKE, np.uint32)
 _UNLIKE = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in UNLIKE) + "]")
 # The first three bytes of such code points.
 _BEGINNINGS = np.unique(
@@ -106,11 +109,14 @@ _BEGINNINGS = np.unique(
 _LEADS = np.isin(np.arange(256), _BEGINNINGS >> 16)
 
 
-def holds_unlike(text: bytes) -> bool:
-    """Whether ``text`` has a code point of `UNLIKE`. Almost free for ASCII, cheap for most other text."""
+def unlike_places(text: bytes) -> NDArray[np.int64]:
+    """Where code points of `UNLIKE` begin in ``text``, which is UTF-8. Almost free for ASCII, cheap for other text."""
     if text.isascii():
-        return False
+        return np.empty(0, np.int64)
+    if (found := engine().code_points(text, RANGES)) is not None:
+        return np.frombuffer(found, np.int64)
     data = np.frombuffer(text, np.uint8)
     places = np.flatnonzero(_LEADS[data[:-2]])
     beginnings = (data[places].astype(np.int32) << 16) | (data[places + 1].astype(np.int32) << 8) | data[places + 2]
-    return bool(np.isin(beginnings, _BEGINNINGS).any()) and _UNLIKE.search(text.decode("utf-8", "replace")) is not None
+    near = places[np.isin(beginnings, _BEGINNINGS)].tolist()
+    return np.array([at for at in near if _UNLIKE.match(text[at : at + 4].decode("utf-8", "ignore"))], np.int64)
