@@ -162,7 +162,9 @@ def test_another_batch_size_is_refused_where_workers_had_places_of_their_own(tok
     taken(loader, 5)
     resumed = loader_of(feed_of(tokens, batch=4), 2)
     resumed.load_state_dict(loader.state_dict())
-    with pytest.raises(lowtide.StateError, match=r"state: expected batch=4, got 8.*Go on with batch=8, or use feed\."):
+    with pytest.raises(
+        lowtide.StateError, match=r"state: expected batch=4, got 8.*Continue with batch=8, or use feed\."
+    ):
         taken(resumed, 1)
 
 

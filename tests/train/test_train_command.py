@@ -20,7 +20,8 @@ from tests.train.test_train_run import assert_same_weights
 
 from lowtide.cli import main
 from lowtide.train import Settings, checkpoints
-from lowtide.units import MIB, parse_size
+from lowtide.train.data import own_budget
+from lowtide.units import MIB
 
 Make = Callable[..., Settings]
 
@@ -197,9 +198,9 @@ def test_without_data_it_prepares_this_machines_text_and_draws_the_control_besid
     settings = checkpoints.glance(checkpoints.newest(tmp_path / "out"))["settings"]
     assert settings["data"] == str(corpus), "a checkpoint names its corpus"
     size = sum(path.stat().st_size for path in corpus.glob("*/*.bin"))
-    assert parse_size(settings["budget"]) <= size // 8
+    assert settings["budget"] == "2MiB", "an eighth of so little text would be less than torch itself moves by"
     control = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[-1])["control_mapped"]
-    assert control > 4 * parse_size(settings["budget"]), "the plain way breaks the budget"
+    assert control > size * 9 // 10, "the plain way maps the whole corpus"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOWTIDE_CACHE", environment["LOWTIDE_CACHE"])
     again = called("train", *words, "--resume", "--max-iters", "3", "--no-picture")
@@ -209,6 +210,10 @@ def test_without_data_it_prepares_this_machines_text_and_draws_the_control_besid
     assert sampled.returncode == 0, sampled.stderr
     assert sampled.stdout.startswith("import os")
     assert not sampled.stderr
+
+
+def test_the_budget_of_a_run_on_this_machines_text_is_an_eighth_of_it_in_whole_mib_and_2_at_least() -> None:
+    assert [own_budget(size) for size in (MIB, 23 * MIB, 24 * MIB, 1000 * MIB)] == ["2MiB", "2MiB", "3MiB", "125MiB"]
 
 
 @pytest.mark.slow

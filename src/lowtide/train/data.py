@@ -225,8 +225,13 @@ def with_corpus(settings: Settings, note: Callable[[str], None]) -> Settings:
     made = machine_corpus(tokens=settings.corpus_tokens, progress=_PreparationNotes(note))
     if made.made:
         note(f"prepared {made.tokens:,} tokens ({format_size(made.bytes)}) of this machine's text into\n  {made.path}")
-    even = f"{max(LEAST_BUDGET, made.bytes // BUDGET_SHARE // MIB * MIB) // MIB}MiB"
-    return replace(settings, data=str(made.path), budget=even if settings.budget == "auto" else settings.budget)
+    budget = own_budget(made.bytes) if settings.budget == "auto" else settings.budget
+    return replace(settings, data=str(made.path), budget=budget)
+
+
+def own_budget(corpus_bytes: int) -> str:
+    """The budget of a run on this machine's text, in whole MiB."""
+    return f"{max(LEAST_BUDGET, corpus_bytes // BUDGET_SHARE) // MIB}MiB"
 
 
 def control_of(settings: Settings, corpus: Path) -> Control | None:
