@@ -97,6 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read us has seen enough. Python would complain when it flushes stdout at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as problem:
+        if problem.name != "torch":
+            raise
+        print(f"{name}: expected torch, got none. Install it with: pip install 'lowtide[torch]'", file=sys.stderr)
+        return 1
     except (LowtideError, OSError, ValueError, TypeError) as problem:
         print(f"{name}: {_in_flags(_one_line(problem), words)}", file=sys.stderr)
         # Wrong arguments stay TypeError and ValueError in the library: usage. Errors of our own are about the data.

@@ -250,10 +250,7 @@ def _watch_running(arguments: argparse.Namespace, budget: int | None, service: _
     cgroup = cgroup_at(arguments.cgroup) if arguments.cgroup is not None else None
     cgroup = container_cgroup(arguments.container) if arguments.container is not None else cgroup
     about = "process" if cgroup is None else "cgroup"
-    with (
-        watch(pid=arguments.pid, cgroup=cgroup, about=about, **options) as watched,
-        StatusLine() as line,
-    ):
+    with watch(pid=arguments.pid, cgroup=cgroup, about=about, **options) as watched, StatusLine() as line:
         if not watched.samples and watched.errors == 0:
             raise ProcessLookupError(
                 f"pid {arguments.pid}: expected a process with memory of its own, got one that has ended or "

@@ -88,14 +88,8 @@ def _of_run(place: Path, arguments: argparse.Namespace) -> Peeked:
     stated = [f"--{name}" for name in FEED_FLAGS if getattr(arguments, name) is not None]
     if stated:
         raise ValueError(f"{stated[0]}: expected none, got one: {place} has its own. Leave out {', '.join(stated)}.")
-    try:
-        from lowtide.train.peek import run_step
-    except ModuleNotFoundError as problem:
-        if problem.name != "torch":
-            raise
-        raise SystemExit(
-            "lowtide peek: expected torch to read a checkpoint, got none. Install it with: pip install 'lowtide[torch]'"
-        ) from None
+    from lowtide.train.peek import run_step
+
     found = run_step(place, arguments.step)
     rows = step_rows(found.feed, found.tokens, found.steps, words_of(found.data, found.vocab_size, arguments.tokenizer))
     heading = [

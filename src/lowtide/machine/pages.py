@@ -26,8 +26,7 @@ _WINDOW = 256 * 1024**2  # address space for mincore: 64 Ki pages, a 64 KiB answ
 
 @dataclass(frozen=True)
 class PageCache:
-    """Bytes of a file's range in the page cache. ``how`` is "cachestat", or "mincore", which knows
-    only ``cached``."""
+    """Bytes of a file's range in the page cache. ``how`` is "cachestat", or "mincore", which knows only ``cached``."""
 
     cached: int
     dirty: int
@@ -52,11 +51,8 @@ def drop_page_cache(path: str | os.PathLike[str]) -> None:
     """Write a file's dirty pages out, then evict its pages for every process. Pages that are mapped stay. For
     tests and benchmarks."""
     if not hasattr(os, "posix_fadvise"):
-        raise OSError(
-            errno.ENOTSUP,
-            f"{sys.platform} has no posix_fadvise, so its page cache cannot be dropped",
-            os.fspath(path),
-        )
+        why = f"{sys.platform} has no posix_fadvise, so its page cache cannot be dropped"
+        raise OSError(errno.ENOTSUP, why, os.fspath(path))
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fdatasync(fd)
@@ -71,14 +67,12 @@ def _page_cache_of(fd: int, offset: int, length: int | None, name: str) -> PageC
         length = max(0, size - offset)
     if length == 0:
         return PageCache(0, 0, 0, 0, "empty")
-    failure = 0
     if sys.platform == "linux" and platform.machine() != "alpha":
         answer = _cachestat(fd, offset, length)
         if isinstance(answer, PageCache):
             return answer
-        failure = answer
-        if failure not in (errno.ENOSYS, errno.EOPNOTSUPP):
-            raise OSError(failure, f"cachestat: {os.strerror(failure)}", name)
+        if answer not in (errno.ENOSYS, errno.EOPNOTSUPP):
+            raise OSError(answer, f"cachestat: {os.strerror(answer)}", name)
     return _mincore(fd, offset, min(length, size - offset), name)
 
 

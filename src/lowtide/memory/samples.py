@@ -308,9 +308,6 @@ class Ring:
         self._samples: list[Sample] = []
         self.taken = 0  # samples ever added
 
-    def __len__(self) -> int:
-        return len(self._samples)
-
     def add(self, sample: Sample) -> None:
         self._samples.append(sample)
         self.taken += 1

@@ -41,8 +41,7 @@ Section = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class GrowthRow:
-    """One kind of memory as a line of a table. ``before`` is the part of ``now`` that was cached before we
-    looked."""
+    """One kind of memory as a line of a table. ``before`` is the part of ``now`` that was cached before we looked."""
 
     kind: str
     now: int

@@ -177,10 +177,9 @@ class Verdict:
 
 def as_text(verdict: Verdict) -> str:
     """The sentences and one line per kind that was there at all."""
-    lines = [verdict.headline]
     if verdict.held is None:
-        return lines[0]
-    lines.insert(0, held_sentence(verdict.held, ended=verdict.ended is not None))
+        return verdict.headline
+    lines = [held_sentence(verdict.held, ended=verdict.ended is not None), verdict.headline]
     growth = {each.kind: each.grew for each in verdict.growth}
     lines.append(f"{'':<8}{'at the end':>12}{'at most':>12}{'growth':>12}  most of it")
     for each in verdict.held.kinds:

@@ -30,8 +30,6 @@ FRESH = 1.5  # seconds at the most while something moves in a small tree; a samp
 FEW_PROCESSES, _FEW_MAPPINGS = 8, 1000
 _UNCHANGED = 30.0  # seconds after which even a process that did not move is looked at again
 MOVED = MIB  # what moved by less is not worth asking about again
-
-
 _UNSEEN = Detail(0, 0, 0)  # a process before its first close look
 
 

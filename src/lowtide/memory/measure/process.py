@@ -41,8 +41,7 @@ def process_memory(pid: int | None = None) -> ProcessMemory:
 
 
 def status(pid: int) -> dict[str, int]:
-    """The memory lines of /proc/PID/status in bytes; 0 for those a kernel thread or a zombie does not
-    have."""
+    """The memory lines of /proc/PID/status in bytes; 0 for those a kernel thread or a zombie does not have."""
     counts = dict.fromkeys(_STATUS, 0)
     for line in read_proc(pid, "status").splitlines():
         name, _, rest = line.partition(":")
@@ -52,8 +51,7 @@ def status(pid: int) -> dict[str, int]:
 
 
 def process_identity(pid: int) -> ProcessIdentity:
-    """/proc/PID/stat. Its second field is the name in parentheses, which may itself hold blanks and
-    parentheses."""
+    """/proc/PID/stat. Its second field is the name in parentheses, which may itself hold blanks and parentheses."""
     text = read_proc(pid, "stat")
     name = text[text.index("(") + 1 : text.rindex(")")]
     rest = text[text.rindex(")") + 2 :].split()  # rest[0] is field 3 of proc(5)
