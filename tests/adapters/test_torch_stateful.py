@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import signal
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,6 @@ pytestmark = [
 COUNT, LENGTH, BATCH = 4003, 25, 8
 IDS = numbered(COUNT)
 WORKERS = [0, 2, pytest.param(4, marks=pytest.mark.slow)]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return raw_file(tmp_path_factory.mktemp("stateful"), IDS)
-
-
-@pytest.fixture
-def tokens(path: Path) -> Iterator[lowtide.Tokens]:
-    with lowtide.open_tokens(path, dtype="uint16") as opened:
-        yield opened
 
 
 def feed_of(tokens: lowtide.Tokens, batch: int = BATCH, **more: Any) -> lowtide.Feed:
@@ -162,7 +150,9 @@ def test_another_batch_size_is_refused_where_workers_had_places_of_their_own(tok
     taken(loader, 5)
     resumed = loader_of(feed_of(tokens, batch=4), 2)
     resumed.load_state_dict(loader.state_dict())
-    with pytest.raises(lowtide.StateError, match=r"state: expected batch=4, got 8.*Go on with batch=8, or use feed\."):
+    with pytest.raises(
+        lowtide.StateError, match=r"state: expected batch=4, got 8.*Go on with batch=8, or use feed\."
+    ):
         taken(resumed, 1)
 
 

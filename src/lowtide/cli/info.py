@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         documents = {"known_by": marks, **counts.to_dict()}
     if arguments.json:
         more = {"document_counts": documents} if documents else {}
-        print(json.dumps({**found.to_dict(), **more}, indent=2))
+        print(json.dumps({**asdict(found), **more}, indent=2))
     else:
         show(_lines(found, documents))
     return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise StateError(f"{place}: expected a checkpoint of the run, got none. Peek at its corpus instead.")
     found = _of_run(place, arguments) if has_checkpoints else _of_corpus(arguments)
     if arguments.json:
-        print(json.dumps({**found.settings, "rows": [row.to_dict() for row in found.rows]}, indent=2))
+        print(json.dumps({**found.settings, "rows": [asdict(row) for row in found.rows]}, indent=2))
     else:
         show([*facts(found.heading), *_lines(found.rows, arguments.full)])
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from lowtide.cli.flags import (
     above_zero,
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     found = forecast(find(arguments.paths, stated(arguments)), opening(arguments), asked)
     if arguments.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(asdict(found), indent=2))
     else:
         show(_lines(found))
     return 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from types import TracebackType
 
 from lowtide.blocks.objects import Made, MadeFile, listed, normal_address, object_size, open_object
 from lowtide.errors import FormatError, ReadError
@@ -115,7 +114,7 @@ class HeaderFile:
     def __enter__(self) -> HeaderFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

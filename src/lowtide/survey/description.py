@@ -8,9 +8,8 @@ which must be asked for, may take a pass over the tokens.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 from lowtide.blocks.addresses import is_address
 from lowtide.formats import Layout, dtype_smell
@@ -51,10 +50,6 @@ class Description:
     plan: Plan
     stated: tuple[str, ...]  # names of the settings the user stated
     open: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe."""
-        return asdict(self)
 
 
 def describe(subject: Subject, opening: Opening) -> Description:

@@ -12,8 +12,7 @@ plan looks like.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from lowtide.machine import PAGE
 from lowtide.reading.plan import Plan as Plan
@@ -74,9 +73,6 @@ class Projection:
     requests_per_second: float | None = None
     device_bytes_per_second: float | None = None
     seconds_per_epoch: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def strategy_reason(plan: Plan) -> str:

@@ -355,14 +355,8 @@ def _links(directory: Path) -> list[Path]:
 
 def tidy(directory: Path) -> None:
     """Remove what a killed writer left behind."""
-    for pattern in (
-        ".step-*.tmp",
-        f".{LATEST}.*",
-        f".{BEST}.*",
-        ".branch-*.pt.*",
-        ".weights.safetensors.*.tmp",
-        ".train.png.*.tmp",
-    ):
+    names = f".step-*.tmp .{LATEST}.* .{BEST}.* .branch-*.pt.* .weights.safetensors.*.tmp .train.png.*.tmp"
+    for pattern in names.split():
         for temporary in directory.glob(pattern):
             temporary.unlink(missing_ok=True)
 
