@@ -157,8 +157,7 @@ def _module(name: str):  # type: ignore[no-untyped-def]  # a module with add() a
 
 @contextlib.contextmanager
 def no_interrupt_lost() -> Iterator[None]:
-    """A Ctrl-C that was swallowed inside (in a finalizer, or by a package that catches everything while imported)
-    is raised after it."""
+    """Raise after it a Ctrl-C that was swallowed inside: in a finalizer, or by a package that catches everything."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

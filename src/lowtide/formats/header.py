@@ -26,8 +26,7 @@ _KINDS = {
 
 
 class HeaderFile:
-    """A regular file of ``size`` bytes, for reading its header; a context manager. ``made``: of what was opened before,
-    where it does not lie here."""
+    """A regular file of ``size`` bytes, to read its header. ``made``: what was opened before, if not a local file."""
 
     def __init__(self, path: str, made: Made | None = None) -> None:
         self._made: MadeFile | None = None

@@ -47,8 +47,7 @@ def memory_cgroup(pid: int | None = None, *, root: Path = ROOT) -> Cgroup | None
 
 
 def cgroup_at(path: str, *, root: Path = ROOT) -> Cgroup:
-    """A memory cgroup by its directory, or by its path as /proc/PID/cgroup names it. FileNotFoundError with the way out
-    if there is none."""
+    """A memory cgroup by its directory, or its path as in /proc/PID/cgroup; FileNotFoundError with the way out."""
     for version, mount_root, point in _all_mounts(root):
         place = Path(path)
         directory = place if place.is_relative_to(point) else point / path.lstrip("/")

@@ -20,8 +20,7 @@ _NETWORK = {
     *("glusterfs", "orangefs", "pvfs2", "ocfs2", "gfs2", "panfs", "fuse"),
 }
 
-# Layout of struct statx (include/uapi/linux/stat.h): the mask it filled at byte 0, the two alignments at
-# 152 and 156.
+# Layout of struct statx (include/uapi/linux/stat.h): the mask it filled at byte 0, the two alignments at 152 and 156.
 _STATX_BYTES, _STATX_DIOALIGN, _AT_EMPTY_PATH = 256, 0x2000, 0x1000
 
 

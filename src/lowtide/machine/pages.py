@@ -36,8 +36,7 @@ class PageCache:
 
 
 def page_cache(path_or_fd: str | os.PathLike[str] | int, offset: int = 0, length: int | None = None) -> PageCache:
-    """What the page cache holds of a file, or of ``length`` bytes of it from ``offset``; OSError if
-    the kernel does not say."""
+    """What the page cache holds of a file, or of ``length`` bytes from ``offset``; OSError if nobody says."""
     if isinstance(path_or_fd, int):
         return _page_cache_of(path_or_fd, offset, length, f"descriptor {path_or_fd}")
     fd = os.open(path_or_fd, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block us
@@ -48,8 +47,7 @@ def page_cache(path_or_fd: str | os.PathLike[str] | int, offset: int = 0, length
 
 
 def drop_page_cache(path: str | os.PathLike[str]) -> None:
-    """Write a file's dirty pages out, then evict its pages for every process. Pages that are mapped stay. For
-    tests and benchmarks."""
+    """Write a file's dirty pages out, then evict all its pages that nobody maps. For tests and benchmarks."""
     if not hasattr(os, "posix_fadvise"):
         why = f"{sys.platform} has no posix_fadvise, so its page cache cannot be dropped"
         raise OSError(errno.ENOTSUP, why, os.fspath(path))

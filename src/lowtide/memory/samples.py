@@ -274,8 +274,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Trace:
-    """Samples over time of one command, process, cgroup or block, the machine's facts, and what could not be measured
-    and why."""
+    """Samples over time of a command, process, cgroup or block, the machine's facts, and what was not measured."""
 
     command: str
     started: float  # seconds since 1970

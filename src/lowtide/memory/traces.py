@@ -240,8 +240,7 @@ def to_dict(value: Any) -> dict[str, Any]:
 
 
 def held_dict(held: findings.HeldMemory) -> dict[str, Any]:
-    """What was held, by kind: ``end`` and ``peak`` in bytes and the ``owners`` at the peak; the sums under
-    ``total``."""
+    """What was held, by kind: ``end`` and ``peak`` in bytes, the ``owners`` at the peak; the sums under ``total``."""
     totals = {name: getattr(held, name) for name in _HELD_TOTALS} | {"share": held.share}
     return {**{each.kind: _plain(each) for each in held.kinds}, "total": totals}
 

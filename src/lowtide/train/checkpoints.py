@@ -95,8 +95,7 @@ def reason(problem: OSError) -> str:
 
 
 def write_checkpoint(path: Path, contents: Contents, beside: Sequence[Path] = ()) -> None:
-    """Write one checkpoint whole. If that fails, nothing that was there is lost; ``beside`` are the other
-    checkpoints."""
+    """Write one checkpoint whole; if that fails, nothing is lost. ``beside``: the other checkpoints."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:

@@ -32,8 +32,7 @@ _WIDTH, _HEIGHT, _CHART_POINTS = 320, 72, 120
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How one kind went, in bytes. ``grew`` and ``per_minute`` leave out start-up; ``first``, ``last``, ``peak`` do
-    not."""
+    """One kind in bytes. ``grew`` and ``per_minute`` leave out start-up; ``first``, ``last`` and ``peak`` do not."""
 
     kind: str
     first: int
@@ -248,7 +247,10 @@ def held_sentence(held: HeldMemory, *, ended: bool) -> str:
     at_end = "at the end" if ended else "now"
     largest = max(held.kinds, key=lambda each: each.peak)
     owner = largest.owners[0] if largest.owners else None
-    whose = f", most of that {_last_name(owner.name)} ({format_size(owner.bytes)})" if owner is not None else ""
+    whose = ""
+    if owner is not None:  # a path by its last name: the whole one stands in the table below
+        name = PurePath(owner.name).name if owner.name.startswith("/") else owner.name
+        whose = f", most of that {name} ({format_size(owner.bytes)})"
     share = ""
     if held.share is not None and held.limit is not None:
         limit = f"{format_size(held.limit)} ({held.limit_set_by})"
@@ -259,8 +261,3 @@ def held_sentence(held: HeldMemory, *, ended: bool) -> str:
         f"Of what it held {at_end}, {format_size(held.takeable)} could be taken back at once, "
         f"{format_size(held.stays)} could not.{share}"
     )
-
-
-def _last_name(name: str) -> str:
-    """A path by its last name: the whole one stands in the table below."""
-    return PurePath(name).name if name.startswith("/") else name
