@@ -186,15 +186,15 @@ class _Service:
 
     def text(self) -> str:
         watched = self._watched
-        last = watched.last if watched is not None else None
-        errors = watched.errors if watched is not None else 0
-        age = watched.age if watched is not None else 0.0
+        if watched is None:
+            return freshness_text(0, 0.0)
+        last = watched.last
         sample, verdict, text = self._written
         if sample is not last or verdict is not self._verdict:
             verdict = self._verdict
             text = measured_text(last, verdict, names=self._names)
             self._written = (last, verdict, text)
-        return freshness_text(errors, age) + text
+        return freshness_text(watched.errors, watched.age) + text
 
     def turn(self, watched: watch) -> None:
         """Called a few times a second."""

@@ -31,7 +31,6 @@ class PageCache:
     cached: int
     dirty: int
     writeback: int
-    evicted: int
     how: str
 
 
@@ -64,7 +63,7 @@ def _page_cache_of(fd: int, offset: int, length: int | None, name: str) -> PageC
     if length is None:
         length = max(0, size - offset)
     if length == 0:
-        return PageCache(0, 0, 0, 0, "empty")
+        return PageCache(0, 0, 0, "empty")
     if sys.platform == "linux" and platform.machine() != "alpha":
         answer = _cachestat(fd, offset, length)
         if isinstance(answer, PageCache):
@@ -83,8 +82,8 @@ def _cachestat(fd: int, offset: int, length: int) -> PageCache | int:
     counts = (ctypes.c_uint64 * 5)()
     if libc.syscall(ctypes.c_long(_CACHESTAT), ctypes.c_uint(fd), span, counts, ctypes.c_uint(0)) != 0:
         return ctypes.get_errno()
-    cached, dirty, writeback, evicted, _ = (int(pages) * PAGE for pages in counts)
-    return PageCache(cached, dirty, writeback, evicted, "cachestat")
+    cached, dirty, writeback, *_ = (int(pages) * PAGE for pages in counts)
+    return PageCache(cached, dirty, writeback, "cachestat")
 
 
 def _mincore(fd: int, offset: int, length: int, name: str) -> PageCache:
@@ -112,7 +111,7 @@ def _mincore(fd: int, offset: int, length: int, name: str) -> PageCache:
             first = (max(offset, start) - start) // PAGE
             pages += sum(byte & 1 for byte in bytes(resident)[first:])
         start += span
-    return PageCache(pages * PAGE, 0, 0, 0, "mincore")
+    return PageCache(pages * PAGE, 0, 0, "mincore")
 
 
 def _mincore_tells_the_truth(fd: int) -> bool:
