@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from tests.formats.conftest import TokenFiles
 
@@ -129,3 +130,15 @@ FORMATS: dict[str, Callable[[TokenFiles, Ids], Made]] = {
 
 def raw_file(directory: Path, ids: Ids, name: str = "tokens.bin", dtype: str = "<u2") -> Path:
     return TokenFiles(directory).raw(name, ids, dtype)
+
+
+@pytest.fixture(scope="module")
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A raw file of what the test module calls IDS."""
+    return raw_file(tmp_path_factory.mktemp("tokens"), request.module.IDS)
+
+
+@pytest.fixture
+def tokens(path: Path) -> Iterator[lowtide.Tokens]:
+    with lowtide.open_tokens(path, dtype="uint16") as opened:
+        yield opened

@@ -52,13 +52,8 @@ _HOMES = {
     "tokens": "Tokens open_tokens",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-_ADAPTERS = (
-    "torch",
-    "dask",
-    "ray",
-    "xgboost",
-    "lightgbm",
-)  # modules that import a framework, each with an extra of the same name
+# Modules that import a framework, each with an extra of the same name.
+_ADAPTERS = ("torch", "dask", "ray", "xgboost", "lightgbm")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,7 @@ import numpy as np
 
 
 def whole_number(name: str, value: Any, *, example: str = "") -> int:
-    """``value`` as an int; TypeError for anything but a whole number. ``example``: what to write instead,
-    ``name=0`` by default."""
+    """``value`` as an int; TypeError for anything but a whole number. ``example``: what to write instead."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}: expected a whole number, got {type(value).__name__}. Use {example or f'{name}=0'}.")
     return int(value)

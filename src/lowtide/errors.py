@@ -13,7 +13,7 @@ message has the same shape: ``{where}: expected {what}, got {what}. {The one thi
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 
 class LowtideError(Exception):
@@ -48,11 +48,7 @@ class ReadError(LowtideError, OSError):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_read_error, (self.args[0], self.path, self.offset, self.errno))
-
-
-def _read_error(message: str, path: str, offset: int, errno: int | None) -> ReadError:
-    return ReadError(message, path=path, offset=offset, errno=errno)
+        return partial(ReadError, path=self.path, offset=self.offset, errno=self.errno), self.args
 
 
 class WriteError(LowtideError, OSError):
@@ -72,11 +68,8 @@ class WriteError(LowtideError, OSError):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _write_error, (self.args[0], self.path, self.wanted, self.free, self.errno, self.strerror)
-
-
-def _write_error(message: str, path: str, wanted: int | None, free: int | None, *problem: Any) -> WriteError:
-    return WriteError(message, path=path, wanted=wanted, free=free, errno=problem[0], strerror=problem[1])
+        told = {name: getattr(self, name) for name in ("path", "wanted", "free", "errno", "strerror")}
+        return partial(WriteError, **told), self.args
 
 
 class BudgetError(LowtideError, MemoryError):

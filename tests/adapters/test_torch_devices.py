@@ -26,11 +26,6 @@ HALF = BATCH * LENGTH * 8
 TWO_BATCHES = 2 * (2 * HALF + PAGE) + BATCH * (LENGTH + 1) * 2 + 2 * PAGE
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return raw_file(tmp_path_factory.mktemp("devices"), IDS)
-
-
 @pytest.fixture
 def tokens(path: Path) -> Iterator[lowtide.Tokens]:
     with lowtide.open_tokens(path, dtype="uint16", budget=TWO_BATCHES, cache="keep") as opened:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.faults import Disk, reading_from
-from tests.feeds import numbered, raw_file
+from tests.feeds import numbered
 
 import lowtide
 
@@ -25,17 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 COUNT, LENGTH, BATCH = 4003, 25, 8
 IDS = numbered(COUNT)
 WINDOWS = (COUNT - 1) // LENGTH  # 160, and 2 tokens left over
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return raw_file(tmp_path_factory.mktemp("loader"), IDS)
-
-
-@pytest.fixture
-def tokens(path: Path) -> Iterator[lowtide.Tokens]:
-    with lowtide.open_tokens(path, dtype="uint16") as opened:
-        yield opened
 
 
 def feed_of(tokens: lowtide.Tokens, **more: Any) -> lowtide.Feed:

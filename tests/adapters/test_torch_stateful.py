@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import signal
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,6 @@ pytestmark = [
 COUNT, LENGTH, BATCH = 4003, 25, 8
 IDS = numbered(COUNT)
 WORKERS = [0, 2, pytest.param(4, marks=pytest.mark.slow)]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return raw_file(tmp_path_factory.mktemp("stateful"), IDS)
-
-
-@pytest.fixture
-def tokens(path: Path) -> Iterator[lowtide.Tokens]:
-    with lowtide.open_tokens(path, dtype="uint16") as opened:
-        yield opened
 
 
 def feed_of(tokens: lowtide.Tokens, batch: int = BATCH, **more: Any) -> lowtide.Feed:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,6 @@ from lowtide.torch import FeedDataset, tensors  # noqa: E402
 
 COUNT, LENGTH, BATCH = 8000, 40, 12
 IDS = numbered(COUNT)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return raw_file(tmp_path_factory.mktemp("tensors"), IDS)
-
-
-@pytest.fixture
-def tokens(path: Path) -> Iterator[lowtide.Tokens]:
-    with lowtide.open_tokens(path, dtype="uint16") as opened:
-        yield opened
 
 
 def feed_of(tokens: lowtide.Tokens, **more: Any) -> lowtide.Feed:

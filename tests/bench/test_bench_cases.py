@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.bench.cgroups import small_cgroup
+from tests.cgroups import memory_cgroup_of
 from tests.storage.processes import answer_of
 
 from lowtide.array import Array
@@ -199,7 +199,7 @@ def test_a_job_killed_from_outside_is_not_reported_as_slow(tokens: Path) -> None
 
 
 def test_a_job_killed_for_want_of_memory_says_so(tmp_path: Path) -> None:
-    with small_cgroup("a job killed for want of memory", limit=64 * MIB) as cgroup:
+    with memory_cgroup_of(64 * MIB, "a job killed for want of memory") as cgroup:
         path = tmp_path / "rows.bin"
         with path.open("wb") as file:
             file.truncate(512 * MIB)

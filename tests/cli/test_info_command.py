@@ -12,12 +12,12 @@ import struct
 import subprocess
 import sys
 import termios
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tests.commands import called
+from tests.commands import called, document_of, refusal_of
 from tests.formats.conftest import TokenFiles
 
 import lowtide
@@ -25,25 +25,7 @@ import lowtide
 INFO = [sys.executable, "-m", "lowtide", "info"]
 
 
-def info(*words: object) -> subprocess.CompletedProcess[str]:
-    return called("info", *words)
-
-
-def document(*words: object) -> dict[str, Any]:
-    done = info("--json", *words)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def refusal(*words: object, code: int = 1) -> str:
-    """The one line on stderr of a call that must fail: 1 for the data, 2 for how it was asked."""
-    done = info(*words)
-    assert done.returncode == code
-    assert done.stdout == ""
-    assert done.stderr.startswith("lowtide info: ")
-    assert done.stderr.count("\n") == 1
-    return done.stderr
+info, document, refusal = partial(called, "info"), partial(document_of, "info"), partial(refusal_of, "info", code=1)
 
 
 @pytest.fixture

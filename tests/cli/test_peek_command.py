@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tests.commands import called
+from tests.commands import called, document_of, refusal_of
 from tests.formats.conftest import TokenFiles
 
 import lowtide
@@ -20,24 +20,7 @@ import lowtide
 TEXT = "".join(f"Sentence number {n} of a small corpus.\n" for n in range(400))
 
 
-def peek(*words: object) -> subprocess.CompletedProcess[str]:
-    return called("peek", *words)
-
-
-def document(*words: object) -> dict[str, Any]:
-    done = peek("--json", *words)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def refusal(*words: object, code: int) -> str:
-    done = peek(*words)
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("lowtide peek: ")
-    assert done.stderr.count("\n") == 1
-    return done.stderr
+peek, document, refusal = partial(called, "peek"), partial(document_of, "peek"), partial(refusal_of, "peek")
 
 
 @pytest.fixture

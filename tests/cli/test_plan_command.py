@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from tests.commands import called
+from tests.commands import called, document_of
 
 import lowtide
 from lowtide.cli import main
@@ -22,15 +22,7 @@ PLAN = [sys.executable, "-m", "lowtide", "plan"]
 MIB = 1 << 20
 
 
-def plan(*words: object) -> subprocess.CompletedProcess[str]:
-    return called("plan", *words)
-
-
-def document(*words: object) -> dict[str, Any]:
-    done = plan("--json", *words)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+plan, document = partial(called, "plan"), partial(document_of, "plan")
 
 
 @pytest.fixture

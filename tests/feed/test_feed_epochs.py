@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +14,8 @@ from tests.feeds import STRATEGIES, numbered, raw_file, rows_of, same, starts_of
 import lowtide
 
 COUNT = 5000
+IDS = np.arange(COUNT)  # token i is i: a window's first id says where it begins
 LEFT_BY_RANK = [1, 2, 3, 4, 8]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token i is i: a window's first id says where it begins."""
-    return raw_file(tmp_path_factory.mktemp("epochs"), np.arange(COUNT))
-
-
-@pytest.fixture
-def tokens(path: Path) -> Iterator[lowtide.Tokens]:
-    with lowtide.open_tokens(path, dtype="uint16") as opened:
-        yield opened
 
 
 def first_tokens(feed: lowtide.Feed, rows: int) -> list[int]:

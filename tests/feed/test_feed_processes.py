@@ -14,17 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.array.test_array_processes import in_a_fork
-from tests.feeds import ORDERS, STRATEGIES, numbered, raw_file, same
+from tests.feeds import ORDERS, STRATEGIES, numbered, same
 
 import lowtide
 
 COUNT, LENGTH, BATCH = 6000, 30, 12
 IDS = numbered(COUNT)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return raw_file(tmp_path_factory.mktemp("processes"), IDS)
 
 
 @pytest.fixture(params=STRATEGIES)

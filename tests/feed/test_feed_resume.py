@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.feeds import FORMATS, ORDERS, numbered, raw_file, rows_of, same, starts_of
+from tests.feeds import FORMATS, ORDERS, numbered, rows_of, same, starts_of
 from tests.formats.conftest import TokenFiles
 
 import lowtide
@@ -19,17 +18,6 @@ from lowtide.order import Permutation, key
 COUNT, LENGTH, SEED = 4000, 21, 11
 IDS = numbered(COUNT)
 EPOCH = (COUNT - LENGTH) // LENGTH  # 189
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return raw_file(tmp_path_factory.mktemp("resume"), IDS)
-
-
-@pytest.fixture
-def tokens(path: Path) -> Iterator[lowtide.Tokens]:
-    with lowtide.open_tokens(path, dtype="uint16") as opened:
-        yield opened
 
 
 def saved(state: dict[str, Any]) -> dict[str, Any]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.memory.programs import limited as cgroup_of_our_own
+from tests.memory.programs import removed
 
-from lowtide.machine import cgroup_at, container_cgroup, memory_cgroup
+from lowtide.machine import cgroup_at, container_cgroup
 
 MIB = 1024**2
 DOCTOR = [sys.executable, "-m", "lowtide", "doctor"]
@@ -24,35 +24,13 @@ DOCTOR = [sys.executable, "-m", "lowtide", "doctor"]
 
 @contextmanager
 def limited(size: int) -> Iterator[Path]:
-    """A memory cgroup of our own with a limit, removed afterwards with what still runs in it."""
-    cgroup = memory_cgroup()
-    if cgroup is None or os.geteuid() != 0:
-        pytest.skip("NOT TESTED: a real cgroup limit needs root and a memory cgroup mounted")
-    parent = cgroup.directories[-1] if cgroup.version == 1 else cgroup.directories[0]
-    directory = parent / f"lowtide-test-{os.getpid()}-{time.monotonic_ns()}"
-    try:
-        directory.mkdir()
-        (directory / ("memory.limit_in_bytes" if cgroup.version == 1 else "memory.max")).write_text(str(size))
-    except OSError as problem:
-        if directory.exists():
-            directory.rmdir()
-        pytest.skip(f"NOT TESTED: this machine refuses a memory cgroup of our own ({problem})")
-    try:
-        yield directory
-    finally:
-        remove(directory)
-
-
-def remove(directory: Path) -> None:
-    for _ in range(600):
-        if not directory.exists():
-            return
-        for pid in (directory / "cgroup.procs").read_text().split():
-            os.kill(int(pid), signal.SIGKILL)
+    """A memory cgroup of our own with a limit; skips where this machine refuses one."""
+    with ExitStack() as held:
         try:
-            directory.rmdir()
-        except OSError:  # its last process is still being taken apart
-            time.sleep(0.1)
+            directory = held.enter_context(cgroup_of_our_own(size))
+        except OSError as problem:
+            pytest.skip(f"NOT TESTED: this machine refuses a memory cgroup of our own ({problem})")
+        yield directory
 
 
 INSIDE = "import os, sys, time\nopen(sys.argv[1] + '/cgroup.procs', 'w').write(str(os.getpid()))\n"
@@ -164,7 +142,7 @@ def test_a_cgroup_that_ends_while_it_is_watched_still_gets_its_verdict() -> None
                 assert watching.stderr is not None
                 assert " lowtide after=" in watching.stderr.readline()
                 child.communicate(b"\n")
-                remove(directory)
+                removed(directory)
                 out, _ = watching.communicate(timeout=240)
     found = json.loads(out)
     assert found["ended"]["how"] == "gone"

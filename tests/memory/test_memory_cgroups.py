@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cgroups import memory_cgroup_of
 
 from lowtide.machine import memory_cgroup, memory_limit
 from lowtide.memory import Sample, judge
@@ -144,22 +144,8 @@ def test_no_cgroup_mounted_is_none(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A memory cgroup of 64 MiB of our own, removed afterwards."""
-    cgroup = memory_cgroup()
-    if cgroup is None or os.geteuid() != 0:
-        pytest.skip("NOT TESTED: a real cgroup limit needs root and a memory cgroup mounted")
-    parent = cgroup.directories[-1] if cgroup.version == 1 else cgroup.directories[0]
-    directory = parent / f"lowtide-test-{os.getpid()}"
-    limit = "memory.limit_in_bytes" if cgroup.version == 1 else "memory.max"
-    try:
-        directory.mkdir()
-        (directory / limit).write_text(str(64 * MIB))
-    except OSError as problem:
-        if directory.exists():
-            directory.rmdir()
-        pytest.skip(f"NOT TESTED: this machine refuses a memory cgroup of our own ({problem})")
-    yield directory
-    directory.rmdir()
+    with memory_cgroup_of(64 * MIB, "a real cgroup limit") as directory:
+        yield directory
 
 
 CHILD = """

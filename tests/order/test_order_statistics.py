@@ -157,10 +157,11 @@ def pair_difference(n: int, apart: int, rounds: int) -> float:
     one, other = np.zeros(keys, dtype=np.uint64), np.full(keys, apart, dtype=np.uint64)
     bijection.forward(one, tweaks)
     bijection.forward(other, tweaks)
-    side = np.uint64(bijection.low_bits)
-    low = (one ^ other) & np.uint64(2**bijection.low_bits - 1)
-    high = ((one >> side).astype(np.int64) - (other >> side).astype(np.int64)) % bijection.heights
-    counts = np.bincount(high << bijection.low_bits | low.astype(np.int64), minlength=n)[1:]
+    low_bits = (n - 1).bit_length() // 2
+    side, heights = np.uint64(low_bits), -(-n // 2**low_bits)
+    low = (one ^ other) & np.uint64(2**low_bits - 1)
+    high = ((one >> side).astype(np.int64) - (other >> side).astype(np.int64)) % heights
+    counts = np.bincount(high << low_bits | low.astype(np.int64), minlength=n)[1:]
     return chi_squared(counts, keys / (n - 1), n - 2)
 
 

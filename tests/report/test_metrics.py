@@ -20,7 +20,7 @@ from tests.report.made import cgroup, mapped_trace
 from lowtide.memory import KINDS, judge
 from lowtide.memory.samples import GREW
 from lowtide.report.endpoint import Endpoint, parse_address
-from lowtide.report.prometheus import OWNERS, prometheus_text
+from lowtide.report.prometheus import OWNERS, freshness_text, measured_text
 
 parser = pytest.importorskip("prometheus_client.parser", reason="NOT TESTED: metrics need prometheus_client's parser")
 
@@ -87,8 +87,8 @@ def test_a_scraper_that_hangs_keeps_nobody_else_from_scraping_nor_the_doctor_fro
 def test_names_are_labels_only_when_asked_for_and_series_stay_few() -> None:
     trace = mapped_trace(40)
     sample, verdict = trace.samples[-1], judge(trace)
-    bare = prometheus_text(sample, verdict, names=False, errors=0, age=0.1)
-    named = prometheus_text(sample, verdict, names=True, errors=0, age=0.1)
+    bare = measured_text(sample, verdict, names=False)
+    named = measured_text(sample, verdict, names=True)
     assert "/data/train.bin" not in bare
     owners = parsed(named)["lowtide_owner_bytes"]
     assert any(labels.get("owner") == "/data/train.bin" for labels, _ in owners)
@@ -100,7 +100,7 @@ def test_hostile_names_stay_inside_their_labels() -> None:
     path = 'a"} 1\nlowtide_danger 9\n\\'
     last = trace.samples[-1]
     sample = dataclasses.replace(last, files=tuple(dataclasses.replace(each, path=path) for each in last.files))
-    found = parsed(prometheus_text(sample, judge(trace), names=True, errors=0, age=0.0))
+    found = parsed(measured_text(sample, judge(trace), names=True))
     assert any(labels.get("owner") == path for labels, _ in found["lowtide_owner_bytes"])
     assert [value for _, value in found["lowtide_danger"]] == [0.0]
 
@@ -154,7 +154,7 @@ def test_the_shipped_dashboard_asks_for_series_that_are_served() -> None:
     dashboard = json.loads((Path(__file__).parents[2] / "examples" / "grafana-doctor.json").read_text())
     trace = mapped_trace(40)
     sample = dataclasses.replace(trace.samples[-1], cgroup=cgroup(2**30))
-    served_names = set(parsed(prometheus_text(sample, judge(trace), names=False, errors=0, age=0.0)))
+    served_names = set(parsed(freshness_text(0, 0.0) + measured_text(sample, judge(trace), names=False)))
     asked = {
         name
         for panel in dashboard["panels"]

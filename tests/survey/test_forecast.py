@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, asdict
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ def table(tmp_path: Path) -> Path:
 
 def test_a_forecast_is_frozen_and_safe_for_json(table: Path) -> None:
     found = forecast(find([str(table)], StatedData()), Opening(), RunAsked(batch=3))
-    assert json.loads(json.dumps(found.to_dict()))["plan"]["strategy"] == found.plan.strategy
+    assert json.loads(json.dumps(asdict(found)))["plan"]["strategy"] == found.plan.strategy
     with pytest.raises(FrozenInstanceError):
         found.batch = 4  # type: ignore[misc]
 

@@ -78,6 +78,15 @@ def test_targets_that_do_not_count_change_nothing() -> None:
 # Runs
 
 
+def goes_on_exactly(settings: Settings, tmp_path: Path) -> None:
+    """The second half of a run has the losses of one that was not interrupted."""
+    whole = losses(train(replace(settings, out_dir=str(tmp_path / "whole"))))
+    train(replace(settings, max_iters=6, lr_decay_iters=12))
+    rest = losses(train(replace(settings, lr_decay_iters=12), tmp_path / "out" / "step-00000006.pt"))
+    assert len(rest) == 6
+    assert {step: whole[step] for step in rest} == rest
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -93,11 +102,7 @@ def test_targets_that_do_not_count_change_nothing() -> None:
 )
 def test_a_run_goes_on_exactly(changed: dict[str, Any], documents: Path, tiny: Make, tmp_path: Path) -> None:
     settings = tiny(**{"data": str(documents), "eot": EOT, **changed})
-    whole = losses(train(replace(settings, out_dir=str(tmp_path / "whole"))))
-    train(replace(settings, max_iters=6, lr_decay_iters=12))
-    rest = losses(train(replace(settings, lr_decay_iters=12), tmp_path / "out" / "step-00000006.pt"))
-    assert len(rest) == 6
-    assert {step: whole[step] for step in rest} == rest
+    goes_on_exactly(settings, tmp_path)
 
 
 def test_a_cut_or_locality_of_another_run_is_refused(documents: Path, tiny: Make, tmp_path: Path) -> None:
@@ -185,11 +190,7 @@ def test_documents_and_packed_rows_are_mixed_and_go_on_exactly(
 ) -> None:
     other = write_tokens(tmp_path / "other.bin", 8000, 5)  # 63 occurs in it too
     settings = tiny(data="", mix=f"a={documents}:0.5,b={other}:0.5", eot=EOT, **changed)
-    whole = losses(train(replace(settings, out_dir=str(tmp_path / "whole"))))
-    train(replace(settings, max_iters=6, lr_decay_iters=12))
-    rest = losses(train(replace(settings, lr_decay_iters=12), tmp_path / "out" / "step-00000006.pt"))
-    assert len(rest) == 6
-    assert {step: whole[step] for step in rest} == rest
+    goes_on_exactly(settings, tmp_path)
 
 
 def test_a_mixture_with_another_past_is_refused(mixed: str, tiny: Make, tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def notes(facts: BenchFacts, outcome: Measurements) -> list[str]:
         found.append(
             f"{format_size(facts.holes)} of the file are holes, which are not on disk: there the figures measure memory"
         )
-    found += [*_cut_short(facts, outcome), *_problems(outcome)]
+    found += _cut_short(facts, outcome)
+    found += sorted({f"{case.way}, {case.pattern}: {note}" for case in outcome.cases for note in case.notes})
     if outcome.skipped:
         found.append("no time left for: " + "; ".join(f"{way} ({pattern})" for pattern, way in outcome.skipped))
     if outcome.stopped:
@@ -124,10 +125,6 @@ def _cut_short(facts: BenchFacts, outcome: Measurements) -> list[str]:
             read = f"{' to '.join(parts)} of the file was read"
             found.append(f"{pattern}, cold: {read}, in at most {facts.seconds_per_case:g} s per case")
     return found
-
-
-def _problems(outcome: Measurements) -> list[str]:
-    return sorted({f"{case.way}, {case.pattern}: {note}" for case in outcome.cases for note in case.notes})
 
 
 def _share(value: float) -> str:

@@ -97,6 +97,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read us has seen enough. Python would complain when it flushes stdout at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as problem:
+        if problem.name != "torch":
+            raise
+        print(f"{name}: expected torch, got none. Install it with: pip install 'lowtide[torch]'", file=sys.stderr)
+        return 1
     except (LowtideError, OSError, ValueError, TypeError) as problem:
         print(f"{name}: {_in_flags(_one_line(problem), words)}", file=sys.stderr)
         # Wrong arguments stay TypeError and ValueError in the library: usage. Errors of our own are about the data.
@@ -152,8 +157,7 @@ def _module(name: str):  # type: ignore[no-untyped-def]  # a module with add() a
 
 @contextlib.contextmanager
 def no_interrupt_lost() -> Iterator[None]:
-    """A Ctrl-C that was swallowed inside (in a finalizer, or by a package that catches everything while imported)
-    is raised after it."""
+    """Raise after it a Ctrl-C that was swallowed inside: in a finalizer, or by a package that catches everything."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

@@ -186,15 +186,15 @@ class _Service:
 
     def text(self) -> str:
         watched = self._watched
-        last = watched.last if watched is not None else None
-        errors = watched.errors if watched is not None else 0
-        age = watched.age if watched is not None else 0.0
+        if watched is None:
+            return freshness_text(0, 0.0)
+        last = watched.last
         sample, verdict, text = self._written
         if sample is not last or verdict is not self._verdict:
             verdict = self._verdict
             text = measured_text(last, verdict, names=self._names)
             self._written = (last, verdict, text)
-        return freshness_text(errors, age) + text
+        return freshness_text(watched.errors, watched.age) + text
 
     def turn(self, watched: watch) -> None:
         """Called a few times a second."""
@@ -250,10 +250,7 @@ def _watch_running(arguments: argparse.Namespace, budget: int | None, service: _
     cgroup = cgroup_at(arguments.cgroup) if arguments.cgroup is not None else None
     cgroup = container_cgroup(arguments.container) if arguments.container is not None else cgroup
     about = "process" if cgroup is None else "cgroup"
-    with (
-        watch(pid=arguments.pid, cgroup=cgroup, about=about, **options) as watched,
-        StatusLine() as line,
-    ):
+    with watch(pid=arguments.pid, cgroup=cgroup, about=about, **options) as watched, StatusLine() as line:
         if not watched.samples and watched.errors == 0:
             raise ProcessLookupError(
                 f"pid {arguments.pid}: expected a process with memory of its own, got one that has ended or "

@@ -65,7 +65,7 @@ def locality(arguments: argparse.Namespace) -> tuple[str, ...] | None:
     return None if arguments.locality is None else locality_text(arguments.locality)
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 

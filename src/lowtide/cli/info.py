@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         documents = {"known_by": marks, **counts.to_dict()}
     if arguments.json:
         more = {"document_counts": documents} if documents else {}
-        print(json.dumps({**found.to_dict(), **more}, indent=2))
+        print(json.dumps({**asdict(found), **more}, indent=2))
     else:
         show(_lines(found, documents))
     return 0
@@ -103,16 +103,13 @@ def _show_members(path: str, members: tuple[ArrayMember, ...], *, as_json: bool)
     if as_json:
         print(json.dumps({"path": path, "members": [{**asdict(one), "in_place": one.in_place} for one in members]}))
         return
-    pairs = [
-        (one.name, f"{one.dtype} {' x '.join(f'{axis:,}' for axis in one.shape)}{_readable(one)}") for one in members
-    ]
+    pairs = []
+    for one in members:
+        how = "read in place" if one.in_place else f"cannot be read in place: {one.why_not}"
+        pairs.append((one.name, f"{one.dtype} {' x '.join(f'{axis:,}' for axis in one.shape)}, {how}"))
     readable = next((one.name for one in members if one.in_place), members[0].name)
     lines = [Styled(f"{path}: {counted(len(members), 'array')}", "bold"), *facts(pairs)]
     show([*lines, Styled(f"Describe one of them with: lowtide info {path} --tensor {readable}")])
-
-
-def _readable(member: ArrayMember) -> str:
-    return ", read in place" if member.in_place else f", cannot be read in place: {member.why_not}"
 
 
 def _lines(found: Description, documents: dict[str, int | str]) -> list[Styled]:

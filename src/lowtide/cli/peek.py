@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise StateError(f"{place}: expected a checkpoint of the run, got none. Peek at its corpus instead.")
     found = _of_run(place, arguments) if has_checkpoints else _of_corpus(arguments)
     if arguments.json:
-        print(json.dumps({**found.settings, "rows": [row.to_dict() for row in found.rows]}, indent=2))
+        print(json.dumps({**found.settings, "rows": [asdict(row) for row in found.rows]}, indent=2))
     else:
         show([*facts(found.heading), *_lines(found.rows, arguments.full)])
     return 0
@@ -88,14 +89,8 @@ def _of_run(place: Path, arguments: argparse.Namespace) -> Peeked:
     stated = [f"--{name}" for name in FEED_FLAGS if getattr(arguments, name) is not None]
     if stated:
         raise ValueError(f"{stated[0]}: expected none, got one: {place} has its own. Leave out {', '.join(stated)}.")
-    try:
-        from lowtide.train.peek import run_step
-    except ModuleNotFoundError as problem:
-        if problem.name != "torch":
-            raise
-        raise SystemExit(
-            "lowtide peek: expected torch to read a checkpoint, got none. Install it with: pip install 'lowtide[torch]'"
-        ) from None
+    from lowtide.train.peek import run_step
+
     found = run_step(place, arguments.step)
     rows = step_rows(found.feed, found.tokens, found.steps, words_of(found.data, found.vocab_size, arguments.tokenizer))
     heading = [

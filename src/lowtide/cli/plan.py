@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from lowtide.cli.flags import (
     above_zero,
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     found = forecast(find(arguments.paths, stated(arguments)), opening(arguments), asked)
     if arguments.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(asdict(found), indent=2))
     else:
         show(_lines(found))
     return 0
@@ -88,7 +89,10 @@ def _lines(found: Forecast) -> list[Styled]:
     reading = [("strategy", f"{found.plan.strategy}, engine {found.plan.engine}"), _cache_fact(found)]
     reading += [] if found.cache.kept else [rung_fact(found.plan)]
     reading += [("because", reason) for reason in other_reasons(found.plan)]
-    last = [*reading, *_rate_facts(found), ("state", _state_text(found)), ("run", found.open)]
+    state = "one integer (start=), or state_dict()"
+    if found.what == "windows":
+        state = f"{found.state_bytes:,} bytes of JSON"
+    last = [*reading, *_rate_facts(found), ("state", state), ("run", found.open)]
     return [
         *head,
         Styled(""),
@@ -106,7 +110,8 @@ def _step_facts(found: Forecast) -> list[tuple[str, str]]:
     length = "" if found.length is None else f" of {found.length:,} tokens"
     at_most = "" if each * found.world == found.batch else "at most "
     ranks = f", {at_most}{each:,} per rank on {found.world:,} ranks" if found.world > 1 else ""
-    steps = f"{counted(projection.items_per_epoch, found.what[:-1])}, {_steps_text(projection.steps_per_epoch)} steps"
+    steps = f"{projection.steps_per_epoch:,.1f}".removesuffix(".0")
+    steps = f"{counted(projection.items_per_epoch, found.what[:-1])}, {steps} steps"
     drawn = " (drawn with replacement: as many as the data has)" if found.order == "random" else ""
     return [("step", f"{items}{length}, {found.order}{ranks}"), ("epoch", f"{steps}{drawn}")]
 
@@ -171,15 +176,5 @@ def _rate_facts(found: Forecast) -> list[tuple[str, str]]:
     return [*pairs, (f"at {_rate_text(rate)} steps/s", ", ".join(parts))]
 
 
-def _steps_text(steps: float) -> str:
-    return f"{steps:,.1f}".removesuffix(".0")
-
-
 def _rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _state_text(found: Forecast) -> str:
-    if found.what == "windows":
-        return f"{found.state_bytes:,} bytes of JSON"
-    return "one integer (start=), or state_dict()"

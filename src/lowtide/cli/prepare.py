@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
-from lowtide.cli.tables import facts, show
+from lowtide.cli.flags import add_json
+from lowtide.cli.options import number, option, whole
+from lowtide.cli.tables import facts, show, watched
 from lowtide.corpus.request import FORMATS, POLICIES, REQUEST_FIELDS, SHARD_TOKENS
 from lowtide.prepare import Prepared, Request, Resources, prepare
 from lowtide.prepare.job import Status
@@ -40,32 +41,25 @@ def add(parser: argparse.ArgumentParser) -> None:
     _add_text(parser)
     _add_corpus(parser)
     group = parser.add_argument_group("how")
-    group.add_argument("--engine", default="local", choices=ENCODING_ENGINES, help="who encodes (%(default)s)")
-    group.add_argument("--address", default="", help="of a Ray cluster; without it Ray starts on this machine")
-    group.add_argument("--workers", type=int, default=0, metavar="N", help="processes that encode (one per processor)")
-    group.add_argument("--budget", default="auto", metavar="SIZE", help="most bytes to hold, such as 512MiB")
-    group.add_argument(
-        "--tokenizer-engine",
-        default="auto",
-        choices=("auto", "tokenizers"),
-        help="auto uses gigatoken if it gives the same ids (%(default)s)",
-    )
-    group.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    engines = ", ".join(ENCODING_ENGINES)
+    option(group, "--engine NAME", f"who encodes: {engines} (%(default)s)", default="local", choices=ENCODING_ENGINES)
+    option(group, "--address ADDRESS", "of a Ray cluster; without it Ray starts on this machine", default="")
+    option(group, "--workers N", "processes that encode (one per processor)", whole, 0)
+    option(group, "--budget SIZE", "most bytes to hold, such as 512MiB", default="auto")
+    text = "tokenizers, or auto: gigatoken where it gives the same ids (%(default)s)"
+    option(group, "--tokenizer-engine NAME", text, default="auto", choices=("auto", "tokenizers"))
+    add_json(group)
 
 
 def _add_text(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("documents")
     group.add_argument("--lines", action="store_true", help=".txt: a document per line (otherwise per file)")
-    group.add_argument(
-        "--separator",
-        default="",
-        metavar="TEXT",
-        help=".txt: documents are what stands between these (\\n: a line end)",
-    )
-    group.add_argument("--endings", default="", help="of more files that are text, such as .py,.rs")
-    group.add_argument("--field", default="text", help=".jsonl: the field that holds the text (%(default)s)")
-    group.add_argument("--column", default="text", help=".parquet: the column that holds the text (%(default)s)")
-    group.add_argument("--invalid-utf8", default="refuse", choices=POLICIES, help="what to do with it (%(default)s)")
+    option(group, "--separator TEXT", ".txt: documents are what stands between these (\\n: a line end)", default="")
+    option(group, "--endings LIST", "of more files that are text, such as .py,.rs", default="")
+    option(group, "--field NAME", ".jsonl: the field that holds the text (%(default)s)", default="text")
+    option(group, "--column NAME", ".parquet: the column that holds the text (%(default)s)", default="text")
+    policies = f"what to do with it: {' or '.join(POLICIES)} (%(default)s)"
+    option(group, "--invalid-utf8 NAME", policies, default="refuse", choices=POLICIES)
     group.add_argument(
         "--skip-bad", action="store_true", help="leave out lines of JSON that cannot be used, and count them"
     )
@@ -73,13 +67,11 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
 
 def _add_corpus(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("corpus")
-    group.add_argument(
-        "--tokenizer", default="bytes", metavar="FILE", help="bytes (default), a tokenizer.json, .tiktoken or .model"
-    )
-    group.add_argument("--train-bpe", type=int, default=0, metavar="VOCAB", help="train a BPE of so many ids first")
-    group.add_argument("--eot", default="", metavar="TOKEN", help="the end-of-text token, where it is not found")
-    group.add_argument("--val", type=float, default=0.0, metavar="SHARE", help="of documents for val/, such as 0.005")
-    group.add_argument("--test", type=float, default=0.0, metavar="SHARE", help="of documents for test/")
+    option(group, "--tokenizer FILE", "bytes (default), a tokenizer.json, .tiktoken or .model", default="bytes")
+    option(group, "--train-bpe VOCAB", "train a BPE of so many ids first", whole, 0)
+    option(group, "--eot TOKEN", "the end-of-text token, where it is not found", default="")
+    option(group, "--val SHARE", "of documents for val/, such as 0.005", number, 0.0)
+    option(group, "--test SHARE", "of documents for test/", number, 0.0)
     group.add_argument(
         "--dedup",
         nargs="?",
@@ -88,8 +80,8 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="leave out documents seen before, remembering them in so much memory (256MiB: 12 million documents)",
     )
-    group.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="of a shard (%(default)s)")
-    group.add_argument("--format", default="lowtide", choices=FORMATS, help="of the files (%(default)s)")
+    option(group, "--shard-tokens N", "of a shard (%(default)s)", whole, SHARD_TOKENS)
+    option(group, "--format NAME", f"one of {', '.join(FORMATS)} (%(default)s)", default="lowtide", choices=FORMATS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,8 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.dedup or "256MiB",
         arguments.tokenizer_engine,
     )
-    watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    progress = _Bar() if watched else _Lines()
+    progress = _Bar() if watched() else _Lines()
     try:
         found = prepare(arguments.inputs, arguments.output, request, resources, progress)
     except KeyboardInterrupt:

@@ -15,18 +15,10 @@ from pathlib import Path
 from lowtide.arguments import at_least
 from lowtide.cli.flags import add_json
 from lowtide.cli.options import number, option, whole
-
-try:
-    from lowtide.prepare.tokenizers.spelling import NumberWords, Words, words_of
-    from lowtide.train.generate import TrainedModel, load_trained
-    from lowtide.train.model import choose_compute
-    from lowtide.train.settings import first_corpus
-except ModuleNotFoundError as problem:
-    if problem.name != "torch":
-        raise
-    raise SystemExit(
-        "lowtide sample: expected torch, got none. Install it with: pip install 'lowtide[torch]'"
-    ) from None
+from lowtide.prepare.tokenizers.spelling import NumberWords, Words, words_of
+from lowtide.train.generate import TrainedModel, load_trained
+from lowtide.train.model import choose_compute
+from lowtide.train.settings import first_corpus
 
 
 def add(parser: argparse.ArgumentParser) -> None:

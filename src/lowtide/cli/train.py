@@ -19,21 +19,16 @@ from lowtide.cli.tables import watched
 
 # torch's threads spin while they wait for each other, and sleep when that took too long. Spinning for long makes a run
 # several times slower beside other work, not spinning at all makes an idle machine slower: so they spin for a moment.
-# Read once, when torch is loaded.
+# Read once, when torch is loaded: so before the imports below.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
-try:
-    from lowtide.train import checkpoints
-    from lowtide.train.model import choose_compute
-    from lowtide.train.run import run as run_training
-    from lowtide.train.settings import Settings, from_toml, layered, remembered
-    from lowtide.train.signals import StoppedEarly
-    from lowtide.train.telling import JsonLines, Lines, Live, RunProgress
-except ModuleNotFoundError as problem:
-    if problem.name != "torch":
-        raise
-    raise SystemExit("lowtide train: expected torch, got none. Install it with: pip install 'lowtide[torch]'") from None
+from lowtide.train import checkpoints
+from lowtide.train.model import choose_compute
+from lowtide.train.run import run as run_training
+from lowtide.train.settings import Settings, from_toml, layered, remembered
+from lowtide.train.signals import StoppedEarly
+from lowtide.train.telling import JsonLines, Lines, Live, RunProgress
 
 NEWEST = "newest"
 # What the reader calls a thing, and the flag that sets it here.

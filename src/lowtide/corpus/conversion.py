@@ -133,7 +133,7 @@ class _Part:
         self._boundary = bos if bos is not None else eot
         self.shift = 0 if self._boundary is None else int(first) - int(bos is not None)
         self._ends_known = not first and self._boundary is not None
-        self.tokenizer: dict[str, Any] | None = None
+        self._tokenizer: dict[str, Any] | None = None
         self.notes = () if self._boundary is not None else ("no boundary id is known: ids are copied as they are",)
         self._cut_anywhere = False
         part = name or "train"

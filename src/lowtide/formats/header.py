@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from types import TracebackType
 
 from lowtide.blocks.objects import Made, MadeFile, listed, normal_address, object_size, open_object
 from lowtide.errors import FormatError, ReadError
@@ -27,8 +26,7 @@ _KINDS = {
 
 
 class HeaderFile:
-    """A regular file of ``size`` bytes, for reading its header; a context manager. ``made``: of what was opened before,
-    where it does not lie here."""
+    """A regular file of ``size`` bytes, to read its header. ``made``: what was opened before, if not a local file."""
 
     def __init__(self, path: str, made: Made | None = None) -> None:
         self._made: MadeFile | None = None
@@ -115,7 +113,7 @@ class HeaderFile:
     def __enter__(self) -> HeaderFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

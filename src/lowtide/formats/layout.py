@@ -76,12 +76,11 @@ def one_extent(
     notes: tuple[str, ...] = (),
 ) -> Layout:
     """The layout of one array in one file."""
-    both_orders_alike = sum(axis != 1 for axis in shape) < 2 or 0 in shape
     return Layout(
         format=format,
         dtype=dtype,
         shape=shape,
-        fortran=fortran and not both_orders_alike,
+        fortran=fortran and _order_matters(shape),
         extents=(extent,),
         rows=(shape[0],),
         notes=notes,
@@ -171,7 +170,7 @@ def join(layouts: Sequence[Layout]) -> Layout:
     for other in layouts[1:]:
         _same(first, other, "dtype", first.dtype, other.dtype, "Convert one of them or open them apart")
         _same(first, other, "row shape", first.shape[1:], other.shape[1:], "Open them apart")
-    ordered = [layout for layout in layouts if _order_matters(layout)]
+    ordered = [layout for layout in layouts if _order_matters(layout.shape)]
     for other in ordered[1:]:
         orders = ("C order", "Fortran order")
         advice = "Save one of them again with np.asfortranarray or np.ascontiguousarray, or open them apart"
@@ -217,8 +216,9 @@ def _teller(layout: Layout) -> str:
     return other.get(layout.format, f"its {layout.format} header")
 
 
-def _order_matters(layout: Layout) -> bool:
-    return layout.fortran or (sum(axis != 1 for axis in layout.shape) > 1 and 0 not in layout.shape)
+def _order_matters(shape: tuple[int, ...]) -> bool:
+    """Whether C and Fortran order put different bytes into a file."""
+    return sum(axis != 1 for axis in shape) > 1 and 0 not in shape
 
 
 def _same(first: Layout, other: Layout, what: str, wanted: object, got: object, advice: str) -> None:

@@ -1,10 +1,9 @@
 """Which memory cgroup a process is in, what it and its ancestors allow, and what it holds.
 
-A process's limit is the smallest over its cgroup and every ancestor, so a ``Cgroup`` is the list
-of those directories, nearest first. Version 1 (memory controller in its own hierarchy), version 2 and
-hybrids of both are read; inside a cgroup namespace, or a container that mounts only its own subtree, what
-is above the mount cannot be seen and is left out. Cost: a few small reads in /proc and /sys, well under a
-millisecond. ``root`` lets a recorded tree replace "/".
+A process's limit is the smallest over its cgroup and every ancestor, so a ``Cgroup`` is the list of those directories,
+nearest first. Version 1 (memory controller in its own hierarchy), version 2 and hybrids of both are read; inside a
+cgroup namespace, or a container that mounts only its own subtree, what is above the mount cannot be seen and is left
+out. Cost: a few small reads in /proc and /sys, well under a millisecond. ``root`` lets a recorded tree replace "/".
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ _NO_LIMIT = 2**60  # version 1 writes "none" as the largest page-aligned int64
 
 @dataclass(frozen=True)
 class Cgroup:
-    """A memory cgroup: its version, its path as the kernel names it, and its directory followed by its
-    ancestors'."""
+    """A memory cgroup: its version, its path as the kernel names it, and its directory followed by its ancestors'."""
 
     version: int
     path: str
@@ -33,30 +31,23 @@ class Cgroup:
 
 
 def memory_cgroup(pid: int | None = None, *, root: Path = ROOT) -> Cgroup | None:
-    """The memory cgroup of a process (of this one by default), or None if none is mounted or /proc is
-    missing."""
+    """The memory cgroup of a process (of this one by default), or None if none is mounted or /proc is missing."""
     process = root / "proc" / ("self" if pid is None else str(pid))
     try:
-        memberships = (process / "cgroup").read_text()
-        mounts = (root / "proc/self/mountinfo").read_text()
+        paths = _paths_by_version((process / "cgroup").read_text())
     except OSError:
         return None
-    paths = _paths_by_version(memberships)
     # A hybrid machine lists both. The memory controller is in only one hierarchy; if that is v1, v1 names it.
-    for version in (1, 2):
+    for version, mount_root, point in _all_mounts(root):
         path = paths.get(version)
-        if path is None:
-            continue
-        for mount_root, mount_point in _cgroup_mounts(mounts, version):
-            directories = _directories(path, mount_root, root / mount_point.lstrip("/"), version)
-            if directories:
-                return Cgroup(version, path, directories)
+        directories = _directories(path, mount_root, point, version) if path is not None else ()
+        if path is not None and directories:
+            return Cgroup(version, path, directories)
     return None
 
 
 def cgroup_at(path: str, *, root: Path = ROOT) -> Cgroup:
-    """A memory cgroup by its directory, or by its path as /proc/PID/cgroup names it. FileNotFoundError with the way out
-    if there is none."""
+    """A memory cgroup by its directory, or its path as in /proc/PID/cgroup; FileNotFoundError with the way out."""
     for version, mount_root, point in _all_mounts(root):
         place = Path(path)
         directory = place if place.is_relative_to(point) else point / path.lstrip("/")
@@ -88,7 +79,9 @@ def container_cgroup(name: str, *, root: Path = ROOT) -> Cgroup:
             for each in list(directories):
                 match = re.search(r"(?:^|[-:])([0-9a-f]{12,64})(?:\.scope)?$", each)
                 if match is not None and match[1].startswith(name):
-                    found.setdefault(match[1], _cgroup_below(Path(place, each), point, version))
+                    inside = "/" + str(Path(place, each).relative_to(point))
+                    chain = _directories(inside, "/", point, version) or (Path(place, each),)
+                    found.setdefault(match[1], Cgroup(version, inside, chain))
                     directories.remove(each)  # do not search below it
                 elif not os.access(Path(place, each), os.R_OK | os.X_OK):
                     hidden += 1
@@ -101,11 +94,6 @@ def container_cgroup(name: str, *, root: Path = ROOT) -> Cgroup:
         f"{name}: expected a container on this machine, got none with a memory cgroup{why}. "
         "Check it with `docker ps --no-trunc`, or name its cgroup with --cgroup."
     )
-
-
-def _cgroup_below(directory: Path, point: Path, version: int) -> Cgroup:
-    inside = "/" + str(directory.relative_to(point))
-    return Cgroup(version, inside, _directories(inside, "/", point, version) or (directory,))
 
 
 def _all_mounts(root: Path) -> list[tuple[int, str, Path]]:
@@ -144,14 +132,12 @@ def kill_limit(directory: Path, version: int) -> int | None:
 
 
 def directory_usage(directory: Path, version: int) -> int | None:
-    """Bytes charged to the cgroup and those below it, reclaimable ones included; None at a v2 root, which
-    keeps no count."""
+    """Bytes charged to the cgroup and those below it, reclaimable ones included; None at a v2 root, which has none."""
     return read_int(directory / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
 
 
 def unreclaimable(stat: dict[str, int], version: int) -> int:
-    """Bytes that must stay as long as nothing is swapped: heap and shared memory, locked pages, the
-    kernel's own.
+    """Bytes that must stay as long as nothing is swapped: heap and shared memory, locked pages, the kernel's own.
 
     The LRU lists are disjoint, whereas ``anon + shmem + unevictable`` would count locked heap twice.
     """
@@ -197,8 +183,7 @@ def _paths_by_version(memberships: str) -> dict[int, str]:
 
 
 def _cgroup_mounts(mounts: str, version: int) -> list[tuple[str, str]]:
-    """(root of the mount inside the hierarchy, mount point) of every mount of that version's memory
-    hierarchy."""
+    """(root of the mount inside the hierarchy, mount point) of every mount of that version's memory hierarchy."""
     found = []
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -210,8 +195,7 @@ def _cgroup_mounts(mounts: str, version: int) -> list[tuple[str, str]]:
 
 
 def _directories(path: str, mount_root: str, mount_point: Path, version: int) -> tuple[Path, ...]:
-    """The cgroup's directory and its ancestors up to the mount point; the mount point alone if the path
-    is outside it."""
+    """The cgroup's directory and its ancestors up to the mount point; that alone if the path is outside it."""
     inside = _relative(path, mount_root)
     own = mount_point / inside if inside is not None else mount_point
     if not own.is_dir():

@@ -16,26 +16,11 @@ from lowtide.machine.cgroups import ROOT, read_int, unescape
 
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 _NETWORK = {
-    *(
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "lustre",
-        "9p",
-        "ceph",
-        "gpfs",
-        "beegfs",
-        "wekafs",
-        "afs",
-        "virtiofs",
-    ),
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "9p", "ceph", "gpfs", "beegfs", "wekafs", "afs", "virtiofs"),
     *("glusterfs", "orangefs", "pvfs2", "ocfs2", "gfs2", "panfs", "fuse"),
 }
 
-# Layout of struct statx (include/uapi/linux/stat.h): the mask it filled at byte 0, the two alignments at
-# 152 and 156.
+# Layout of struct statx (include/uapi/linux/stat.h): the mask it filled at byte 0, the two alignments at 152 and 156.
 _STATX_BYTES, _STATX_DIOALIGN, _AT_EMPTY_PATH = 256, 0x2000, 0x1000
 
 
@@ -49,9 +34,17 @@ class FileKind:
 
 
 def file_kind(path: str | os.PathLike[str], *, root: Path = ROOT) -> FileKind:
-    """The filesystem a file lies on, as /proc/self/mountinfo names it; "unknown" if that cannot be
-    read."""
-    return kind_named(_filesystem(path, root))
+    """The filesystem a file lies on, as /proc/self/mountinfo names it; "unknown" if that cannot be read."""
+    device = _device(Path(path).stat().st_dev)
+    real = os.path.realpath(path)
+    longest, name = -1, "unknown"
+    for number, point, kind in _mounts(None, root):
+        if number == device:
+            return kind_named(kind)
+        # On btrfs and overlayfs a file's device differs from its mount's: there the mount point decides.
+        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
+            longest, name = len(point), kind
+    return kind_named(name)
 
 
 def kind_named(name: str) -> FileKind:
@@ -61,59 +54,39 @@ def kind_named(name: str) -> FileKind:
 
 def mounted(pid: int | None = None, *, root: Path = ROOT) -> dict[int, str]:
     """Device number -> filesystem name of every mount a process sees; empty if that cannot be read."""
-    try:
-        lines = _mountinfo(pid, root)
-    except OSError:
-        return {}
-    fields = ((line.split(), line.partition(" - ")[2].split()) for line in lines)
-    return {os.makedev(*map(int, before[2].split(":"))): after[0] for before, after in fields}
+    return {os.makedev(*map(int, number.split(":"))): kind for number, _, kind in _mounts(pid, root)}
 
 
-def tmpfs_mounts(pid: int | None = None, *, root: Path = ROOT) -> list[str]:
+def tmpfs_mounts(pid: int | None = None) -> list[str]:
     """Where a process sees a tmpfs; empty if that cannot be read."""
-    try:
-        lines = _mountinfo(pid, root)
-    except OSError:
-        return []
-    fields = ((line.split(), line.partition(" - ")[2].split()) for line in lines)
-    return [unescape(before[4]) for before, after in fields if after[0] == "tmpfs"]
+    return [point for _, point, kind in _mounts(pid, ROOT) if kind == "tmpfs"]
 
 
 def read_ahead_bytes(path: str | os.PathLike[str], *, root: Path = ROOT) -> int | None:
-    """How much the kernel reads ahead for this file's device; None if it does not say. The kernel
-    fixes it when a file is opened."""
+    """How much the kernel reads ahead for this file's device; None if it does not say. The kernel fixes it when a file
+    is opened."""
     device = _device(Path(path).stat().st_dev)
-    for place in (
-        f"class/bdi/{device}/read_ahead_kb",
-        f"dev/block/{device}/queue/read_ahead_kb",
-        f"dev/block/{device}/../queue/read_ahead_kb",
-    ):
-        kib = read_int(root / "sys" / place)
-        if kib is not None:
-            return kib * 1024
-    return None
+    kib = read_int(root / f"sys/class/bdi/{device}/read_ahead_kb")
+    kib = _of_queue(device, "read_ahead_kb", root) if kib is None else kib
+    return None if kib is None else kib * 1024
 
 
-def direct_alignment(fd: int, *, root: Path = ROOT) -> int | None:
-    """Bytes to which offset, length and address of an O_DIRECT read must be aligned; None if that is
-    impossible or unknown."""
+def direct_alignment(fd: int) -> int | None:
+    """Bytes to which offset, length and address of an O_DIRECT read must be aligned; None if impossible or unknown."""
     told = _statx_alignment(fd) if sys.platform == "linux" else None
     if told is not None:
         return told or None
-    device = _device(os.fstat(fd).st_dev)
-    for place in (
-        f"dev/block/{device}/queue/logical_block_size",
-        f"dev/block/{device}/../queue/logical_block_size",
-    ):
-        block = read_int(root / "sys" / place)
-        if block:
-            return block
-    return None
+    return _of_queue(_device(os.fstat(fd).st_dev), "logical_block_size", ROOT) or None
+
+
+def _of_queue(device: str, name: str, root: Path) -> int | None:
+    """A setting of a block device, or of the disk that it is a partition of."""
+    found = read_int(root / f"sys/dev/block/{device}/queue/{name}")
+    return read_int(root / f"sys/dev/block/{device}/../queue/{name}") if found is None else found
 
 
 def _statx_alignment(fd: int) -> int | None:
-    """statx's answer: 0 means that direct reads are impossible, None that this kernel or filesystem does not
-    say."""
+    """statx's answer: 0 means that direct reads are impossible, None that this kernel or filesystem does not say."""
     import ctypes
 
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
@@ -132,28 +105,14 @@ def _statx_alignment(fd: int) -> int | None:
     return max(memory, offset) if memory and offset else 0
 
 
-def _filesystem(path: str | os.PathLike[str], root: Path) -> str:
+def _mounts(pid: int | None, root: Path) -> list[tuple[str, str, str]]:
+    """Device, mount point and filesystem of every mount a process sees; none if that cannot be read."""
     try:
-        lines = _mountinfo(None, root)
+        lines = (root / "proc" / str(pid or "self") / "mountinfo").read_text().splitlines()
     except OSError:
-        return "unknown"
-    device = _device(Path(path).stat().st_dev)
-    real = os.path.realpath(path)
-    longest, name = -1, "unknown"
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(), after.split()[0]
-        if fields[2] == device:
-            return kind
-        # On btrfs and overlayfs a file's device differs from its mount's: there the mount point decides.
-        point = unescape(fields[4])
-        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
-            longest, name = len(point), kind
-    return name
-
-
-def _mountinfo(pid: int | None, root: Path) -> list[str]:
-    return (root / "proc" / str(pid or "self") / "mountinfo").read_text().splitlines()
+        return []
+    halves = ((before.split(), after.split()) for before, _, after in (line.partition(" - ") for line in lines))
+    return [(fields[2], unescape(fields[4]), kind) for fields, (kind, *_) in halves]
 
 
 def _device(number: int) -> str:

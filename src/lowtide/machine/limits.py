@@ -1,9 +1,8 @@
 """How much memory may be used here: the machine's, or the smallest enclosing cgroup's.
 
 Every level that limits us (each ancestor cgroup, then the machine) has a limit and bytes that cannot be reclaimed; the
-smallest difference is left for the page cache. Cost: a handful of small reads
-in /proc and /sys. macOS: the machine's size through sysconf, no cgroups, and "unreclaimable" unknown,
-reported as 0.
+smallest difference is left for the page cache. Cost: a handful of small reads in /proc and /sys. macOS: the machine's
+size through sysconf, no cgroups, and "unreclaimable" unknown, reported as 0.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ class MemoryLimit:
 
 
 def available_memory(*, root: Path = ROOT) -> int:
-    """Bytes the machine can hand out without swapping (MemAvailable; free pages if the kernel does not
-    say; else 0)."""
+    """Bytes the machine can hand out without swapping (MemAvailable; free pages if the kernel does not say; else 0)."""
     facts = _meminfo(root)
     if "MemAvailable" in facts:
         return facts["MemAvailable"]
@@ -44,8 +42,7 @@ def total_memory(*, root: Path = ROOT) -> int:
 
 
 def memory_limit(pid: int | None = None, *, root: Path = ROOT) -> MemoryLimit:
-    """The smallest limit enclosing a process (this one by default): over all its cgroup's ancestors and the
-    machine."""
+    """The smallest limit enclosing a process (this one by default): over all its cgroup's ancestors and the machine."""
     levels = _levels(pid, root)
     known = [level for level in levels if level.limit is not None]
     # On a tie the nearest level wins: it is the one a user can find and change.
@@ -53,8 +50,7 @@ def memory_limit(pid: int | None = None, *, root: Path = ROOT) -> MemoryLimit:
 
 
 def room_for_cache(*, root: Path = ROOT) -> tuple[int, str]:
-    """Bytes left for the page cache beside what cannot be reclaimed, at the tightest level, and the reason in
-    words."""
+    """Bytes left for the page cache beside what cannot be reclaimed, at the tightest level, and the reason in words."""
     known = [level for level in _levels(None, root) if level.left is not None]
     if not known:
         return available_memory(root=root), "no limit could be read; this is the memory now available"

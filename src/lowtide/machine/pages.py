@@ -26,19 +26,16 @@ _WINDOW = 256 * 1024**2  # address space for mincore: 64 Ki pages, a 64 KiB answ
 
 @dataclass(frozen=True)
 class PageCache:
-    """Bytes of a file's range in the page cache. ``how`` is "cachestat", or "mincore", which knows
-    only ``cached``."""
+    """Bytes of a file's range in the page cache. ``how`` is "cachestat", or "mincore", which knows only ``cached``."""
 
     cached: int
     dirty: int
     writeback: int
-    evicted: int
     how: str
 
 
 def page_cache(path_or_fd: str | os.PathLike[str] | int, offset: int = 0, length: int | None = None) -> PageCache:
-    """What the page cache holds of a file, or of ``length`` bytes of it from ``offset``; OSError if
-    the kernel does not say."""
+    """What the page cache holds of a file, or of ``length`` bytes from ``offset``; OSError if nobody says."""
     if isinstance(path_or_fd, int):
         return _page_cache_of(path_or_fd, offset, length, f"descriptor {path_or_fd}")
     fd = os.open(path_or_fd, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block us
@@ -49,14 +46,10 @@ def page_cache(path_or_fd: str | os.PathLike[str] | int, offset: int = 0, length
 
 
 def drop_page_cache(path: str | os.PathLike[str]) -> None:
-    """Write a file's dirty pages out, then evict its pages for every process. Pages that are mapped stay. For
-    tests and benchmarks."""
+    """Write a file's dirty pages out, then evict all its pages that nobody maps. For tests and benchmarks."""
     if not hasattr(os, "posix_fadvise"):
-        raise OSError(
-            errno.ENOTSUP,
-            f"{sys.platform} has no posix_fadvise, so its page cache cannot be dropped",
-            os.fspath(path),
-        )
+        why = f"{sys.platform} has no posix_fadvise, so its page cache cannot be dropped"
+        raise OSError(errno.ENOTSUP, why, os.fspath(path))
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fdatasync(fd)
@@ -70,15 +63,13 @@ def _page_cache_of(fd: int, offset: int, length: int | None, name: str) -> PageC
     if length is None:
         length = max(0, size - offset)
     if length == 0:
-        return PageCache(0, 0, 0, 0, "empty")
-    failure = 0
+        return PageCache(0, 0, 0, "empty")
     if sys.platform == "linux" and platform.machine() != "alpha":
         answer = _cachestat(fd, offset, length)
         if isinstance(answer, PageCache):
             return answer
-        failure = answer
-        if failure not in (errno.ENOSYS, errno.EOPNOTSUPP):
-            raise OSError(failure, f"cachestat: {os.strerror(failure)}", name)
+        if answer not in (errno.ENOSYS, errno.EOPNOTSUPP):
+            raise OSError(answer, f"cachestat: {os.strerror(answer)}", name)
     return _mincore(fd, offset, min(length, size - offset), name)
 
 
@@ -91,8 +82,8 @@ def _cachestat(fd: int, offset: int, length: int) -> PageCache | int:
     counts = (ctypes.c_uint64 * 5)()
     if libc.syscall(ctypes.c_long(_CACHESTAT), ctypes.c_uint(fd), span, counts, ctypes.c_uint(0)) != 0:
         return ctypes.get_errno()
-    cached, dirty, writeback, evicted, _ = (int(pages) * PAGE for pages in counts)
-    return PageCache(cached, dirty, writeback, evicted, "cachestat")
+    cached, dirty, writeback, *_ = (int(pages) * PAGE for pages in counts)
+    return PageCache(cached, dirty, writeback, "cachestat")
 
 
 def _mincore(fd: int, offset: int, length: int, name: str) -> PageCache:
@@ -120,7 +111,7 @@ def _mincore(fd: int, offset: int, length: int, name: str) -> PageCache:
             first = (max(offset, start) - start) // PAGE
             pages += sum(byte & 1 for byte in bytes(resident)[first:])
         start += span
-    return PageCache(pages * PAGE, 0, 0, 0, "mincore")
+    return PageCache(pages * PAGE, 0, 0, "mincore")
 
 
 def _mincore_tells_the_truth(fd: int) -> bool:

@@ -274,8 +274,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Trace:
-    """Samples over time of one command, process, cgroup or block, the machine's facts, and what could not be measured
-    and why."""
+    """Samples over time of a command, process, cgroup or block, the machine's facts, and what was not measured."""
 
     command: str
     started: float  # seconds since 1970
@@ -307,9 +306,6 @@ class Ring:
         self._most = most
         self._samples: list[Sample] = []
         self.taken = 0  # samples ever added
-
-    def __len__(self) -> int:
-        return len(self._samples)
 
     def add(self, sample: Sample) -> None:
         self._samples.append(sample)

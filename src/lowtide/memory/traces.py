@@ -106,7 +106,8 @@ class TraceWriter:
         """One more sample, in any case."""
         self._last, self._skipped = sample, None
         length = self._written(self._fd, _line(to_dict(sample)))
-        thinner = self._kept.add(_Line(_sizes(sample), self._end, length))
+        sizes = _bare(sample.seconds, [sample.of(kind) for kind in KINDS])
+        thinner = self._kept.add(_Line(sizes, self._end, length))
         self._end += length
         self._count += 1
         if thinner:
@@ -213,12 +214,8 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _sizes(sample: Sample) -> Sample:
-    return _bare(sample.seconds, [sample.of(kind) for kind in KINDS])
-
-
 def _sizes_of(data: dict[str, Any]) -> Sample:
-    """The same of a line that was read, most of which is skipped; FormatError if its sizes are not numbers."""
+    """The sizes of a line that was read, most of which is skipped; FormatError if they are not numbers."""
     seconds, *values = (data.get(name) for name in ("seconds", *KINDS))
     if not isinstance(seconds, int | float) or not all(isinstance(value, int) for value in values):
         return from_dict(Sample, data)
@@ -243,8 +240,7 @@ def to_dict(value: Any) -> dict[str, Any]:
 
 
 def held_dict(held: findings.HeldMemory) -> dict[str, Any]:
-    """What was held, by kind: ``end`` and ``peak`` in bytes and the ``owners`` at the peak; the sums under
-    ``total``."""
+    """What was held, by kind: ``end`` and ``peak`` in bytes, the ``owners`` at the peak; the sums under ``total``."""
     totals = {name: getattr(held, name) for name in _HELD_TOTALS} | {"share": held.share}
     return {**{each.kind: _plain(each) for each in held.kinds}, "total": totals}
 

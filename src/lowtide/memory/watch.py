@@ -17,7 +17,6 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from lowtide.errors import LowtideError
@@ -96,7 +95,8 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         if self._thread is not None:
             raise RuntimeError("watch: expected a new object for each block, got one used before. Call watch() again.")
         self._counters = counters = self._new_counters()
-        self._command = self._command or (command_line(self.pid) if self.pid is not None else f"cgroup {self._where()}")
+        if self._command is None:
+            self._command = f"cgroup {self._cgroup.path}" if self._cgroup is not None else command_line(self.pid or 0)
         self._started = time.time()
         self._machine = machine_facts(self.pid)
         self._children_peak = _highest_of_children()
@@ -108,9 +108,7 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -198,9 +196,6 @@ class watch:  # noqa: N801  # used as a statement: with lowtide.watch() as trace
 
     def _repr_html_(self) -> str:
         return as_html(self.verdict, self.trace)
-
-    def _where(self) -> str:
-        return self._cgroup.path if self._cgroup is not None else ""
 
     def _traces_left(self) -> Traces:
         """What killers left: in the kernel's log, in the cgroup's counts since the process was first seen in it and

@@ -31,12 +31,10 @@ SMALL_BITS = 11
 class Feistel:
     """The bijection of 0 .. n-1 that a 64-bit key picks. ``n`` is at least 2."""
 
-    __slots__ = ("_constants", "heights", "low_bits", "n")
+    __slots__ = ("_constants", "n")
 
     def __init__(self, n: int, key: int) -> None:
         self.n = n
-        self.low_bits = (n - 1).bit_length() // 2
-        self.heights = -(-n // (1 << self.low_bits))
         rounds = SMALL_ROUNDS if (n - 1).bit_length() <= SMALL_BITS else ROUNDS
         self._constants = words(key, 0, 2 * rounds)  # a factor and a term per round
 

@@ -41,7 +41,7 @@ class LocalPermutation(Order):
     def __init__(
         self, n: int, rows_per_block: int, blocks_per_window: int, *, seed: int, epoch: int = 0, purpose: str = "rows"
     ) -> None:
-        super().__init__(n, seed, epoch, purpose)
+        super().__init__(n, seed, epoch)
         n = self.n
         size = _least("rows_per_block", rows_per_block, "the number of neighbouring rows that stay together")
         most = _least("blocks_per_window", blocks_per_window, "the number of blocks to mix")

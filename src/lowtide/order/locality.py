@@ -94,9 +94,9 @@ def locality_of(stated: Any, item: int, *, order: str = "shuffled", what: str = 
     return Locality(window, block, item)
 
 
-def locality_text(text: str, *, what: str = "--locality") -> tuple[str, ...]:
+def locality_text(text: str) -> tuple[str, ...]:
     """``64MiB`` or ``64MiB,1MiB``, as commands take it."""
     found = tuple(part.strip() for part in text.split(","))
     for part in found:
-        parse_size(part, what=what)
+        parse_size(part, what="--locality")
     return found

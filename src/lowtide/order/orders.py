@@ -25,8 +25,8 @@ FEW_ROWS = 16  # rows that are selected without sorting all of them, once
 class Order:
     """Every row of 0 .. n-1 at exactly one position of 0 .. n-1."""
 
-    def __init__(self, n: int, seed: int, epoch: int, purpose: str) -> None:
-        self.n, self.purpose = row_count(type(self).__name__, n), purpose
+    def __init__(self, n: int, seed: int, epoch: int) -> None:
+        self.n = row_count(type(self).__name__, n)
         self.seed, self.epoch = (integer(type(self).__name__, *one) for one in (("seed", seed), ("epoch", epoch)))
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class Permutation(Order):
     """
 
     def __init__(self, n: int, *, seed: int, epoch: int = 0, purpose: str = "rows") -> None:
-        super().__init__(n, seed, epoch, purpose)
+        super().__init__(n, seed, epoch)
         # n is hashed too: otherwise nearly equal sizes would have nearly equal orders under one seed.
         self._map = (_Table if self.n <= TABLE_ROWS else Feistel)(self.n, key(self.seed, self.epoch, purpose, self.n))
 

@@ -60,8 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Read every budget before the first test runs. A test whose budget cannot be read fails, and says why; the others
-    run."""
+    """Read every budget before the first test. A test whose budget cannot be read fails and says why; others run."""
     for item in items:
         marks = [(mark.args, mark.kwargs) for mark in item.iter_markers(_MARK)]
         if not marks:

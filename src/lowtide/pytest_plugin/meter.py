@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lowtide.machine import page_cache
-from lowtide.memory.measure.process import process_memory, read_proc
+from lowtide.memory.measure.process import process_memory, status
 from lowtide.pytest_plugin.budgets import Measured
 
 _SAMPLE_EVERY = 0.01  # seconds; half of it cost 3 % of a core on a busy machine
@@ -98,7 +98,8 @@ class Meter:
         """What was measured so far."""
         with self._lock:
             self._take()
-            rss_peak = max(self._rss_peak, self._high_water() - self._rss_base if self._exact else 0)
+            high_water = status(os.getpid())["VmHWM"] if self._exact else 0
+            rss_peak = max(self._rss_peak, high_water - self._rss_base)
             peak = dict(self._peak) | {"rss": rss_peak, "cache": self.cache}
             unseen, seconds = rss_peak - self._rss_peak, time.monotonic() - self._begin
             return Measured(peak, dict(self._when), unseen, seconds, self._samples)
@@ -128,12 +129,6 @@ class Meter:
     def _growth(self) -> dict[str, int]:
         now = process_memory()
         return {kind: getattr(now, kind) - getattr(self._base, kind) for kind in _SAMPLED}
-
-    def _high_water(self) -> int:
-        for line in read_proc(os.getpid(), "status").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return 0
 
 
 def _reset_high_water() -> bool:

@@ -19,7 +19,8 @@ def plot(drawn: Series, label: str) -> str:
     """The whole plot, for ``<div class="plot">``. ``label`` is already safe HTML."""
     shapes = "".join(_area(drawn, kind) for kind in reversed(STACK))
     shapes += _retained(drawn)
-    held = f'<path class="held" d="{_path(drawn, drawn.tops("mapped"))}"/>' if _has(drawn, "budget") else ""
+    budget = any(line.name == "budget" and line.drawn for line in drawn.lines)
+    held = f'<path class="held" d="{_path(drawn, drawn.tops("mapped"))}"/>' if budget else ""
     rss = f'<path class="rss" d="{_path(drawn, drawn.rss)}"/>' if any(drawn.rss) else ""
     return (
         f'<div class="ylabels" aria-hidden="true">{_y_labels(drawn)}</div>'
@@ -102,7 +103,9 @@ def _lines(drawn: Series) -> str:
                 f"<span>{words}</span></div>"
             )
         else:
-            parts.append(f'<div class="line {kind} above"><span>{words}, {_times(line.size, drawn)}</span></div>')
+            highest = max(drawn.total(place) for place in range(len(drawn.seconds)))
+            words += f", {line.size / max(highest, 1):,.0f}x the highest point"
+            parts.append(f'<div class="line {kind} above"><span>{words}</span></div>')
     return "".join(parts)
 
 
@@ -113,12 +116,3 @@ def _stale(drawn: Series) -> str:
         f'style="left:{100 * begin / drawn.last:.2f}%;width:{100 * (end - begin) / drawn.last:.2f}%"></div>'
         for begin, end in drawn.stale
     )
-
-
-def _times(size: int, drawn: Series) -> str:
-    highest = max(drawn.total(place) for place in range(len(drawn.seconds)))
-    return f"{size / max(highest, 1):,.0f}x the highest point"
-
-
-def _has(drawn: Series, name: str) -> bool:
-    return any(line.name == name and line.drawn for line in drawn.lines)

@@ -41,8 +41,7 @@ Section = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class GrowthRow:
-    """One kind of memory as a line of a table. ``before`` is the part of ``now`` that was cached before we
-    looked."""
+    """One kind of memory as a line of a table. ``before`` is the part of ``now`` that was cached before we looked."""
 
     kind: str
     now: int
@@ -150,8 +149,7 @@ def sections(trace: Trace, verdict: Verdict) -> tuple[Section, ...]:
 
 
 def first_sections(trace: Trace, verdict: Verdict) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
-    """What stands directly below the verdict - who is behind it, what helps, and what is wrong or near - and the
-    rest."""
+    """What stands below the verdict - who is behind it, what helps, what is wrong or near - and the rest."""
     wanted = ["grown by", "fix"]
     wanted += ["budget"] if verdict.budget is not None and not verdict.budget.ok else []
     wanted += ["risk"] if verdict.danger else []

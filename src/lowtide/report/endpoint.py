@@ -11,7 +11,6 @@ import http.server
 import socket
 import threading
 from collections.abc import Callable
-from types import TracebackType
 
 from lowtide.report.prometheus import CONTENT_TYPE
 
@@ -46,9 +45,7 @@ class Endpoint:
         threading.Thread(target=self._server.serve_forever, name="lowtide metrics", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 

@@ -17,13 +17,8 @@ OWNERS = 5
 _LONGEST_NAME = 200  # characters of a name
 
 
-def prometheus_text(sample: Sample | None, verdict: Verdict | None, *, names: bool, errors: int, age: float) -> str:
-    """Everything there is to scrape. ``age``: seconds since the sample was taken."""
-    return freshness_text(errors, age) + measured_text(sample, verdict, names=names)
-
-
 def freshness_text(errors: int, age: float) -> str:
-    """What changes from scrape to scrape."""
+    """What changes from scrape to scrape. ``age``: seconds since the sample was taken."""
     parts = [
         *_metric("lowtide_sample_age_seconds", "Seconds since the last sample.", f"{age:.3f}"),
         *_metric("lowtide_sampler_errors_total", "Errors inside the sampler.", errors),

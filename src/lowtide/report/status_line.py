@@ -40,8 +40,7 @@ def _short_size(size: int) -> str:
 
 
 class StatusLine:
-    """The last line of the terminal, kept free for us by scroll margins so that the command's own output scrolls above
-    it."""
+    """The terminal's last line, kept free by scroll margins: the command's own output scrolls above it."""
 
     def __init__(self) -> None:
         self._on = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"

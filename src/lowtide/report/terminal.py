@@ -62,8 +62,7 @@ def _headline(verdict: Verdict) -> tuple[Text, Text]:
 
 
 class _GrowthTable:
-    """Held and grown by kind. The numbers keep their columns; the words beside them go on below where the terminal is
-    narrow."""
+    """Held and grown by kind. Numbers keep their columns; where it is narrow, the words beside them go on below."""
 
     def __init__(self, trace: Trace, rows: tuple[GrowthRow, ...]) -> None:
         self._headings = (HEADINGS[0], now_text(trace), *HEADINGS[1:])

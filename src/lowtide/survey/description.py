@@ -8,9 +8,8 @@ which must be asked for, may take a pass over the tokens.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 from lowtide.blocks.addresses import is_address
 from lowtide.formats import Layout, dtype_smell
@@ -52,16 +51,13 @@ class Description:
     stated: tuple[str, ...]  # names of the settings the user stated
     open: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe."""
-        return asdict(self)
-
 
 def describe(subject: Subject, opening: Opening) -> Description:
     layout = subject.layout
     with opened(layout, opening) as data:
         plan = data.plan()
     first = layout.extents[0]
+    made_from = "behind an address" if is_address(first.path) else "decoded into blocks"
     said = {**vars(subject.stated), **vars(opening)}
     if subject.dtype_guessed:
         del said["dtype"]
@@ -80,7 +76,7 @@ def describe(subject: Subject, opening: Opening) -> Description:
         vocab=layout.vocab,
         eot=layout.eot,
         parts=subject.tokens_by_part(),
-        filesystem=file_kind(first.path).name if first.made is None else _made_from(first.path),
+        filesystem=file_kind(first.path).name if first.made is None else made_from,
         read_ahead=read_ahead_bytes(first.path) if first.made is None else None,
         cached=_cached(layout),
         notes=layout.notes,
@@ -110,10 +106,6 @@ def survey_documents(
         marks = required_marks(data)
         index = boundary_index(data, marks, progress)
         return str(marks), count_documents(index, data.first, data.last, window)
-
-
-def _made_from(path: str) -> str:
-    return "behind an address" if is_address(path) else "decoded into blocks"
 
 
 def _documents(layout: Layout) -> int | None:

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from lowtide.array import Array
@@ -74,10 +74,6 @@ class Forecast:
     rate_from: str | None  # "measured" | "given"
     projection: Projection
     open: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-safe."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ plan looks like.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from lowtide.machine import PAGE
 from lowtide.reading.plan import Plan as Plan
@@ -75,9 +74,6 @@ class Projection:
     device_bytes_per_second: float | None = None
     seconds_per_epoch: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def strategy_reason(plan: Plan) -> str:
     return plan.why[0] if plan.why else ""
@@ -96,19 +92,19 @@ def keeps_cache(plan: Plan) -> bool:
     return plan.rung == "keep"
 
 
-def pages_under(length: int, alignment: int, page: int = PAGE) -> float:
+def pages_under(length: int, alignment: int) -> float:
     """Pages that ``length`` bytes touch on average if every multiple of ``alignment`` is an equally likely start.
 
-    A run of n bytes at offset o touches ``(o % page + n - 1) // page + 1`` pages; this is its average over the
+    A run of n bytes at offset o touches ``(o % PAGE + n - 1) // PAGE + 1`` pages; this is its average over the
     offsets that the alignment allows, without enumerating them.
     """
     if length <= 0:
         return 0.0
-    step = math.gcd(alignment, page)  # offsets modulo the page are the multiples of this, all equally often
-    offsets = page // step
-    full, rest = divmod(length - 1, page)
+    step = math.gcd(alignment, PAGE)  # offsets modulo the page are the multiples of this, all equally often
+    offsets = PAGE // step
+    full, rest = divmod(length - 1, PAGE)
     # Offsets at which the bytes beyond whole pages reach into one more page.
-    crossing = offsets - -(-(page - rest) // step)
+    crossing = offsets - -(-(PAGE - rest) // step)
     return 1 + full + crossing / offsets
 
 

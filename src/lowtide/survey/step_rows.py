@@ -8,8 +8,7 @@ keeps document boundaries, its index up to the last of them. Prints nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,9 +55,6 @@ class StepRow:
     text: str | None
     packed: tuple[PackedDocument, ...] = ()  # the documents of a packed row, in order
     padding: int = 0  # tokens of a packed row after its last document; they are not among the ids
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 Read = TokenRange | Mapping[str, TokenRange]  # what a feed reads: one corpus, or the corpora of a mixture by name

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from operator import length_hint, methodcaller
 from time import perf_counter
 from typing import Any
@@ -111,16 +112,14 @@ class TensorFeed:
         self._received = self.feed.position
 
 
+@dataclass(slots=True, eq=False)
 class InFlight:
     """A batch out of which copies were asked for on ``stream``: all of them where ``asked``, done by ``event``."""
 
-    __slots__ = ("asked", "event", "host", "stream")
-
-    def __init__(self, host: Any, stream: Any) -> None:
-        self.host = host
-        self.stream = stream
-        self.asked = False
-        self.event: CopyEvent | None = None
+    host: Any
+    stream: Any
+    asked: bool = False
+    event: CopyEvent | None = None
 
 
 class Copies:

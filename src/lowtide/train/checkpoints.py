@@ -95,8 +95,7 @@ def reason(problem: OSError) -> str:
 
 
 def write_checkpoint(path: Path, contents: Contents, beside: Sequence[Path] = ()) -> None:
-    """Write one checkpoint whole. If that fails, nothing that was there is lost; ``beside`` are the other
-    checkpoints."""
+    """Write one checkpoint whole; if that fails, nothing is lost. ``beside``: the other checkpoints."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
@@ -355,14 +354,8 @@ def _links(directory: Path) -> list[Path]:
 
 def tidy(directory: Path) -> None:
     """Remove what a killed writer left behind."""
-    for pattern in (
-        ".step-*.tmp",
-        f".{LATEST}.*",
-        f".{BEST}.*",
-        ".branch-*.pt.*",
-        ".weights.safetensors.*.tmp",
-        ".train.png.*.tmp",
-    ):
+    names = f".step-*.tmp .{LATEST}.* .{BEST}.* .branch-*.pt.* .weights.safetensors.*.tmp .train.png.*.tmp"
+    for pattern in names.split():
         for temporary in directory.glob(pattern):
             temporary.unlink(missing_ok=True)
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from lowtide.machine import page_cache
 from lowtide.memory import process_memory
+from lowtide.memory.measure.allocator import malloc_counts
 from lowtide.prepare import Control
 from lowtide.report.png import Curve, Level, Panel
 from lowtide.units import MIB, format_size
@@ -165,22 +166,10 @@ def kept_heap() -> Iterator[None]:
         _give_back_freed()
 
 
-class _Mallinfo(ctypes.Structure):
-    """As malloc.h has it: ``hblkhd`` mapped for single large tensors; of the rest ``uordblks`` in use, ``fordblks``
-    free."""
-
-    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
-    _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
-
-
 def _counts() -> tuple[int, int]:
     """Bytes the C library has given to the program, and those it holds free; zeros before glibc 2.33."""
-    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if mallinfo is None:
-        return 0, 0
-    mallinfo.restype = _Mallinfo
-    found = mallinfo()
-    return int(found.hblkhd + found.uordblks), int(found.fordblks)
+    found = malloc_counts()
+    return (0, 0) if found is None else (int(found.hblkhd + found.uordblks), int(found.fordblks))
 
 
 def _give_back_freed() -> None:

@@ -31,8 +31,7 @@ class TrainedModel:
 
 
 def load_trained(place: Path, device: torch.device, *, best: bool = False) -> TrainedModel:
-    """The model of a checkpoint file, or of an out directory: its newest one, or with ``best`` the one with the lowest
-    val loss."""
+    """The model of a checkpoint, or of an out directory: its newest, or with ``best`` that of the lowest val loss."""
     path = checkpoints.best(place) if best and place.is_dir() else checkpoints.named(place)
     contents = checkpoints.load_whole(path)
     model = GPT(Shape(**contents["shape"]))

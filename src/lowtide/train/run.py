@@ -20,16 +20,7 @@ from lowtide.report.png import check, write_panels
 from lowtide.train import checkpoints
 from lowtide.train.checkpoints import Branch, Past, SaveError, only_run, reason
 from lowtide.train.data import control_of, open_data, with_corpus
-from lowtide.train.gauge import (
-    SETTLE_STEPS,
-    BudgetVerdict,
-    CurvePoint,
-    Gauge,
-    MemoryNow,
-    kept_heap,
-    panels,
-    thinned,
-)
+from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, kept_heap, panels, thinned
 from lowtide.train.generate import WEIGHTS, write_weights
 from lowtide.train.ledger import Ledger
 from lowtide.train.model import Compute, choose_compute
@@ -202,15 +193,9 @@ class _Run:
         self._remember(loss, math.nan, reading)
         steps = max(1, step - self.first_step)
         left = (self.settings.max_iters - step) * (time.monotonic() - self.loop_started) / steps
-        rate = learning_rate(step - 1, self.settings)
+        rate, pace, wait = learning_rate(step - 1, self.settings), self._tokens_per_s(), self._data_wait()
         mixed = self.data.mixed
-        rows, length, pace, wait = (
-            self.trainer.rows_done,
-            self.settings.block_size,
-            self._tokens_per_s(),
-            self._data_wait(),
-        )
-        shares, epochs = (None, None) if mixed is None else mixed.at(rows, length)
+        shares, epochs = (None, None) if mixed is None else mixed.at(self.trainer.rows_done, self.settings.block_size)
         seconds, loader = self._seconds(), self.trainer.loader_figures()
         self.progress.tell(Stepped(step, loss, rate, pace, wait, left, reading, shares, epochs, seconds, loader))
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _LOOKS_EVERY = 1.0  # seconds between looks at the parent
@@ -66,9 +66,7 @@ class StopRequest:
             self._watcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
         self._ended.set()
         if not self._before:
             return

@@ -120,7 +120,9 @@ class Trainer:
         self._update()
         self._loss_steps += 1
         if self.ledger is not None:
-            self._write_ledger(sums)
+            everyone = self.world.gather(ledger.add_sums(sums))
+            last = self.rows_done + self.settings.rows_per_step - 1
+            self.ledger.stepped(self.step, self.rows_done, last, ledger.add_sums(everyone))
         self.rows_done += self.settings.rows_per_step
         self.step += 1
 
@@ -217,12 +219,6 @@ class Trainer:
         first = self.rows_done + number * self._rows
         share = self._rows // self.world.world
         return ledger.checksum(x.cpu().numpy(), first + self.world.rank * share)
-
-    def _write_ledger(self, sums: list[int]) -> None:
-        everyone = self.world.gather(ledger.add_sums(sums))
-        if self.ledger is not None:
-            last = self.rows_done + self.settings.rows_per_step - 1
-            self.ledger.stepped(self.step, self.rows_done, last, ledger.add_sums(everyone))
 
     def contents(self, past: checkpoints.Past) -> checkpoints.Contents:
         """What a checkpoint holds: this trainer, and what the run knows of itself."""

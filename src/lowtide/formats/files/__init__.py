@@ -1,2 +1,1 @@
-"""Arrays in files, one module per format: ``read`` gives the layout; ``members`` lists the arrays of a file that
-holds several."""
+"""Arrays in files, one module per format: ``read`` gives the layout, ``members`` lists the arrays of a file."""

@@ -28,16 +28,12 @@ class ArrayMember:
     def in_place(self) -> bool:
         return not self.why_not
 
-    @property
-    def like_tokens(self) -> bool:
-        return self.integers and len(self.shape) == 1
-
 
 def only_member(where: str, what: str, members: Iterable[ArrayMember], *, tokens: bool) -> str:
     """The name of the only member (that may hold tokens, if ``tokens``); FormatError lists the names otherwise."""
     found = list(members)
     everything = [member.name for member in found]
-    wanted = [member.name for member in found if member.like_tokens] if tokens else everything
+    wanted = [one.name for one in found if one.integers and len(one.shape) == 1] if tokens else everything
     if len(wanted) == 1:
         return wanted[0]
     if tokens:

@@ -6,9 +6,8 @@
 
 The manifest says what a headerless shard cannot - its dtype, its order, how many tokens it must have, where its
 documents end and what its bytes must add up to - and carries a digest of itself, which `verify` checks. All but
-``lowtide``, ``dtype`` and the shards' ``file`` and ``tokens`` may be missing; unknown keys are ignored.
-Costs one read of at most 16 MiB. A manifest of another program is ignored.
-``docs/corpus-format.md`` is the whole format.
+``lowtide``, ``dtype`` and the shards' ``file`` and ``tokens`` may be missing; unknown keys are ignored. Costs one read
+of at most 16 MiB. A manifest of another program is ignored. ``docs/corpus-format.md`` is the whole format.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ _WIDTH, _HEIGHT, _CHART_POINTS = 320, 72, 120
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How one kind went, in bytes. ``grew`` and ``per_minute`` leave out start-up; ``first``, ``last``, ``peak`` do
-    not."""
+    """One kind in bytes. ``grew`` and ``per_minute`` leave out start-up; ``first``, ``last`` and ``peak`` do not."""
 
     kind: str
     first: int
@@ -177,10 +176,9 @@ class Verdict:
 
 def as_text(verdict: Verdict) -> str:
     """The sentences and one line per kind that was there at all."""
-    lines = [verdict.headline]
     if verdict.held is None:
-        return lines[0]
-    lines.insert(0, held_sentence(verdict.held, ended=verdict.ended is not None))
+        return verdict.headline
+    lines = [held_sentence(verdict.held, ended=verdict.ended is not None), verdict.headline]
     growth = {each.kind: each.grew for each in verdict.growth}
     lines.append(f"{'':<8}{'at the end':>12}{'at most':>12}{'growth':>12}  most of it")
     for each in verdict.held.kinds:
@@ -249,7 +247,10 @@ def held_sentence(held: HeldMemory, *, ended: bool) -> str:
     at_end = "at the end" if ended else "now"
     largest = max(held.kinds, key=lambda each: each.peak)
     owner = largest.owners[0] if largest.owners else None
-    whose = f", most of that {_last_name(owner.name)} ({format_size(owner.bytes)})" if owner is not None else ""
+    whose = ""
+    if owner is not None:  # a path by its last name: the whole one stands in the table below
+        name = PurePath(owner.name).name if owner.name.startswith("/") else owner.name
+        whose = f", most of that {name} ({format_size(owner.bytes)})"
     share = ""
     if held.share is not None and held.limit is not None:
         limit = f"{format_size(held.limit)} ({held.limit_set_by})"
@@ -260,8 +261,3 @@ def held_sentence(held: HeldMemory, *, ended: bool) -> str:
         f"Of what it held {at_end}, {format_size(held.takeable)} could be taken back at once, "
         f"{format_size(held.stays)} could not.{share}"
     )
-
-
-def _last_name(name: str) -> str:
-    """A path by its last name: the whole one stands in the table below."""
-    return PurePath(name).name if name.startswith("/") else name

@@ -199,16 +199,10 @@ def _read_as(file: FileSample) -> str:
 def _against_mapping(file: FileSample | None, runtime: str) -> tuple[Fix, ...]:
     if file is None or file.format == "program" or runtime not in ("python", ""):
         return (_NOTHING_TO_DO,)
+    if runtime == "" and file.format in _DATABASES:
+        return (_NOTHING_TO_DO,)
     if runtime == "":
-        own = file.format in _DATABASES
-        return (
-            (_NOTHING_TO_DO,)
-            if own
-            else (
-                _NOTHING_TO_DO,
-                Fix("or from C: madvise(address, length, MADV_DONTNEED) behind the reader"),
-            )
-        )
+        return (_NOTHING_TO_DO, Fix("or from C: madvise(address, length, MADV_DONTNEED) behind the reader"))
     return _NOT_MAPPED.get(_read_as(file), (_NOTHING_TO_DO,))
 
 

@@ -28,8 +28,7 @@ _RISING = 0.2
 
 @dataclass(frozen=True)
 class Course:
-    """A ``Growth`` and how far it can be trusted: samples used, the noise bound, and -1 (falls) .. 1 (every
-    pair rises)."""
+    """A ``Growth`` and how far to trust it: samples used, noise bound, and -1 (falls) .. 1 (every pair rises)."""
 
     growth: Growth
     samples: int
@@ -53,8 +52,7 @@ def courses(samples: Sequence[Sample], about: str = "command") -> dict[str, Cour
 
 
 def own_bytes(sample: Sample, kind: str) -> int:
-    """Bytes of a kind that came while watching: what was in memory before the tree opened the file is not
-    its growth."""
+    """Bytes of a kind that came while watching, without what was in memory before the tree opened the file."""
     found = {"cache": sample.found_cache, "shmem": sample.found_shmem}.get(kind, 0)
     return sample.of(kind) - found
 
@@ -83,8 +81,7 @@ def course(name: str, points: Sequence[TimedBytes], about: str = "command") -> C
 
 
 def _judged(points: Sequence[TimedBytes], *, start: bool) -> Sequence[TimedBytes]:
-    """Without start-up, where there was one; without the fall at the very end either, when a program frees all it has
-    before it exits."""
+    """Without start-up, if there was one, and without the fall at the end, when a program frees all before it exits."""
     begin, end = points[0][0], points[-1][0]
     if end < begin:  # a trace put together from two clocks: nothing to tell start-up by
         return points

@@ -9,7 +9,6 @@ second's pause; what was given back before that was given back by the program at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from lowtide.memory.judge.findings import HeldMemory, KindHeld, Owner
 from lowtide.memory.patterns import many_alike, named_files
@@ -34,7 +33,7 @@ def holding(trace: Trace) -> HeldMemory:
     peak = max(samples, key=lambda sample: sample.total)
     limit, set_by, used = limit_of(trace, end)
     between, kind_between = unseen_peak(trace)
-    kinds = tuple(_kind(kind, samples, end) for kind in (*KINDS, "hugetlb"))
+    kinds = tuple(_kind(kind, samples, end, between if kind == kind_between else 0) for kind in (*KINDS, "hugetlb"))
     return HeldMemory(
         end=end.total,
         peak=peak.total + between,
@@ -45,7 +44,7 @@ def holding(trace: Trace) -> HeldMemory:
         limit_set_by=set_by,
         limit_used=used,
         look_age=end.look_age,
-        kinds=tuple(_with_unseen(each, between) if each.kind == kind_between else each for each in kinds),
+        kinds=kinds,
         end_seconds=end.seconds,
         locked=max(sample.locked for sample in samples),
         huge=max(sum(each.huge for each in sample.processes) for sample in samples),
@@ -73,28 +72,19 @@ def unseen_peak(trace: Trace) -> tuple[int, str]:
     return between, largest if parts[largest] >= _MOST_OF_IT * highest.rss else ""
 
 
-def _with_unseen(each: KindHeld, between: int) -> KindHeld:
-    owners = (*each.owners, Owner(BETWEEN, between, "process")) if between else each.owners
-    return replace(each, peak=each.peak + between, owners=owners)
-
-
 def last_whole(trace: Trace) -> Sample:
     """The last sample before teardown, of a program that has ended; the last one of any other."""
     samples = trace.samples
     last = samples[-1]
     if trace.ended is None and trace.exit_code is None:
         return last
-    whole = last
+    whole, pause = last, max(_PAUSE, 2 * trace.interval)
     for sample in reversed(samples[:-1]):
-        if whole.seconds - sample.seconds > _pause(trace) or last.seconds - sample.seconds > _TEARDOWN_MOST:
+        if whole.seconds - sample.seconds > pause or last.seconds - sample.seconds > _TEARDOWN_MOST:
             break
         if _fell(sample, whole):
             whole = sample
     return whole
-
-
-def _pause(trace: Trace) -> float:
-    return max(_PAUSE, 2 * trace.interval)
 
 
 def _fell(before: Sample, after: Sample) -> bool:
@@ -114,14 +104,15 @@ def limit_of(trace: Trace, sample: Sample) -> tuple[int | None, str, int]:
     return (int(memory) if memory.isdigit() and int(memory) else None), "the machine", used
 
 
-def _kind(kind: str, samples: Sequence[Sample], end: Sample) -> KindHeld:
+def _kind(kind: str, samples: Sequence[Sample], end: Sample, between: int) -> KindHeld:
     highest = max(sample.of(kind) for sample in samples)
     near = [sample for sample in samples if sample.of(kind) >= _NEAR * highest]
     # Of samples about equally high the latest knows most, and of files the one that asked about them.
     asked = [sample for sample in near if sample.files_asked] if kind not in _OF_PROCESSES else near
     sample = (asked or near)[-1]
-    owners = owners_of(kind, sample)
-    return KindHeld(kind, end.of(kind), sample.of(kind), sample.seconds, owners)
+    unseen = (Owner(BETWEEN, between, "process"),) if between else ()
+    owners = (*owners_of(kind, sample), *unseen)
+    return KindHeld(kind, end.of(kind), sample.of(kind) + between, sample.seconds, owners)
 
 
 def owners_of(kind: str, sample: Sample) -> tuple[Owner, ...]:

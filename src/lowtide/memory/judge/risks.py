@@ -29,7 +29,9 @@ def risks(grew: str, trace: Trace, last: Sample, by_kind: dict[str, Course]) -> 
     kills = final.oom_kills - first.oom_kills if final is not None and first is not None else 0
     growth = rising({kind: each for kind, each in by_kind.items() if grew != "retained" or kind != "anon"})
     found = [_kernel(trace, last, growth, kills)]
-    found += [_full(tmpfs) for tmpfs in _full_at_last(trace)]
+    # Full in one of the last samples: after the end its files may be gone.
+    full = {tmpfs.path: tmpfs for sample in trace.samples[-8:] for tmpfs in sample.tmpfs if tmpfs.full}
+    found += [_full(tmpfs) for tmpfs in full.values()]
     if first is not None and cgroup is not None:
         found += _throttled(first, cgroup, trace, growth)
     if cgroup is not None and cgroup.limit is not None:
@@ -82,12 +84,6 @@ def _kernel(trace: Trace, last: Sample, growth: Growth | None, kills: int) -> Ri
     soon = seconds <= max(_SOON, 2 * trace.seconds)
     sentence = f"kernel OOM kill at {format_size(limit)} ({where}) in about {format_duration(seconds)} at this rate"
     return Risk("oom", "high" if soon or level == "high" else "low", sentence, limit, used, seconds)
-
-
-def _full_at_last(trace: Trace) -> list[TmpfsSample]:
-    """Every tmpfs that was full in one of the last samples; after the end its files may be gone."""
-    found = {tmpfs.path: tmpfs for sample in trace.samples[-8:] for tmpfs in sample.tmpfs if tmpfs.full}
-    return list(found.values())
 
 
 def _full(tmpfs: TmpfsSample) -> Risk:

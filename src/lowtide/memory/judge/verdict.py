@@ -174,8 +174,7 @@ def _beside(samples: tuple[Sample, ...], last: Sample) -> int:
 
 
 def _parent_writes(samples: tuple[Sample, ...]) -> bool:
-    """Whether the copies were made by a parent that went on writing, as a server does that saves itself by a fork: the
-    faults say who wrote."""
+    """Whether the parent made the copies by writing on, as a server does that saves itself by a fork: faults tell."""
     first: dict[int, int] = {}
     rise: dict[bool, dict[int, int]] = {True: {}, False: {}}
     for sample in samples:
@@ -208,8 +207,7 @@ def _is_most(copied: Course, by_kind: dict[str, Course], last: Sample) -> bool:
 
 
 def _copied(samples: tuple[Sample, ...]) -> Course | None:
-    """The course of the heap while forked workers lived, if they copied it: they may have begun late and ended
-    early."""
+    """The course of the heap while forked workers lived, if they copied it; they may begin late and end early."""
     span = _with_forked(samples)
     if len(span) < _FEW:
         return None

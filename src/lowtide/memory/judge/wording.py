@@ -5,7 +5,7 @@ The words are chosen here once, so that every report says the same.
 
 from __future__ import annotations
 
-from lowtide.memory.judge.findings import Shown
+from lowtide.memory.judge.findings import Shown, signed
 from lowtide.memory.judge.growth import Course
 from lowtide.memory.samples import TAKEABLE, Sample, Trace
 from lowtide.units import format_duration, format_size
@@ -154,7 +154,7 @@ def not_it(grew: str, by_kind: dict[str, Course], samples: tuple[Sample, ...]) -
     lines = [
         f"{kind}: fell by {format_size(-each.growth.grew)}"
         if each.growth.grew <= -each.noise
-        else f"{kind}: {_signed(each.growth.grew)}, within noise"
+        else f"{kind}: {signed(each.growth.grew)}, within noise"
         for kind, each in by_kind.items()
         if kind != involved and not each.grew
     ]
@@ -182,17 +182,17 @@ def evidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) -> 
     if about is not None:
         share = (1 + about.rising) / 2
         lines.append(
-            f"{about.growth.kind}: {share:.0%} of sample pairs rise, {_signed(about.growth.per_minute)} per minute"
+            f"{about.growth.kind}: {share:.0%} of sample pairs rise, {signed(about.growth.per_minute)} per minute"
         )
     others = [each.growth for each in by_kind.values() if each.grew and each is not about]
-    lines += [f"{each.kind} rose too: {_signed(each.grew)}" for each in others]
+    lines += [f"{each.kind} rose too: {signed(each.grew)}" for each in others]
     cgroup = last.cgroup
     seen = [each.cgroup for each in trace.samples if each.cgroup is not None]
     if cgroup is not None:
         begin = next(each for each in seen if each.path == cgroup.path)
         lines.append(
-            f"cgroup v{cgroup.version} {cgroup.path}: anon {_signed(cgroup.anon - begin.anon)}, "
-            f"file {_signed(cgroup.file - begin.file)}, shmem {_signed(cgroup.shmem - begin.shmem)}, "
+            f"cgroup v{cgroup.version} {cgroup.path}: anon {signed(cgroup.anon - begin.anon)}, "
+            f"file {signed(cgroup.file - begin.file)}, shmem {signed(cgroup.shmem - begin.shmem)}, "
             f"refaults {cgroup.refaults - begin.refaults:,}"
         )
     lines += _heap_lines(trace)
@@ -201,7 +201,3 @@ def evidence(trace: Trace, by_kind: dict[str, Course], about: Course | None) -> 
     if trace.cut_short:
         lines.append("the trace file ends in the middle of a line or without its last one; what came before was judged")
     return tuple(lines)
-
-
-def _signed(size: int) -> str:
-    return ("+" if size >= 0 else "-") + format_size(abs(size))

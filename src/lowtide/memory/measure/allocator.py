@@ -50,19 +50,28 @@ class HeapAccount:
         return max(0, min(self.free, resident - (self.system - self.free)))
 
 
-def own_account() -> HeapAccount | None:
+class MallocCounts(ctypes.Structure):
+    """As malloc.h has it: ``hblkhd`` mapped for single large blocks; of ``arena``, the rest, ``uordblks`` in use and
+    ``fordblks`` free."""
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
+
+
+def malloc_counts() -> MallocCounts | None:
     """The records of this process's C library; None without glibc 2.33 or later."""
-    library = ctypes.CDLL(None)
-    function = getattr(library, "mallinfo2", None)
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if function is None:
         return None
+    function.restype = MallocCounts
+    found: MallocCounts = function()
+    return found
 
-    class Numbers(ctypes.Structure):
-        _fields_ = [(f"number{place}", ctypes.c_size_t) for place in range(10)]
 
-    function.restype = Numbers
-    numbers = function()
-    return HeapAccount(int(numbers.number0), int(numbers.number8))  # arena, fordblks
+def own_account() -> HeapAccount | None:
+    """The account of this process."""
+    found = malloc_counts()
+    return None if found is None else HeapAccount(int(found.arena), int(found.fordblks))
 
 
 def account_of(pid: int, heap: HeapLayout) -> HeapAccount | None:
@@ -124,7 +133,7 @@ class _Memory:
         while chunk != head and not self.tired:
             if chunk & mask != begin:
                 begin = chunk & mask
-                window = self._read_some(begin)
+                window = self._read_some(begin, _WINDOW)
             try:
                 size, following = unpack(window, chunk - begin + _WORD)
             except struct.error:  # across two windows, or the mapping begins or ends inside this one
@@ -141,17 +150,14 @@ class _Memory:
                     break
         return total
 
-    def _read_some(self, address: int) -> bytes:
+    def _read_some(self, address: int, length: int) -> bytes:
         try:
-            return os.pread(self._fd, _WINDOW, address)
+            return os.pread(self._fd, length, address)
         except (OSError, OverflowError):
             return b""
 
     def read(self, address: int, length: int) -> bytes | None:
-        try:
-            data = os.pread(self._fd, length, address)
-        except (OSError, OverflowError):
-            return None
+        data = self._read_some(address, length)
         return data if len(data) == length else None
 
     def words(self, address: int, count: int, *, before: int = 0) -> tuple[int, ...] | None:

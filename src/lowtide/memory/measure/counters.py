@@ -81,8 +81,7 @@ class TreeCounters:
         return self._spent + self._looks.paced
 
     def sample(self, *, last: bool = False) -> Sample | None:
-        """Everything now. Costs about 0.1 ms per process, more when an expensive look is due, as in the ``last``
-        one."""
+        """Everything now. Costs about 0.1 ms per process, more when an expensive look is due, as in the ``last``."""
         try:
             members, changed = self.tree.members()
         except FileNotFoundError:  # the cgroup is gone
@@ -248,8 +247,7 @@ class TreeCounters:
         return small and (moving or stale) and now - self._asked_at >= (EVERY if stale and resting else FRESH)
 
     def _cache_left(self, mapped: int, moved: int) -> int:
-        """The unmapped cache since the files were asked: pages mapped since came out of it, unless they were read just
-        now."""
+        """The unmapped cache since the files were asked: pages mapped since came out of it, unless read just now."""
         newly_mapped = mapped - self._mapped_then - (moved - (self._moved or 0))
         return max(0, self._totals.clean - self._totals.mapped - max(0, newly_mapped))
 

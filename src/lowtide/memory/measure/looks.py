@@ -30,8 +30,6 @@ FRESH = 1.5  # seconds at the most while something moves in a small tree; a samp
 FEW_PROCESSES, _FEW_MAPPINGS = 8, 1000
 _UNCHANGED = 30.0  # seconds after which even a process that did not move is looked at again
 MOVED = MIB  # what moved by less is not worth asking about again
-
-
 _UNSEEN = Detail(0, 0, 0)  # a process before its first close look
 
 
@@ -140,8 +138,7 @@ class CloseLooks:
         return whole
 
     def shmem_without_file(self, members: list[WatchedProcess], measured: frozenset[FileKey]) -> int:
-        """Shared memory no file leads to (anonymous shared mappings, System V, deleted files): the processes' share of
-        it."""
+        """The processes' share of shared memory that no file leads to: anonymous mappings, System V, deleted files."""
         total = 0
         for member in members:
             reading = self._readings.get(member.pid)
@@ -197,8 +194,7 @@ class CloseLooks:
         return readings
 
     def _has_moved(self, now: float, members: list[WatchedProcess], readings: dict[int, Reading], then: float) -> bool:
-        """Whether a look would tell something new: bytes moved, pages were faulted in or copied, a process came or
-        went."""
+        """Whether a look would tell something new: bytes moved, pages faulted in or copied, a process came or went."""
         if now - then >= _UNCHANGED or (readings and {member.pid for member in members} != set(readings)):
             return True
         return any(member.pid not in readings or _moved(readings[member.pid], member) for member in members) and bool(

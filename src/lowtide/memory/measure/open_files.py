@@ -90,8 +90,7 @@ class FileTotals:
         return max(0, more) * self.dirty_room // (self.dirty_room + clean) if self.dirty_room else 0
 
     def placing(self, more: int) -> tuple[FileSample, ...]:
-        """The files with ``more`` bytes mapped since they were asked: taken out of the cache of those that are mapped
-        already."""
+        """The files with ``more`` bytes mapped since they were asked, out of the cache of those mapped already."""
         room = sum(file.cache for file in self.files if file.mapped)
         if more <= 0 or not room:
             return self.files
@@ -102,8 +101,7 @@ class FileTotals:
 
 
 class FileSet:
-    """Remembers files; ``look`` at each process, then ``measure``. ``started`` is when watching began, as the clock
-    that stamps files has it."""
+    """Remembers files: ``look`` at each process, then ``measure``. ``started``: when watching began, by their clock."""
 
     def __init__(self, filesystems: dict[int, str], started: float) -> None:
         self._filesystems = filesystems
@@ -190,7 +188,9 @@ class FileSet:
             (code if known.code else named).append(sample)
         for key, size in placed.items():
             if key not in asked:  # deleted, or not ours to open: what is mapped of it is all that is known
-                (code if mapped[key].code else named).append(_unasked(mapped[key].path, size))
+                name = mapped[key].path.removesuffix(" (deleted)")
+                sample = FileSample(name, 0, size, 0, size, 0, "unknown", False, format_by_name(name))
+                (code if mapped[key].code else named).append(sample)
         totals = _totals(named, code, frozenset(asked))
         return replace(totals, placed=sum(placed.values()), dirty_room=dirty_room)
 
@@ -213,8 +213,7 @@ class FileSet:
         self._known[key] = _Known(path, filesystem, memory, [link], seen=self._round + 1)
 
     def _answer(self, key: FileKey, known: _Known) -> _Answer | None:
-        """Small files are asked in every eighth round only, each in its turn: there can be thousands, and they weigh
-        nothing."""
+        """Small files are asked in every eighth round, each in its turn: there may be thousands of little weight."""
         last = known.last
         if last is not None and last.size < _SMALL and (key[1] + self._round) % 8:
             known.links = []
@@ -276,11 +275,6 @@ def _sample(known: _Known, answer: _Answer, mapped_clean: int, *, opened: bool) 
         format=known.format or "",
         open=opened,
     )
-
-
-def _unasked(path: str, size: int) -> FileSample:
-    name = path.removesuffix(" (deleted)")
-    return FileSample(name, 0, size, 0, size, 0, "unknown", False, format_by_name(name))
 
 
 def _totals(named: list[FileSample], code: list[FileSample], measured: frozenset[FileKey]) -> FileTotals:

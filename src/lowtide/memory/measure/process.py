@@ -6,6 +6,7 @@ the kernel gave. Cost: ``status`` 30 microseconds, ``stat`` and ``io`` 15 each. 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass
@@ -20,8 +21,7 @@ _STATUS = ("RssAnon", "RssFile", "RssShmem", "VmPTE", "VmPMD", "VmSwap", "VmHWM"
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Who a process is. ``image`` is equal in parent and child after fork, and differs after exec
-    (addresses are random)."""
+    """Who a process is. ``image`` is equal in parent and child after fork; exec draws other addresses at random."""
 
     pid: int
     parent: int
@@ -41,8 +41,7 @@ def process_memory(pid: int | None = None) -> ProcessMemory:
 
 
 def status(pid: int) -> dict[str, int]:
-    """The memory lines of /proc/PID/status in bytes; 0 for those a kernel thread or a zombie does not
-    have."""
+    """The memory lines of /proc/PID/status in bytes; 0 for those a kernel thread or a zombie does not have."""
     counts = dict.fromkeys(_STATUS, 0)
     for line in read_proc(pid, "status").splitlines():
         name, _, rest = line.partition(":")
@@ -52,8 +51,7 @@ def status(pid: int) -> dict[str, int]:
 
 
 def process_identity(pid: int) -> ProcessIdentity:
-    """/proc/PID/stat. Its second field is the name in parentheses, which may itself hold blanks and
-    parentheses."""
+    """/proc/PID/stat. Its second field is the name in parentheses, which may itself hold blanks and parentheses."""
     text = read_proc(pid, "stat")
     name = text[text.index("(") + 1 : text.rindex(")")]
     rest = text[text.rindex(")") + 2 :].split()  # rest[0] is field 3 of proc(5)
@@ -71,8 +69,7 @@ def process_identity(pid: int) -> ProcessIdentity:
 
 
 def bytes_moved(pid: int) -> tuple[int, int, int]:
-    """Bytes the process has read from and sent to storage (page-cache hits count in neither), and all it wrote to
-    files, tmpfs included."""
+    """Bytes read from and sent to storage (page-cache hits count in neither), and all it wrote to files, tmpfs too."""
     counts = {}
     for line in read_proc(pid, "io").splitlines():
         name, _, value = line.partition(":")
@@ -102,13 +99,10 @@ def runtime(pid: int) -> str:
 def children(pid: int) -> list[int]:
     """Its direct children, those started by any of its threads. Empty on a kernel built without this list."""
     found: list[int] = []
-    with os.scandir(f"/proc/{pid}/task") as entries:
-        threads = [entry.name for entry in entries]
-    for thread in threads:
-        try:
-            found += [int(word) for word in read_proc(pid, f"task/{thread}/children").split()]
-        except OSError:
-            continue  # the thread ended while we looked
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as threads:
+        for thread in threads:
+            with contextlib.suppress(OSError):  # the thread ended while we looked
+                found += [int(word) for word in read_proc(pid, f"task/{thread.name}/children").split()]
     return found
 
 

@@ -17,8 +17,6 @@ _MOVED = MIB
 
 
 class TmpfsUse:
-    """What each tmpfs holds that a process sees: what is written there and closed again shows nowhere else."""
-
     def __init__(self, pid: int | None) -> None:
         self._points = tmpfs_mounts(pid)[:_MOST_TMPFS]
         self.root = f"/proc/{pid}/root" if pid is not None and _elsewhere(pid) else ""

@@ -99,7 +99,7 @@ class Tree:
                 continue
             found.append(member)
             if self._descends:
-                waiting += _children(pid) if parents is None else [c for c, p in parents.items() if p == pid]
+                waiting += process.children(pid) if parents is None else [c for c, p in parents.items() if p == pid]
         return found, set(self._seen) != before
 
     @property
@@ -143,13 +143,6 @@ class Tree:
         past = self._seen.pop(pid, None)
         if past is not None:
             self._dead = WorkDone(*map(sum, zip(self._dead, past.done, strict=True)))
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return process.children(pid)
-    except OSError:
-        return []
 
 
 def _parents() -> dict[int, int]:
