@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from lowtide.cli.tables import facts, show
+from lowtide.cli.tables import counted, facts, show
 from lowtide.corpus.request import FORMATS, POLICIES, REQUEST_FIELDS, SHARD_TOKENS
 from lowtide.prepare import Prepared, Request, Resources, prepare
 from lowtide.prepare.job import Status
@@ -39,11 +39,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory of the corpus")
     _add_text(parser)
     _add_corpus(parser)
-    group = parser.add_argument_group("how")
+    group = parser.add_argument_group("how it runs")
     group.add_argument("--engine", default="local", choices=ENCODING_ENGINES, help="who encodes (%(default)s)")
-    group.add_argument("--address", default="", help="of a Ray cluster; without it Ray starts on this machine")
+    group.add_argument("--address", default="", help="address of a Ray cluster; without it Ray starts on this machine")
     group.add_argument("--workers", type=int, default=0, metavar="N", help="processes that encode (one per processor)")
-    group.add_argument("--budget", default="auto", metavar="SIZE", help="most bytes to hold, such as 512MiB")
+    group.add_argument(
+        "--budget", default="auto", metavar="SIZE", help="most memory to hold, such as 512MiB (%(default)s)"
+    )
     group.add_argument(
         "--tokenizer-engine",
         default="auto",
@@ -60,12 +62,17 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         "--separator",
         default="",
         metavar="TEXT",
-        help=".txt: documents are what stands between these (\\n: a line end)",
+        help=".txt: the text between two documents (\\n: a line end)",
     )
-    group.add_argument("--endings", default="", help="of more files that are text, such as .py,.rs")
+    group.add_argument("--endings", default="", help="endings of other files to read as text, such as .py,.rs")
     group.add_argument("--field", default="text", help=".jsonl: the field that holds the text (%(default)s)")
     group.add_argument("--column", default="text", help=".parquet: the column that holds the text (%(default)s)")
-    group.add_argument("--invalid-utf8", default="refuse", choices=POLICIES, help="what to do with it (%(default)s)")
+    group.add_argument(
+        "--invalid-utf8",
+        default="refuse",
+        choices=POLICIES,
+        help="what to do with text that is not UTF-8 (%(default)s)",
+    )
     group.add_argument(
         "--skip-bad", action="store_true", help="leave out lines of JSON that cannot be used, and count them"
     )
@@ -76,20 +83,30 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tokenizer", default="bytes", metavar="FILE", help="bytes (default), a tokenizer.json, .tiktoken or .model"
     )
-    group.add_argument("--train-bpe", type=int, default=0, metavar="VOCAB", help="train a BPE of so many ids first")
-    group.add_argument("--eot", default="", metavar="TOKEN", help="the end-of-text token, where it is not found")
-    group.add_argument("--val", type=float, default=0.0, metavar="SHARE", help="of documents for val/, such as 0.005")
-    group.add_argument("--test", type=float, default=0.0, metavar="SHARE", help="of documents for test/")
+    group.add_argument(
+        "--train-bpe", type=int, default=0, metavar="VOCAB", help="first train a BPE tokenizer with this many ids"
+    )
+    group.add_argument(
+        "--eot", default="", metavar="TOKEN", help="the end-of-text token, if the tokenizer does not name one"
+    )
+    group.add_argument(
+        "--val", type=float, default=0.0, metavar="SHARE", help="share of documents for val/, such as 0.005"
+    )
+    group.add_argument("--test", type=float, default=0.0, metavar="SHARE", help="share of documents for test/")
     group.add_argument(
         "--dedup",
         nargs="?",
         const="256MiB",
         default=None,
         metavar="SIZE",
-        help="leave out documents seen before, remembering them in so much memory (256MiB: 12 million documents)",
+        help="leave out documents seen before, remembered in this much memory (256MiB: 12 million documents)",
     )
-    group.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="of a shard (%(default)s)")
-    group.add_argument("--format", default="lowtide", choices=FORMATS, help="of the files (%(default)s)")
+    group.add_argument(
+        "--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="most tokens per shard (%(default)s)"
+    )
+    group.add_argument(
+        "--format", default="lowtide", choices=FORMATS, help="format of the files to write (%(default)s)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -124,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _told(found: Prepared, request: Request) -> list[tuple[str, str]]:
     size = found.tokens * (2 if found.dtype == "uint16" else 4)
     pairs = [
-        ("corpus", f"{found.output}  ({found.shards} shards, {format_size(size)})"),
+        ("corpus", f"{found.output}  ({counted(found.shards, 'shard')}, {format_size(size)})"),
         ("tokens", f"{found.tokens:,} x {found.dtype}, vocabulary {found.vocab:,}"),
         ("documents", f"{found.documents:,}{_met(found.tally)}"),
         ("encoder", found.encoder),
@@ -133,7 +150,8 @@ def _told(found: Prepared, request: Request) -> list[tuple[str, str]]:
         pairs.append(("time", "nothing to do: this corpus was complete"))
     else:
         rate = found.tokens / max(found.seconds, 1e-9)
-        took = f"{format_duration(found.seconds)}, {rate / 1e6:,.1f} million tokens/s"
+        speed = f"{rate / 1e6:,.1f} million" if rate >= 1e5 else f"{rate:,.0f}"
+        took = f"{format_duration(found.seconds)}, {speed} tokens/s"
         pairs.append(("time", took + (" (continued an earlier run)" if found.went_on else "")))
     pairs += [("note", note) for note in found.notes]
     place = shlex.quote(found.output)
@@ -145,7 +163,7 @@ def _told(found: Prepared, request: Request) -> list[tuple[str, str]]:
 def _met(tally: dict[str, int]) -> str:
     words = {
         "empty": "empty left out",
-        "bad": "bad lines passed over",
+        "bad": "bad lines left out",
         "replaced": "with invalid UTF-8 replaced",
         "duplicates": "duplicates left out",
         "cut": "encoded in parts",
