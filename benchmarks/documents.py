@@ -130,7 +130,7 @@ def main() -> int:
     long = corpus("documents_long", size, 5_000, 0.7)
     figures += batch_figures(long, "longer than a window", 0.9)[:3]
     shutil.rmtree(long.parent)
-    return report("documents", figures)
+    return report("Documents: windows beside plain ones, and the index of ids", figures)
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def draw_page(run: Run) -> None:
         return
     with tempfile.TemporaryDirectory() as directory:
         html.write(run.trace, run.verdict, Path(directory, "page.html"))
-        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,1010")
+        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,1592")
         words = [program, *flags, f"--user-data-dir={directory}/profile", f"--screenshot={PICTURES / 'report.png'}"]
         subprocess.run([*words, Path(directory, "page.html").as_uri()], check=True, capture_output=True)
 

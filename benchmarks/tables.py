@@ -17,20 +17,28 @@ rounds. The machines these run on are shared and noisy: compare the two columns 
 """
 
 
+def plain(number: float) -> str:
+    """Four digits that count, and no exponent: 764,800, not 7.648e+05."""
+    rounded = float(f"{number:.4g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{number:.4g}"
+
+
 def table(document: dict) -> str:
     lines = [f"## {document['title']}", ""]
     about = ("date", "cpu", "kernel", "python", "numpy")
     lines += [", ".join(f"{name} {document[name]}" for name in about), ""]
     lines += ["| what | ours | baseline | ratio | asked |", "|---|---|---|---|---|"]
     for figure in document["figures"]:
+        if figure["unit"] == "B/s":
+            figure |= {"ours": figure["ours"] / 2**30, "baseline": figure["baseline"] / 2**30, "unit": "GiB/s"}
         sign = "at most" if figure["at_most"] else "at least"
         asked = "" if figure["wanted"] is None else f"{sign} {figure['wanted']:g}"
         bad = figure["wanted"] is not None and (
             figure["ours"] > figure["wanted"] if figure["at_most"] else figure["ratio"] < figure["wanted"]
         )
-        baseline = "" if figure["at_most"] else f"{figure['baseline']:,.4g}"
+        baseline = "" if figure["at_most"] else plain(figure["baseline"])
         ratio = "" if figure["at_most"] else f"{figure['ratio']:.2f}x"
-        ours = f"{figure['ours']:,.4g} {figure['unit']}"
+        ours = f"{plain(figure['ours'])} {figure['unit']}"
         lines.append(f"| {figure['what']} | {ours} | {baseline} | {ratio} | {asked}{' **missed**' if bad else ''} |")
     return "\n".join(lines)
 

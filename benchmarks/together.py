@@ -100,7 +100,7 @@ def main() -> int:
     warm(x_path)
     got = interleaved(passes_of(x_path), rounds, discard=1)
     figures.append(Figure("stats(), warm; beside chunks and one sum", got["stats"], got["sum"], "B/s", 0.8))
-    missed = report("together", figures)
+    missed = report("Together: two arrays beside one", figures)
     print(f"files are kept in {DIRECTORY}")
     return missed
 

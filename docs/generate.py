@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,14 +152,26 @@ def _prose(thing: Any) -> str:
     return "\n".join([*lines, "```"] if inside else lines)
 
 
+def _call(name: str, thing: Any) -> tuple[str, str]:
+    """The heading, short enough for a list of headings, and how it is called where it takes something."""
+    signature = _signature(name, thing)
+    bare, opened, given = signature.partition("(")
+    if given in ("", ")"):
+        return f"`{signature}`", ""
+    lines = textwrap.wrap(signature, 84, subsequent_indent=" " * (len(bare) + 1), break_on_hyphens=False)
+    return f"`{bare}{opened})`", "```py\n" + "\n".join(lines) + "\n```\n\n"
+
+
 def _section(name: str, thing: Any) -> str:
     if not inspect.isclass(thing):
-        return f"### `{_signature(name, thing)}`\n\n{_prose(thing)}\n"
+        heading, block = _call(name, thing)
+        return f"### {heading}\n\n{block}{_prose(thing)}\n"
     kinds = [base.__name__ for base in thing.__bases__ if base.__module__ == "builtins" and base is not object]
     also = f" (also {kinds[0]})" if issubclass(thing, errors.LowtideError) and kinds != ["Exception"] else ""
     parts = [f"### `{name}`{also}\n\n{_prose(thing)}\n"]
     for method, value in _methods(thing):
-        parts.append(f"#### `{name}.{_signature(method, value)}`\n\n{_prose(value)}\n")
+        heading, block = _call(f"{name}.{method}", value)
+        parts.append(f"#### {heading}\n\n{block}{_prose(value)}\n")
     return "\n".join(parts)
 
 

@@ -35,6 +35,7 @@ def lay_out(root: Path, target: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(_linked(page.read_text("utf-8"), page.parent, docs, docs), "utf-8")
     shutil.copytree(docs / "pictures", target / "pictures")
+    shutil.copy(docs / "extra.css", target / "extra.css")
     for name, page_name in OF_ROOT.items():
         if name != "README.md":
             (target / page_name).write_text(_linked((root / name).read_text("utf-8"), root, docs, docs), "utf-8")

@@ -179,8 +179,8 @@ class Array(RowIteration, OnDisk):
     # What it costs
 
     def plan(self, batch: int | None = None) -> Plan:
-        """Projected bytes by kind, how rows are read, and why: for batches of ``batch`` rows, or at most. Reads
-        nothing.
+        """Projected bytes by kind, how rows are read, and why: for batches of ``batch`` rows, or the most that any
+        batch may take. Reads nothing.
 
         >>> print(a.plan(4096))
         """

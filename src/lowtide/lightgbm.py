@@ -20,7 +20,7 @@ from lowtide.units import KIB, MIB
 __all__ = ["RowSequence", "sequence"]
 
 BLOCK_OF_ROWS = 1 * MIB  # read at once for single rows
-NEAR = 64 * KIB  # reading past so many bytes costs less than another call
+NEAR = 64 * KIB  # reading past up to this many bytes costs less than another call
 SLICE = 8 * MIB  # of float64 that LightGBM asks for at a time
 
 Floats = NDArray[np.float64]
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 def sequence(X: Array) -> RowSequence:  # noqa: N803 - as users of LightGBM write it
     """``X`` as a ``lightgbm.Sequence``: for ``lightgbm.Dataset(lowtide.lightgbm.sequence(X), label=y)``.
 
-    Rows come as float64, which is what LightGBM takes. Several sequences in a list are one after the other.
+    Rows come as float64, which is what LightGBM takes. A list of several sequences is read one after the other.
 
     >>> data = lightgbm.Dataset(lowtide.lightgbm.sequence(lowtide.open("x.npy")), label=y)
     """

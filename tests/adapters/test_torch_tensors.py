@@ -99,7 +99,8 @@ def test_a_device_that_is_neither_cpu_nor_cuda_gets_a_copy(tokens: lowtide.Token
 def test_cuda_where_there_is_none_is_refused_and_the_feed_stays_usable(tokens: lowtide.Tokens) -> None:
     feed = feed_of(tokens)
     with pytest.raises(
-        ValueError, match=r"device: expected one that is here, got cuda:1 and no CUDA. Use device='cpu'"
+        ValueError,
+        match=r"device: expected one that this machine has, got cuda:1, and there is no CUDA here. Use device='cpu'",
     ):
         tensors(feed, device="cuda:1")
     next(tensors(feed))

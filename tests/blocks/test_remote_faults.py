@@ -77,7 +77,7 @@ def test_refusals_say_what_to_do(behind: Behind) -> None:
     with pytest.raises(FileNotFoundError, match="expected an object, got none of that name"):
         lowtide.open(behind.server.url("nothing.npy"), cache_dir=behind.cache)
     behind.server.faults.status = 403
-    with pytest.raises(lowtide.ReadError, match="expected to be let in, got refused"):
+    with pytest.raises(lowtide.ReadError, match="expected permission to read it, got refused"):
         behind.open()
     behind.server.faults.status = 0
     behind.server.faults.whole = True

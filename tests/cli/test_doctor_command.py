@@ -69,6 +69,7 @@ def test_without_json_stdout_is_the_commands_own_and_the_verdict_is_on_stderr() 
     assert done.stdout == "from the command\n"
     assert "Nothing grew" in done.stderr
     assert "\033" not in done.stderr  # no live view and no colours without a terminal
+    assert not [line for line in done.stderr.splitlines() if line != line.rstrip()]  # a log needs no blanks
 
 
 @pytest.mark.parametrize(("program", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)])

@@ -32,6 +32,8 @@ from lowtide.engine import engine
         ("info x.npy --tensor a", "lowtide info: x.npy: expected a .safetensors, .npz or HDF5 file for --tensor a, "),
         ("info x.npy --shape 3,3", "x.npy: expected shape (8, 4) as its npy header says, got --shape 3,3. "),
         ("info x.npy --dtype foo", "lowtide info: --dtype: expected a numpy dtype such as 'float32', got 'foo'."),
+        ("info x.npy --dtype float64", "dtype float32 as its npy header says, got --dtype float64. Leave --dtype out."),
+        ("info x.npy t.bin", "lowtide info: t.bin: expected --dtype for a file without a header, got none."),
         ("peek t.bin --step 1", "lowtide peek: t.bin: expected --dtype for a file without a header, got none."),
         ("peek t.bin --dtype u2 --step 0 --rank 1", "got --rank 1 and no --world. "),
         ("verify nothere", "nothere: expected a file, got nothing of that name. Check the path."),
@@ -85,12 +87,11 @@ def test_python_minus_m_says_the_engine_too() -> None:
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.startswith("engine ")
 
 
-def test_the_rung_is_explained_where_it_is_shown(tmp_path: Path) -> None:
+def test_how_the_page_cache_is_left_clean_is_said(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((8, 4), "f4"))
     for command in ("info", "plan"):
         said = " ".join(called(command, tmp_path / "x.npy", "--cache", "drop").stdout.split())
-        assert "rung" in said
-        assert "(the rung is how the page cache is left clean)" in said
+        assert "cleaned by fadvise(DONTNEED)" in said
 
 
 def test_a_command_to_make_a_run_here_names_this_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +99,18 @@ def test_a_command_to_make_a_run_here_names_this_directory(tmp_path: Path, monke
     pytest.importorskip("torch", reason="NOT TESTED: sample, because torch is not installed")
     monkeypatch.chdir(tmp_path)
     assert called("sample", ".", "--prompt", "x").stderr.endswith("Make one with: lowtide train --out-dir ./.\n")
+
+
+def test_every_heading_of_train_stands_over_its_settings() -> None:
+    pytest.importorskip("torch", reason="NOT TESTED: train, because torch is not installed")
+    said = called("train", "--help").stdout
+    for heading, first in (("the data:", "--data"), ("the model:", "--n-layer"), ("at the end:", "--sample-tokens")):
+        assert f"{heading}\n  {first} " in said
+
+
+def test_a_fault_names_its_file_once(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((8, 4), "f4"))
+    with (tmp_path / "x.npy").open("r+b") as file:
+        file.truncate(150)
+    said = " ".join(called("verify", tmp_path / "x.npy").stdout.split())
+    assert said.count("x.npy") == 1, said

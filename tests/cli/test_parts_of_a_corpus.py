@@ -67,4 +67,4 @@ def test_bench_takes_a_part(corpus: Path) -> None:
 def test_a_part_that_is_not_there_is_told_with_those_that_are(corpus: Path) -> None:
     done = called("info", corpus, "--part", "test")
     assert done.returncode == 1
-    assert "expected a test part, got train (train) and val (val). State --part train." in done.stderr
+    assert "expected a test part, got train and val. State --part train." in done.stderr

@@ -118,7 +118,7 @@ def test_a_server_that_fails_below_h5py_is_told_as_it_is(server: FaultyServer, t
     server.objects["y.h5"] = server.objects["x.h5"]
     lowtide.open(server.url("x.h5"), tensor="group/gzip", cache_dir=tmp_path)
     server.faults.token = "secret"
-    with pytest.raises(lowtide.ReadError, match=r"expected to be let in, got refused \(403\)"):
+    with pytest.raises(lowtide.ReadError, match=r"expected permission to read it, got refused \(403\)"):
         lowtide.open(server.url("y.h5"), tensor="group/gzip", cache_dir=tmp_path)
     assert (
         lowtide.open(f"{server.url('y.h5')}?token=secret", tensor="group/lzf", cache_dir=tmp_path).shape == ROWS.shape

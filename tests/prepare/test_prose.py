@@ -73,7 +73,7 @@ def test_a_manual_page_becomes_paragraphs_without_its_macros() -> None:
     assert paragraphs[-1] == "--place harbour The harbour whose tables are read."
     text = "\n".join(paragraphs)
     assert not any(mark in text for mark in ("never shown", "nobody sees", "table\n", "\\"))
-    assert [one for one in paragraphs if prose.is_prose(one)] == [description, paragraphs[-2]]
+    assert [found for one in paragraphs for found in prose.passages(one, set())] == [paragraphs[-2]]
 
 
 def test_a_page_that_only_names_another_is_left_out() -> None:
@@ -118,13 +118,31 @@ PROSE = (
         PROSE * 40,
         f"Returns: {PROSE}",
         f"Parameters ---------- noon : float {PROSE}",
-        f"Use --boats=none to see sand. {PROSE}",
-        f"See :meth:tide. {PROSE}",
+        PROSE.replace("noon", "noon()"),
+        PROSE.replace("noon", "tide(5)"),
+        PROSE.replace("noon", '"noon"'),
+        PROSE.replace("noon", "sea/noon"),
+        PROSE.replace("noon", "noon.py"),
+        PROSE.replace("noon", "lowWater"),
+        PROSE.replace("at noon", "with -n"),
     ],
 )
-def test_what_has_not_the_form_of_sentences_is_no_prose(text: str) -> None:
-    assert prose.is_prose(PROSE)
-    assert not prose.is_prose(text)
+def test_what_has_not_the_form_of_plain_sentences_is_left_out(text: str) -> None:
+    assert prose.passages(PROSE, set()) == [PROSE]
+    assert prose.passages(text, set()) == []
+
+
+def test_a_sentence_with_marks_ends_a_passage_and_the_others_stay() -> None:
+    other = "Whoever walks there sees shells and worms, and now and then a boot that somebody has lost in the mud."
+    assert prose.passages(f"Use --boats=none to see sand. {PROSE} See :meth:tide. {other}", set()) == [PROSE, other]
+
+
+def test_a_sentence_is_taken_once() -> None:
+    seen = set[int]()
+    assert prose.passages(PROSE, seen) == [PROSE]
+    assert prose.passages(PROSE, seen) == []
+    other = "Whoever walks there sees shells and worms, and now and then a boot that somebody has lost in the mud."
+    assert prose.passages(f"{PROSE} {other}", seen) == [other]
 
 
 COMMON = prose.common_words([PROSE, "See and call or wait for the others of it as they have it, for it's never early."])

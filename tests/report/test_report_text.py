@@ -72,7 +72,7 @@ def test_the_table_has_now_growth_rate_and_meaning_of_every_kind() -> None:
     trace = mapped_trace()
     lines = plain(trace, judge(trace), width=200).splitlines()
     rows = {words[0]: line for line in lines if (words := line.split()) and not line.startswith(" ")}
-    assert " ".join(rows["kind"].split()) == "kind now at most growth per minute can it be taken back?"
+    assert " ".join(rows["kind"].split()) == "kind now at most growth per min can it be taken back?"
     assert set(KINDS) <= set(rows)
     assert "809 MiB" in rows["mapped"] and "yes: file pages, in RSS" in rows["mapped"]
     assert rows["anon"].split()[1:6] == ["80.0", "MiB", "80.0", "MiB", "0"]

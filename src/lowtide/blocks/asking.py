@@ -1,8 +1,8 @@
 """The reader's end of its maker: asks, and waits for answers.
 
 One maker per process, started by the first question and ended with the last of its objects or the process, whichever
-comes first. No thread: whoever waits reads the socket, and hands others what is theirs. A maker that dies is replaced
-and asked again, three times; a forked child forgets its parent's and has one of its own.
+comes first. There is no thread: whoever waits reads the socket, and passes on the answers that others wait for. A
+maker that dies is replaced and asked again, up to three times; a forked child starts a maker of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TRIES = 3
 _WAIT = 0.5  # seconds between looks at the clock while nothing comes
 
-Waiting = Callable[[float], None]  # told the seconds waited so far
+Waiting = Callable[[float], None]  # called with the seconds waited so far
 
 
 class Ticket:
@@ -78,7 +78,7 @@ class Asking:
         return ticket
 
     def done(self, tickets: list[Ticket]) -> None:
-        """What these claimed was read: it may be taken away."""
+        """The blocks that these questions claimed have been read, and may be removed."""
         with self._turn.lock:
             if self._end is not None and tickets:
                 with contextlib.suppress(OSError):  # one that is gone claims nothing
@@ -176,7 +176,7 @@ class Asking:
         return ours
 
     def _lost(self, asked: Ticket | None) -> None:
-        """The maker is gone; those that wait are asked again of another, or told."""
+        """The maker is gone: unanswered questions go to another one, or fail."""
         import signal
 
         ended = self.close()

@@ -4,11 +4,12 @@
 
 A mark counts how often its block was made or taken away: odd, the block is there; even, it is not. So whoever read a
 block, and finds the same odd mark before and after, has read that block and nothing else, without a lock. A block is
-written first and marked then; killed at any moment, nothing half-made is ever read. Who makes a block holds a lock on
-its mark (an open file description's own, gone with its holder).
+written first and marked afterwards, so nothing half-made is ever read, whenever a process is killed. Whoever makes a
+block holds a lock on its mark (of the open file description: it ends with its holder).
 
-What was written and never synced may be lost with the machine while marks were not: marks of another boot are taken
-back when the file is next opened, and a block whose bytes still have its checksum is marked again without being made.
+If the machine stops, bytes that were never synced may be lost although their marks are not. So marks from an earlier
+boot are withdrawn when the file is next opened, and a block whose bytes still match their checksum is marked again
+without being made.
 
 Costs 16 bytes per block of 256 KiB. Marks and hints of neighbours lie together, so that a run of blocks costs as many
 calls as one of them. Knows no addresses, formats or decoders; imports nothing heavy.
@@ -97,7 +98,7 @@ def open_ledger(root: str) -> Descriptor:
 
 
 def taken_away(ledger: Descriptor) -> int:
-    """How many times blocks were taken away: unchanged, everything that was there still is."""
+    """How many times blocks were removed: while this is unchanged, every block that was there still is."""
     return int.from_bytes(os.pread(ledger.number, 8, 0), "little")
 
 
@@ -156,25 +157,25 @@ class BlockFile:
         return min(BLOCK, self.size - block * BLOCK)
 
     def mark(self, first: int, checksums: list[int]) -> None:
-        """The bytes of these neighbours are written: say so. Only by who holds their locks."""
+        """Mark these neighbouring blocks as written. Only the holder of their locks may do so."""
         self._hint(CHECKSUM, first, checksums)
         marks = self.read_marks(first, len(checksums))
         self._put(self.marks, first, [mark if mark % 2 else (mark + 1) & 0xFFFFFFFF for mark in marks])
 
     def unmark(self, block: int) -> None:
-        """The block is about to be taken away. Only by who holds its lock."""
+        """Mark the block as missing, before its bytes go. Only the holder of its lock may do so."""
         mark = self.mark_of(block)
         if mark % 2 == 1:
             self._put(self.marks, block, [(mark + 1) & 0xFFFFFFFF])
         self._hint(CHECKSUM, block, [0])
 
     def needed(self, first: int, count: int, now: int) -> None:
-        """Somebody needs these neighbours: they are not taken away for a while."""
+        """Somebody needs these neighbouring blocks: they are not removed for a while."""
         self._hint(NEEDED, first, [now & 0xFFFFFFFF] * count)
-        self._hint(NEXT_USE, first, [0] * count)  # what was said of their next use was said of this one
+        self._hint(NEXT_USE, first, [0] * count)  # the next use that was noted for them is this one
 
     def next_use(self, first: int, count: int, when: int) -> None:
-        """``when``: the larger, the later; 0 where nobody knows."""
+        """Note when they are used next: the larger ``when``, the later; 0: unknown."""
         self._hint(NEXT_USE, first, [min(when, 0xFFFFFFFF)] * count)
 
     def _hint(self, kind: int, first: int, values: list[int]) -> None:
@@ -184,7 +185,7 @@ class BlockFile:
         os.pwrite(file.number, array("I", values).tobytes(), first * MARK.size)
 
     def still_whole(self, block: int) -> bool:
-        """Whether bytes that were written before a crash are those that were written: marks it if so."""
+        """Whether a block's bytes survived a crash, by their checksum; if so, it is marked."""
         import zlib  # here: the reading process needs none of it
 
         (checksum,) = self.hints_of(CHECKSUM, block, 1)
@@ -209,8 +210,8 @@ class BlockFile:
             part = os.pread(self.data.number, length, offset)
             if not part:
                 raise ReadError(
-                    f"{self.place}/data: expected {length} bytes at byte {offset}, got none. It was cut by hand: open "
-                    "it again, and it is made anew.",
+                    f"{self.place}/data: expected {length} bytes at byte {offset}, got none. Somebody truncated "
+                    "it: open the data again, and its blocks are made again.",
                     path=f"{self.place}/data",
                     offset=offset,
                 )
@@ -219,7 +220,7 @@ class BlockFile:
         return b"".join(parts)
 
     def settle(self) -> None:
-        """Made by another boot of this machine: no mark is believed before its block was looked at."""
+        """Marks from another boot of this machine: none is believed before its block has been checked."""
         with owned(f"{self.place}/boot", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600) as file:
             fcntl.flock(file.number, fcntl.LOCK_EX)
             now = boot_id().encode()
@@ -244,7 +245,7 @@ def make_files(place: str, size: int, harmed: bool = False) -> None:
             return
         harmed = harmed or any(os.fstat(file.number).st_size for file in opened.values())
         ledger = open_ledger(str(Path(place).parent))
-        if harmed:  # by hand: whoever looked at marks before must look again, and so must who looks meanwhile
+        if harmed:  # by hand: whoever looked at marks before must look again, and so must anybody who looks meanwhile
             note_taken(ledger)
         for name in ("marks", "hints", "data"):  # marks first: none may speak of bytes that are gone
             os.ftruncate(opened[name].number, 0)

@@ -1,9 +1,9 @@
 """A store over files whose blocks are made on demand: the same two verbs, and the one local path once blocks are there.
 
 ``start`` asks the maker for the blocks that are missing, ``finish`` waits for them and reads. While all blocks are
-there this costs two reads of one counter per batch. A block may be taken away under a reader when the disk is full: the
-counter tells, then marks are compared with those from before the read, and what changed is read again. So nobody holds
-a lock while reading, and nothing that is not the data is ever given out.
+there this costs two reads of one counter per batch. When the disk is full, a block may be removed while somebody reads
+it. The counter shows that; marks are then compared with those from before the read, and what changed is read again. So
+nobody holds a lock while reading, and only the data itself is ever delivered.
 
 Sequential reads ask for what follows; batches started early ask for theirs; a request that touches more blocks than
 half of the disk is read in rounds.
@@ -164,7 +164,7 @@ class BlockStore(Store):
         try:
             numbers, stride, length, target, how = asked
             return super().start(numbers, stride, length, target, how, early)
-        except ReadError:  # of a file that somebody removed: finish opens it anew, or says what happened
+        except ReadError:  # of a file that somebody removed: finish opens it again, or says what happened
             return None
 
     def gather(self, numbers: Offsets, stride: int, length: int, target: Any, how: int = SCATTERED) -> None:
@@ -363,7 +363,7 @@ class BlockStore(Store):
         return bool((self._marks[needed] == marks).all())
 
     def _renewed(self) -> bool:
-        """Whether somebody had removed or damaged a block file, which is open anew now."""
+        """Whether somebody had removed or damaged a block file, which has now been opened again."""
         if all(file.file.alive for file in self._opened.values()):
             return False
         for file in self._opened.values():
@@ -379,7 +379,7 @@ class BlockStore(Store):
         return True
 
     def read_checked(self, asked: Any, known: Known, reads: StartedReads | None) -> Refused | None:
-        """The end of a batch: blocks waited for, bytes read, and read again where blocks were taken away meanwhile."""
+        """The end of a batch: wait for its blocks and read them, again where blocks were removed meanwhile."""
         numbers, stride, length, target, how = asked
         if reads is not None:
             try:

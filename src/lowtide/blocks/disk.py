@@ -2,11 +2,11 @@
 
     ROOT/ledger: how often blocks were taken away | blocks there | blocks being made, one number for each maker
 
-A maker reserves room before it writes, under the ledger's lock; where there is none, blocks are taken away first: those
-that nobody needs now, the one that is used again last before the others, and where nobody knows, the one that was
-needed longest ago. What a reader waits for is stamped by its maker as long as it waits; a stamp of a killed one ages.
-A maker that was killed leaves a number that no lock protects: then everything is counted again, and
-what it had written without marking it is punched out. So ``disk`` holds at every moment.
+A maker reserves room before it writes, under the ledger's lock. If there is none, blocks that nobody needs now are
+removed first: of those whose next use is known, the one used last; of the others, the one needed longest ago. A
+maker stamps the blocks that its reader waits for, again and again while it waits, so stamps of a killed maker expire.
+A maker that was killed leaves a number that no lock protects: then everything is counted again, and the bytes it had
+written without marking them are punched out. So the limit ``disk`` holds at every moment.
 
 Costs one lock per 8 MiB made, and a look at all marks whenever room is made, which is for a 32nd of the disk at a time.
 """
@@ -68,7 +68,7 @@ class Disk:
         return (status.f_bavail * status.f_frsize + self._get(_THERE) * BLOCK) // 2
 
     def reserve(self, blocks: int, stated: int | None, claimed: Claimed) -> None:
-        """Room for so many blocks, inside the limit; WriteError where nothing more can be taken away: blocks that are
+        """Room for so many blocks, inside the limit; WriteError if no more blocks can be removed. Those that are
         ``claimed`` stay."""
         with self._alone():
             making, dead = self._making()
@@ -84,7 +84,7 @@ class Disk:
                 raise WriteError(
                     f"{self.root}: expected room for {format_size(blocks * BLOCK)} more inside disk="
                     f"{format_size(most * BLOCK)}, got {format_size(self._get(_THERE) * BLOCK)} of blocks that cannot "
-                    f"be taken away now and {format_size(making * BLOCK)} being made. {way_out}.",
+                    f"be removed now and {format_size(making * BLOCK)} being made. {way_out}.",
                     path=self.root,
                     wanted=blocks * BLOCK,
                     free=None,
@@ -160,7 +160,7 @@ class Disk:
                 file.unlock(block)
 
     def _take_away(self, wanted: int, claimed: Claimed) -> int:
-        """Take so many blocks away, or as many as may go; how many those were."""
+        """Remove so many blocks, or as many as may go; how many were removed."""
         since = now()
         found: list[tuple[int, int, int, int]] = []
         files = list(self._files())

@@ -363,7 +363,7 @@ class Writing:
             before = self._before[first - self._first :]
             marks = self._file.read_marks(first, len(whole))
             if any(mark - was not in (0, 1) for mark, was in zip(marks, before, strict=False)):
-                raise self._cut()  # and made anew by somebody who noticed: part of these bytes may be gone
+                raise self._cut()  # and made again by somebody who noticed: part of these bytes may be gone
             self._file.mark(first, whole)
             self.marked.update(range(first, first + len(whole)))
 

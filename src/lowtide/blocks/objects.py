@@ -2,8 +2,8 @@
 
     CACHE/blocks/KEY/...: one directory per object (block_file.py) | CACHE/blocks/ledger (disk.py)
 
-KEY is a digest of what the bytes are made of, so that an object that was written anew has another file: address without
-its query, ETag and size of an object. The directory is made as ``storage/own_files.py`` says: what somebody else could
+KEY is a digest of what the bytes are made of - for an object its address without the query, ETag and size - so that a
+rewritten object gets another file. The directory is made as ``storage/own_files.py`` says: what somebody else could
 have put there is neither read nor written. On a network filesystem every boot of every machine has a directory of its
 own, because marks are believed through the page cache of one machine.
 
@@ -38,7 +38,7 @@ _PATIENCE = 3.0  # seconds after which a person is told what is waited for
 
 @dataclass(frozen=True)
 class Reach:
-    """How what is not here is reached, and where its blocks go: what the call that opens it states."""
+    """How remote data is reached and where its blocks are kept, as the call that opens it states."""
 
     cache_dir: str | None = None
     disk: int | None = None
@@ -59,7 +59,7 @@ def reaching(
     cache_dir: str | os.PathLike[str] | None = None,
     remote: Any = None,
 ) -> Iterator[None]:
-    """Inside the block, addresses are opened so."""
+    """Inside the ``with`` block, addresses are opened this way."""
     stated = None if disk == "auto" else parse_size(disk, what="disk")
     if stated is not None and stated < LEAST_DISK:
         raise ValueError(
@@ -165,7 +165,7 @@ class MadeFile:
         self.renew()
 
     def renew(self) -> None:
-        """Open it, anew where somebody removed it."""
+        """Open it; make it again if somebody removed it."""
         root = _root(self.made.reach.cache_dir)
         place = OwnDirectory(root.path / self.made.key)
         make_files(str(place.path), self.made.size)

@@ -2,9 +2,9 @@
 
 obstore does the requests, and is imported in the maker only: it must not meet a fork. Every answer is held against what
 was pinned when the object was opened - ETag (or the time of its last change where a server has none) and size - so two
-versions of an object are never mixed. What may pass - busy servers, cut bodies, time-outs, wrong ranges - is tried
-again with longer and longer pauses; what will not is told at once, in words of ours: a server's own may repeat an
-address with its secret.
+versions of an object are never mixed. Failures that may pass - busy servers, cut bodies, time-outs, wrong ranges - are
+tried again with longer and longer pauses; others are reported at once, in our own words, because a server's message may
+repeat an address with its secret.
 
 Calls block the thread that makes them: obstore then works in that thread, where its event loop would wake another one
 for every answer (2,700 MiB/s against 2,000 behind nginx on two cores, without latency). Many threads may wait for an
@@ -103,8 +103,7 @@ class RemoteObject:
         return found
 
     def make(self, offset: int, length: int, write: Write) -> None:
-        """The bytes at ``offset``, given to ``write`` piece by piece; begun anew where an answer is cut short."""
-
+        """The bytes at ``offset``, given to ``write`` piece by piece; again from ``offset`` if one is cut short."""
         known = _FIRST.pop((self.address, json.dumps(self.pinned)), None) if offset == 0 else None
         if known is not None and len(known) == length:
             write(0, known)
@@ -172,7 +171,7 @@ class RemoteObject:
                     where = shown(self.address)
                     raise ReadError(
                         f"{where}: expected an answer within {self.patience:.0f} s, got {got} at the last of {tries} "
-                        "tries. Check the network and the store, and go on.",
+                        "tries. Check the network and the store, and try again.",
                         path=where,
                         offset=offset,
                     ) from None
@@ -189,8 +188,8 @@ class RemoteObject:
             raise FileNotFoundError(f"{where}: expected an object, got none of that name. Check the address.") from None
         if status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError"):
             raise ReadError(
-                f"{where}: expected to be let in, got refused ({status or 'no permission'}). Credentials are looked "
-                f"for in {_LOOKED_FOR[scheme]}, or remote={{...}}: check them, and that they may read this.",
+                f"{where}: expected permission to read it, got refused ({status or 'no permission'}). Credentials are "
+                f"looked for in {_LOOKED_FOR[scheme]}, or remote={{...}}: check them, and that they may read this.",
                 path=where,
                 offset=offset,
                 errno=13,
@@ -257,7 +256,7 @@ def store_of(address: str, options: dict[str, Any]) -> tuple[Any, str]:
         ) from None
     scheme, bucket, key = split_address(address)
     given = {name: value for name, value in options.items() if name != "patience"}
-    # Tried again by us: here the pauses are bounded, and what is final is told at once.
+    # Tried again by us: here the pauses are bounded, and what is final is reported at once.
     given.setdefault("retry_config", {"max_retries": 0})
     if scheme in ("http", "https"):
         client: Any = {

@@ -32,7 +32,7 @@ GROUPS = {
     },
     "make and check a corpus": {
         "prepare": "make a token corpus from text",
-        "verify": "read data once and name every fault",
+        "verify": "read data once and report every fault",
         "convert": "write tokens in another format",
     },
     "train": {
@@ -184,7 +184,7 @@ def _in_flags(text: str, words: Sequence[str]) -> str:
     options = _parsers(words)[1][words[0]]._option_string_actions
     names = {name.removeprefix("--"): name for name in options} | getattr(_module(words[0]), "CALLED_HERE", {})
     for bare, name in names.items():
-        value = r"(?:'([^']*)'|\(([^)]*)\)|(-?[\d.]*\d)|(None))?"
+        value = r"(?:'([^']*)'|\(([^)]*)\)|(-?[\d.]*\d)|(None)|([a-z]\w*))?"
         text = re.sub(rf"^{bare}: expected", f"{name}: expected", text)
         text = re.sub(rf"(?<![\w/.-]){bare}={value}", partial(_spelled, name), text)
     return text

@@ -17,16 +17,16 @@ from lowtide.corpus.request import FORMATS, SHARD_TOKENS
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write tokens in another format. Our files, nanoGPT's and Megatron's have the boundary id at the end of a "
-        "document, llm.c's at its beginning: if the id is known, it is moved. Every id is compared at the end."
+        "document, llm.c's at its beginning: if the id is known, it is moved. At the end every id is compared."
     )
     parser.add_argument("source", metavar="SOURCE", help="a corpus, a token file of any known format, or a directory")
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory to write to")
     option(parser, "--to FORMAT", f"one of {', '.join(FORMATS)}", choices=FORMATS, required=True)
-    option(parser, "--dtype NAME", "of a file without a header, such as uint16")
+    option(parser, "--dtype NAME", "dtype of a file without a header, such as uint16")
     option(parser, "--eot ID", "the id that ends a document, where the data does not say", whole)
     option(parser, "--bos ID", "the id that begins a document, as in llm.c's files", whole)
     option(parser, "--vocab N", "number of ids, where the data does not say it", whole)
-    option(parser, "--shard-tokens N", "of a shard (%(default)s)", whole, SHARD_TOKENS)
+    option(parser, "--shard-tokens N", "most tokens per shard (%(default)s)", whole, SHARD_TOKENS)
     add_json(parser)
 
 
@@ -38,11 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(asdict(found), indent=2))
         return 0
-    moved = "moved to the other side of its document" if found.moved else "where it was"
+    moved = "moved to the other end of every document" if found.moved else "stays where it was"
     pairs = [
         ("written", f"{found.output} ({found.to})"),
         ("tokens", f"{found.tokens:,}, every one compared"),
-        ("boundary", moved if not found.notes else "not known"),
+        ("boundary id", moved if not found.notes else "not known"),
     ]
     show(facts([*pairs, *(("note", note) for note in found.notes)]))
     return 0

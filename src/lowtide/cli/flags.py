@@ -33,14 +33,20 @@ def add_part(parser: argparse._ActionsContainer) -> None:
 def parts_text(parts: dict[str, int]) -> str:
     """Every part of a corpus and its tokens; the first is the one that is described."""
     first, *others = [f"{part} {count:,} tokens" for part, count in parts.items()]
-    return ", ".join([f"{first} (this one)", *others]) + (f"; --part {[*parts][1]} takes another" if others else "")
+    return ", ".join([f"{first} (this one)", *others]) + (f"; --part {[*parts][1]} for another" if others else "")
 
 
 def add_opening(parser: argparse.ArgumentParser, *, engine_alone: str = "") -> None:
     """How to open it, as lowtide.open takes it. ``engine_alone``: what ``--engine`` without a value gives."""
     group = parser.add_argument_group("how to read it")
     option(group, "--strategy NAME", f"one of {', '.join(STRATEGIES)}", default="auto", choices=STRATEGIES)
-    option(group, "--cache NAME", "page cache afterwards: auto, keep or drop", default="auto", choices=CACHES)
+    option(
+        group,
+        "--cache NAME",
+        "what happens to the page cache after a read: auto, keep or drop",
+        default="auto",
+        choices=CACHES,
+    )
     text = "who makes the calls: auto, native or python"
     if engine_alone:
         text += "; without a name and a path: say which one runs here, and why"
@@ -58,7 +64,11 @@ def add_budget(parser: argparse._ActionsContainer) -> None:
 
 
 def add_locality(parser: argparse._ActionsContainer) -> None:
-    option(parser, "--locality SIZE", "of a local shuffle, such as 64MiB; with its blocks: 64MiB,1MiB")
+    option(
+        parser,
+        "--locality SIZE",
+        "bytes that a local shuffle mixes at a time, such as 64MiB; with the size of its blocks: 64MiB,1MiB",
+    )
 
 
 def locality(arguments: argparse.Namespace) -> tuple[str, ...] | None:

@@ -141,7 +141,8 @@ def _data(found: Description, documents: dict[str, int | str]) -> list[tuple[str
     if found.eot is not None:
         pairs.append(("eot", f"id {found.eot} ends a document"))
     pairs.append(("disk", _disk_text(found)))
-    pairs += [("note", note) for note in found.notes]
+    told = f"the {next(iter(found.parts))} part of this corpus" if found.parts else None  # by the line of the parts
+    pairs += [("note", note) for note in found.notes if told is None or not note.startswith(told)]
     if found.guess:
         pairs.append(("guess", found.guess))
     return pairs
@@ -153,15 +154,15 @@ def _reading(found: Description) -> list[tuple[str, str]]:
         ("strategy", f"{plan.strategy}, engine {plan.engine}"),
         ("because", strategy_reason(plan)),
         ("page cache", "kept" if keeps_cache(plan) else "left clean"),
-        *(() if keeps_cache(plan) else (rung_fact(plan),)),
+        *(() if keeps_cache(plan) else (cleaning_fact(plan),)),
         *(("because ", reason) for reason in (cache_reason(plan), *other_reasons(plan))),
         ("budget", f"{format_size(plan.budget)}{'' if 'budget' in found.stated else AUTO_BUDGET}"),
         ("at most", ", ".join(f"{kind} {format_size(getattr(plan, kind))}" for kind in ("anon", "mapped", "cache"))),
     ]
 
 
-def rung_fact(plan: Plan) -> tuple[str, str]:
-    return "rung", f"{plan.rung} (the rung is how the page cache is left clean)"
+def cleaning_fact(plan: Plan) -> tuple[str, str]:
+    return "cleaned by", plan.rung
 
 
 def _dtype_text(found: Description) -> str:

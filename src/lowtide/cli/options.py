@@ -33,7 +33,7 @@ def option(
     choices: Sequence[str] | None = None,
     required: bool = False,
 ) -> None:
-    """Add ``--name VALUE`` as it is spelled, such as ``--batch N``."""
+    """Add ``--name VALUE`` as it is spelled, such as ``--batch N``; one with choices names them itself."""
     name, _, metavar = spelled.partition(" ")
     more = {"choices": choices, "required": required}
-    to.add_argument(name, type=kind, metavar=metavar, default=default, help=text, **more)  # type: ignore[arg-type]
+    to.add_argument(name, type=kind, metavar=metavar or None, default=default, help=text, **more)  # type: ignore[arg-type]

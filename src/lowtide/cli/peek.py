@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from lowtide.arguments import at_least
 from lowtide.cli.flags import add_json, add_locality, add_part, locality
 from lowtide.cli.options import option, whole
-from lowtide.cli.tables import Styled, counted, facts, show, visible
+from lowtide.cli.tables import Styled, counted, facts, show, visible, width
 from lowtide.errors import StateError
 from lowtide.mixture import mix
 from lowtide.prepare.tokenizers.spelling import words_of
@@ -39,12 +40,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "place", nargs="?", metavar="CORPUS|OUT_DIR", help="a corpus or token file, or the directory of a run"
     )
-    option(parser, "--mix TEXT", "instead of a corpus: several with weights, web=PATH:0.7,code=PATH:0.3 (as train has)")
+    option(parser, "--mix TEXT", "instead of a corpus: several with weights, web=PATH:0.7,code=PATH:0.3 (as in train)")
     option(parser, "--step N", "a feed's step, from 0; a run's, as in metrics.jsonl", whole, required=True)
     add_json(parser)
     parser.add_argument("--full", action="store_true", help="all ids and all text of every row")
     option(parser, "--tokenizer FILE", "bytes or a tokenizer.json; none: as the corpus says", default="")
-    feed = parser.add_argument_group("the feed (a run's directory has its own)")
+    feed = parser.add_argument_group("the feed (a run's directory knows its own)")
     option(feed, "--batch B", "global batch (64)", whole)
     option(feed, "--length L", "tokens per row (1024)", whole)
     option(feed, "--seed S", "seed of the order (0)", whole)
@@ -52,7 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option(feed, "--cut NAME", "how rows are cut: stride, or packed (whole documents) (stride)", choices=CUTS)
     add_locality(feed)
     option(feed, "--rank R", "only the rows of this rank", whole)
-    option(feed, "--world W", "of so many ranks", whole)
+    option(feed, "--world W", "number of ranks", whole)
     add_part(feed)
     option(feed, "--dtype NAME", "dtype of a file without a header, such as uint16")
     option(feed, "--eot ID", "the id that ends a document", whole)
@@ -165,6 +166,11 @@ def _text(text: str | None, full: bool) -> list[Styled]:
     if text is None:
         return []
     shown = text if full else text[:SHOWN_TEXT]
-    lines = [Styled(f"  | {visible(line)}") for line in shown.splitlines()]
+    room = max(30, width() - 4)
+    lines = [
+        Styled(f"  | {part}")
+        for line in shown.splitlines()
+        for part in textwrap.wrap(visible(line), room, drop_whitespace=False, break_on_hyphens=False) or [""]
+    ]
     more = len(text) - len(shown)
     return [*lines, *([Styled(f"  ... {more:,} more characters: --full", "dim")] if more else [])]

@@ -18,7 +18,7 @@ from lowtide.cli.flags import (
     parts_text,
     stated,
 )
-from lowtide.cli.info import GUESSED, rung_fact
+from lowtide.cli.info import GUESSED, cleaning_fact
 from lowtide.cli.options import number, option, whole
 from lowtide.cli.tables import Styled, counted, facts, show, table
 from lowtide.survey.forecast import Forecast, RunAsked, forecast
@@ -85,9 +85,9 @@ def _lines(found: Forecast) -> list[Styled]:
     axes = " x ".join(f"{axis:,}" for axis in found.shape)
     guess = [Styled(f"{found.dtype} {GUESSED}", "yellow")] if found.dtype_guessed else []
     head = [Styled(f"{found.path}{more}", "bold"), Styled(f"{axes} {found.dtype}, {format_size(found.nbytes)}"), *guess]
-    head += [Styled(f"parts: {parts_text(found.parts)}")] if found.parts else []
+    head += facts([("parts", parts_text(found.parts))]) if found.parts else []
     reading = [("strategy", f"{found.plan.strategy}, engine {found.plan.engine}"), _cache_fact(found)]
-    reading += [] if found.cache.kept else [rung_fact(found.plan)]
+    reading += [] if found.cache.kept else [cleaning_fact(found.plan)]
     reading += [("because", reason) for reason in other_reasons(found.plan)]
     state = "one integer (start=), or state_dict()"
     if found.what == "windows":

@@ -16,7 +16,7 @@ from typing import Any
 
 from lowtide.cli.flags import add_json
 from lowtide.cli.options import number, option, whole
-from lowtide.cli.tables import facts, show, watched
+from lowtide.cli.tables import counted, facts, show, watched
 from lowtide.corpus.request import FORMATS, POLICIES, REQUEST_FIELDS, SHARD_TOKENS
 from lowtide.prepare import Prepared, Request, Resources, prepare
 from lowtide.prepare.job import Status
@@ -40,26 +40,25 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory of the corpus")
     _add_text(parser)
     _add_corpus(parser)
-    group = parser.add_argument_group("how")
-    engines = ", ".join(ENCODING_ENGINES)
-    option(group, "--engine NAME", f"who encodes: {engines} (%(default)s)", default="local", choices=ENCODING_ENGINES)
+    group = parser.add_argument_group("how it runs")
+    option(group, "--engine", "who encodes (%(default)s)", default="local", choices=ENCODING_ENGINES)
     option(group, "--address ADDRESS", "of a Ray cluster; without it Ray starts on this machine", default="")
     option(group, "--workers N", "processes that encode (one per processor)", whole, 0)
-    option(group, "--budget SIZE", "most bytes to hold, such as 512MiB", default="auto")
-    text = "tokenizers, or auto: gigatoken where it gives the same ids (%(default)s)"
-    option(group, "--tokenizer-engine NAME", text, default="auto", choices=("auto", "tokenizers"))
+    option(group, "--budget SIZE", "most memory to hold, such as 512MiB (%(default)s)", default="auto")
+    text = "auto uses gigatoken if it gives the same ids (%(default)s)"
+    option(group, "--tokenizer-engine", text, default="auto", choices=("auto", "tokenizers"))
     add_json(group)
 
 
 def _add_text(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("documents")
     group.add_argument("--lines", action="store_true", help=".txt: a document per line (otherwise per file)")
-    option(group, "--separator TEXT", ".txt: documents are what stands between these (\\n: a line end)", default="")
-    option(group, "--endings LIST", "of more files that are text, such as .py,.rs", default="")
+    option(group, "--separator TEXT", ".txt: the text between two documents (\\n: a line end)", default="")
+    option(group, "--endings LIST", "endings of other files to read as text, such as .py,.rs", default="")
     option(group, "--field NAME", ".jsonl: the field that holds the text (%(default)s)", default="text")
     option(group, "--column NAME", ".parquet: the column that holds the text (%(default)s)", default="text")
-    policies = f"what to do with it: {' or '.join(POLICIES)} (%(default)s)"
-    option(group, "--invalid-utf8 NAME", policies, default="refuse", choices=POLICIES)
+    text = "what to do with text that is not UTF-8 (%(default)s)"
+    option(group, "--invalid-utf8", text, default="refuse", choices=POLICIES)
     group.add_argument(
         "--skip-bad", action="store_true", help="leave out lines of JSON that cannot be used, and count them"
     )
@@ -68,20 +67,20 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
 def _add_corpus(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("corpus")
     option(group, "--tokenizer FILE", "bytes (default), a tokenizer.json, .tiktoken or .model", default="bytes")
-    option(group, "--train-bpe VOCAB", "train a BPE of so many ids first", whole, 0)
-    option(group, "--eot TOKEN", "the end-of-text token, where it is not found", default="")
-    option(group, "--val SHARE", "of documents for val/, such as 0.005", number, 0.0)
-    option(group, "--test SHARE", "of documents for test/", number, 0.0)
+    option(group, "--train-bpe VOCAB", "first train a BPE tokenizer with this many ids", whole, 0)
+    option(group, "--eot TOKEN", "the end-of-text token, if the tokenizer does not name one", default="")
+    option(group, "--val SHARE", "share of documents for val/, such as 0.005", number, 0.0)
+    option(group, "--test SHARE", "share of documents for test/", number, 0.0)
     group.add_argument(
         "--dedup",
         nargs="?",
         const="256MiB",
         default=None,
         metavar="SIZE",
-        help="leave out documents seen before, remembering them in so much memory (256MiB: 12 million documents)",
+        help="leave out documents seen before, remembered in this much memory (256MiB: 12 million documents)",
     )
-    option(group, "--shard-tokens N", "of a shard (%(default)s)", whole, SHARD_TOKENS)
-    option(group, "--format NAME", f"one of {', '.join(FORMATS)} (%(default)s)", default="lowtide", choices=FORMATS)
+    option(group, "--shard-tokens N", "most tokens per shard (%(default)s)", whole, SHARD_TOKENS)
+    option(group, "--format", "format of the files to write (%(default)s)", default="lowtide", choices=FORMATS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -115,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _told(found: Prepared, request: Request) -> list[tuple[str, str]]:
     size = found.tokens * (2 if found.dtype == "uint16" else 4)
     pairs = [
-        ("corpus", f"{found.output}  ({found.shards} shards, {format_size(size)})"),
+        ("corpus", f"{found.output}  ({counted(found.shards, 'shard')}, {format_size(size)})"),
         ("tokens", f"{found.tokens:,} x {found.dtype}, vocabulary {found.vocab:,}"),
         ("documents", f"{found.documents:,}{_met(found.tally)}"),
         ("encoder", found.encoder),
@@ -124,7 +123,8 @@ def _told(found: Prepared, request: Request) -> list[tuple[str, str]]:
         pairs.append(("time", "nothing to do: this corpus was complete"))
     else:
         rate = found.tokens / max(found.seconds, 1e-9)
-        took = f"{format_duration(found.seconds)}, {rate / 1e6:,.1f} million tokens/s"
+        speed = f"{rate / 1e6:,.1f} million" if rate >= 1e5 else f"{rate:,.0f}"
+        took = f"{format_duration(found.seconds)}, {speed} tokens/s"
         pairs.append(("time", took + (" (continued an earlier run)" if found.went_on else "")))
     pairs += [("note", note) for note in found.notes]
     place = shlex.quote(found.output)
@@ -136,7 +136,7 @@ def _told(found: Prepared, request: Request) -> list[tuple[str, str]]:
 def _met(tally: dict[str, int]) -> str:
     words = {
         "empty": "empty left out",
-        "bad": "bad lines passed over",
+        "bad": "bad lines left out",
         "replaced": "with invalid UTF-8 replaced",
         "duplicates": "duplicates left out",
         "cut": "encoded in parts",

@@ -41,7 +41,31 @@ CALLED_HERE = {
 }
 
 
+# A heading of --help, by the first of the settings below it.
+_HEADINGS = {
+    "data": "the data",
+    "budget": "how it is read",
+    "out_dir": "what is written while it runs",
+    "batch_size": "a step",
+    "n_layer": "the model",
+    "learning_rate": "the optimiser",
+    "eval_interval": "the run",
+    "sample_tokens": "at the end",
+}
+_VALUES = {
+    "data": "PATH",
+    "val_data": "PATH",
+    "mix": "NAME=PATH:WEIGHT,...",
+    "data_dtype": "NAME",
+    "locality": "SIZE",
+    "budget": "SIZE",
+    "out_dir": "DIR",
+    "ledger": "FILE",
+}
+
+
 def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "lowtide train [options]"
     parser.description = (
         "Train a small GPT. With no arguments: about three minutes on two cores, on text that this machine already has."
     )
@@ -51,30 +75,34 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=NEWEST,
         metavar="CHECKPOINT",
-        help="go on from the newest checkpoint of --out-dir, or from this one",
+        help="continue from the newest checkpoint of --out-dir, or from this one",
     )
     parser.add_argument(
         "--json", action="store_true", help="one JSON object per line on stdout; the last has the figures"
     )
     defaults = Settings()
+    group = parser.add_argument_group()
     for setting in fields(Settings):
-        _add_setting(parser, setting.name, getattr(defaults, setting.name), setting.metadata["help"])
+        if setting.name in _HEADINGS:
+            group = parser.add_argument_group(_HEADINGS[setting.name])
+        _add_setting(group, setting.name, getattr(defaults, setting.name), setting.metadata["help"])
 
 
-def _add_setting(parser: argparse.ArgumentParser, name: str, default: str | int | float, text: str) -> None:
+def _add_setting(group: argparse._ArgumentGroup, name: str, default: str | int | float, text: str) -> None:
     shown = f"{text} (default: {default})" if default != "" and not isinstance(default, bool) else text
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
     if isinstance(default, bool):
         options["action"] = argparse.BooleanOptionalAction
     else:
-        options |= {"type": _KINDS[type(default)][0], "metavar": _KINDS[type(default)][1]}
+        kind, value = _KINDS[type(default)]
+        options |= {"type": kind, "metavar": _VALUES.get(name, value)}
     flag = "--" + name.replace("_", "-")
-    parser.add_argument(flag, help=shown.replace("%", "%%"), **options)
+    group.add_argument(flag, help=shown.replace("%", "%%"), **options)
     if "_" in name:
-        parser.add_argument("--" + name, help=argparse.SUPPRESS, **options)
+        group.add_argument("--" + name, help=argparse.SUPPRESS, **options)
 
 
-_KINDS: dict[type, tuple[Callable[[str], object], str]] = {int: (whole, "N"), float: (number, "X"), str: (str, "TEXT")}
+_KINDS: dict[type, tuple[Callable[[str], object], str]] = {int: (whole, "N"), float: (number, "X"), str: (str, "NAME")}
 
 
 def run(arguments: argparse.Namespace) -> int:

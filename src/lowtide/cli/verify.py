@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from lowtide.cli.flags import add_json, add_part, add_paths
 from lowtide.cli.options import option, whole
@@ -16,11 +17,11 @@ from lowtide.units import format_duration, format_size
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Read everything once and name every fault with file and byte: sizes, checksums, ids beyond the vocabulary, "
-        "documents out of order, a wrong dtype, cut ends. Exit 1 where there is a fault."
+        "Read everything once and report every fault with file and byte: sizes, checksums, ids beyond the vocabulary, "
+        "documents out of order, a wrong dtype, truncated files. Exit code 1 if there is a fault."
     )
     add_paths(parser, help="a corpus, a token file of any known format, an array")
-    option(parser, "--dtype NAME", "of a file without a header, such as uint16")
+    option(parser, "--dtype NAME", "dtype of a file without a header, such as uint16")
     option(parser, "--vocab N", "number of ids, where the data does not say it", whole)
     add_part(parser)
     add_json(parser)
@@ -53,7 +54,9 @@ def _lines(found: Verified, seconds: float) -> list[Styled]:
     pairs.append(("checked", ", ".join(found.checks)))
     for fault in found.faults:
         place = fault.file if fault.offset is None else f"{fault.file}, byte {fault.offset}"
-        pairs.append(("fault", f"{place}: {fault.what}" if not fault.what.startswith(fault.file) else fault.what))
+        named = fault.what.partition(": ")[0]  # some errors already begin with the whole path
+        again = fault.what.startswith(fault.file) or Path(named).name == Path(fault.file).name
+        pairs.append(("fault", fault.what if again else f"{place}: {fault.what}"))
     pairs += [("unverifiable", reason) for reason in found.unverifiable]
     unsure = "; not verifiable beyond what was checked" if found.unverifiable else ""
     pairs.append(("result", counted(len(found.faults), "fault") if found.faults else f"no fault found{unsure}"))

@@ -80,7 +80,8 @@ def chosen_part(where: str, names: Sequence[str], stated: str | None) -> ChosenP
     parts = [part for part in PARTS if part in found]
     if stated is None and len(parts) < 2:
         return ChosenPart(None, list(names))
-    there = " and ".join(f"{part} ({found[part][0]})" for part in parts) or f"none ({names[0]})"
+    named = [part if found[part][0] == part else f"{part} ({found[part][0]})" for part in parts]
+    there = " and ".join(named) or f"none ({names[0]})"
     part = stated or "train"
     if part not in found:
         way_out = f"State part={parts[0]!r}" if parts else "Leave part= out"

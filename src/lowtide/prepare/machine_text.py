@@ -1,9 +1,10 @@
 """A corpus of the English a machine has anyway: manual pages, READMEs and other documentation, docstrings.
 
-No download: the sentences of a page become a document, each paragraph once, pages ordered by name alone. A machine with
-hardly any is given Python's sources instead: every machine with Python has those. A byte-level BPE is trained on it (a
-byte is a token if no tokenizer is installed); train and val are divided by document hash, so that the val loss is about
-pages the model never saw. Prepared once in Lowtide's cache directory and reused until Python's packages change.
+No download: the plain sentences of a page become a document, each sentence once, pages ordered by name alone. A
+machine with hardly any is given Python's sources instead: every machine with Python has those. A byte-level BPE is
+trained on it (a byte is a token if no tokenizer is installed); train and val are divided by document hash, so that the
+val loss is about pages the model never saw. Prepared once in Lowtide's cache directory and reused until Python's
+packages change.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def machine_corpus(
     ``roots``: directories to take text from; by default those of the manual and the system's documentation, and the
     standard library and packages of this interpreter.
     """
-    kind = ["plain sentences", f"bpe {VOCAB}" if has_words() else "bytes"]
+    kind = ["passages of plain sentences", f"bpe {VOCAB}" if has_words() else "bytes"]
     key = hashlib.sha256("\n".join([str(tokens), *kind, *(map(str, roots) if roots else _installed())]).encode())
     target = (Path(cache) if cache is not None else _cache_directory()) / f"{CORPUS_PREFIX}{key.hexdigest()[:12]}"
     made = not (target / "val" / MANIFEST).is_file() or (target / WORK).exists()
@@ -159,14 +160,10 @@ def _reader(file: _TextFile) -> Callable[[str], list[str]] | None:
 
 
 def _prose(file: _TextFile, seen: set[int]) -> list[str]:
-    """The paragraphs of a file that look like prose and were in no file before: licences are in many."""
+    """The plain sentences of a file, in passages, without those that were seen before."""
     reader = _reader(file)
-    found = []
-    for paragraph in reader(_content(file)) if reader else ():
-        if prose.is_prose(paragraph) and (mark := hash(paragraph)) not in seen:
-            seen.add(mark)
-            found.append(paragraph)
-    return found
+    paragraphs = reader(_content(file)) if reader else []
+    return [one for paragraph in paragraphs for one in prose.passages(paragraph, seen)]
 
 
 def _in_common_words(candidates: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, str]]:

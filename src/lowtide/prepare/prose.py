@@ -1,9 +1,9 @@
 """English sentences out of what a machine has anyway: manual pages, docstrings, the READMEs of packages.
 
-Each function takes a file's text and gives its paragraphs; `is_prose` says which of them are sentences, and
-`in_common_words` which of those are plain ones. Headings, tables, options, names and code are left out: a small model
-that learns for minutes writes what it has read most, and rare words it cannot learn. Nothing is run or imported, and
-macros and docstrings are found by their form. Cost: about 10 MB of input per second.
+Each function takes a file's text and gives its paragraphs; `passages` finds the plain sentences in one, and
+`in_common_words` says which passages have no rare words. Headings, tables, options, names and code are left out: a
+small model that learns for minutes writes what it has read most, and rare words it cannot learn. Nothing is run or
+imported, and macros and docstrings are found by their form. Cost: about 10 MB of input per second.
 """
 
 from __future__ import annotations
@@ -13,21 +13,40 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-_SHORTEST, _LONGEST = 100, 2000  # characters of a paragraph: one short sentence leads nowhere, longer ones are lists
+_SHORTEST, _LONGEST = 80, 2000  # characters of a passage: one short sentence leads nowhere, longer ones are lists
+_SHORTEST_SENTENCE = 20  # characters
 _COMMON = 8000  # words: those of the documentation of a whole system that its pages share
 _UNUSUAL = 0.15  # of a paragraph's words, at most
 _WORD = re.compile(r"[A-Z]?[a-z]+(?:['-][a-z]+)*|[AI]")
 _PUNCTUATION = "()\"',.;?!"
-_MARKS = re.compile(r"--|==|[:=]\w|\s[:=]|^\w+:|\w_|[A-Z]{4}|[<>|{}\\]")  # of options, code, lists of parameters
+_SENTENCE_END = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
+# Of options, code, quotations, paths, names of functions and files, lists of parameters.
+_MARKS = re.compile(
+    r"--|==|[:=]\w|\s[:=]|^\w+:|\w_|_\w|[A-Z]{4}|[a-z][A-Z]|\d[a-zA-Z]|[a-z]\d|\w\.\w|\(\)|\(\d|[(\s]-\w|^-|\s'|"
+    r"[<>|{}\\/\"\[\]%$@^~+#*]"
+)
 _MARKUP = re.compile(r"[`*]+")
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _QUOTED = re.compile("(\"\"\"|''')(.*?)\\1", re.DOTALL)
 
 
-def is_prose(paragraph: str) -> bool:
-    """Whether a paragraph looks like sentences: long enough, from a capital letter to a full stop, without marks."""
-    fits = _SHORTEST <= len(paragraph) <= _LONGEST and paragraph[0].isupper() and paragraph[-1] == "."
-    return fits and _MARKS.search(paragraph) is None
+def passages(paragraph: str, seen: set[int]) -> list[str]:
+    """The plain sentences of a paragraph, as many of them together as follow one another.
+
+    A sentence is plain if it goes from a capital letter to a full stop without marks. One that was ``seen`` before is
+    left out: licences and the docstrings of methods that are alike repeat themselves, and a model would learn them by
+    heart.
+    """
+    found: list[list[str]] = [[]]
+    for sentence in _SENTENCE_END.split(paragraph):
+        fits = len(sentence) >= _SHORTEST_SENTENCE and sentence[0].isupper() and sentence[-1] == "."
+        if fits and _MARKS.search(sentence) is None and (mark := hash(sentence)) not in seen:
+            seen.add(mark)
+            found[-1].append(sentence)
+        else:
+            found.append([])
+    joined = (" ".join(sentences) for sentences in found)
+    return [one for one in joined if _SHORTEST <= len(one) <= _LONGEST]
 
 
 def common_words(paragraphs: Iterable[str]) -> frozenset[str]:

@@ -25,7 +25,7 @@ class Plan:
     cache: int  # most bytes left in, or announced to, the page cache
     budget: int
     strategy: str
-    rung: str  # how the page cache is left
+    rung: str  # how the page cache is left clean; "keep": it is not
     engine: str  # "python" | "native"
     why: tuple[str, ...]
 
@@ -33,8 +33,8 @@ class Plan:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"{name:8}  {value}" for name, value in self._facts().items()]
-        return "\n".join([*lines, *(f"because   {reason}" for reason in self.why)])
+        lines = [f"{name:10}  {value}" for name, value in self._facts().items()]
+        return "\n".join([*lines, *(f"because     {reason}" for reason in self.why)])
 
     def _repr_html_(self) -> str:
         return html_table("lowtide plan", {**self._facts(), "because": "; ".join(self.why)})
@@ -46,7 +46,7 @@ class Plan:
             "mapped": f"up to {format_size(self.mapped)}",
             "cache": f"up to {format_size(self.cache)}",
             "strategy": f"{self.strategy}, engine {self.engine}",
-            "rung": self.rung,
+            "page cache": "kept" if self.rung == "keep" else f"cleaned by {self.rung}",
         }
 
 

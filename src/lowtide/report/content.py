@@ -34,7 +34,7 @@ TAKEN_BACK = {  # whether the kernel can take a kind back, in words that fit bes
     "shmem": "no: stays until unlinked",
     "hugetlb": "no: reserved for it",
 }
-HEADINGS = ("kind", "at most", "growth", "per minute", "can it be taken back?")
+HEADINGS = ("kind", "at most", "growth", "per min", "can it be taken back?")
 
 Section = tuple[str, tuple[str, ...]]
 

@@ -125,7 +125,7 @@ def _chart(trace: Trace, verdict: Verdict, drawn: Series | None) -> str:
         if kind in KINDS or any(drawn.kinds[kind])
     )
     held = sum(end[kind] for kind in HELD)
-    sums = [("sum", "all kinds", sum(end[kind] for kind in STACK), ""), ("held", "a budget counts", held, "held")]
+    sums = [("sum", "all kinds", sum(end[kind] for kind in STACK), ""), ("held", "counted by a budget", held, "held")]
     if any(drawn.rss):
         sums.append(("rss", "RSS in other tools", last_whole(trace).rss, "rss"))
     rows += "".join(

@@ -34,8 +34,15 @@ _BROKEN = "bold red"
 
 
 def show(trace: Trace, verdict: Verdict, *, stderr: bool) -> None:
-    """Print the report."""
-    Console(stderr=stderr).print(render(trace, verdict))
+    """Print the report; into a file or a pipe without the blanks that fill up its lines."""
+    console = Console(stderr=stderr)
+    if console.is_terminal:
+        console.print(render(trace, verdict))
+        return
+    with console.capture() as captured:
+        console.print(render(trace, verdict))
+    for line in captured.get().splitlines():
+        console.file.write(f"{line.rstrip()}\n")
 
 
 def render(trace: Trace, verdict: Verdict) -> RenderableType:

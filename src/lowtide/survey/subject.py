@@ -87,8 +87,11 @@ def find(paths: Sequence[str], stated: StatedData) -> Subject:
     except MissingDtypeError as problem:
         if problem.guess is None:
             raise
-        stated = replace(stated, dtype=problem.guess)
-    return Subject(tuple(paths), stated, _layout(paths, stated), dtype_guessed=True)
+        guessed = replace(stated, dtype=problem.guess)
+        try:
+            return Subject(tuple(paths), guessed, _layout(paths, guessed), dtype_guessed=True)
+        except ValueError:
+            raise problem from None  # an error about a dtype that nobody stated would mislead
 
 
 def _layout(paths: Sequence[str], stated: StatedData) -> Layout:

@@ -1,7 +1,7 @@
 """Datasets of whole batches and of rows of arrays, for ``torch.utils.data.DataLoader`` and its stateful sibling.
 
-``FeedDataset`` deals the steps of a feed to the loader's workers in turn. Where each of them is can be saved: with
-torchdata's ``StatefulDataLoader`` a run goes on in the middle of an epoch without reading anything twice.
+``FeedDataset`` deals the steps of a feed to the loader's workers in turn. The position of each of them can be
+saved: with torchdata's ``StatefulDataLoader`` a run continues in the middle of an epoch without reading anything twice.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class FeedDataset(IterableDataset[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next pass begin where ``state`` was saved, wherever the feed is now.
 
-        ``StateError`` for another number of workers or another batch size where there were several workers: each
-        of them had its own place. Let ``feed.seek(step)`` go to the step instead.
+        ``StateError`` for another number of workers, or another batch size if there were several workers: each
+        of them had its own position. Use ``feed.seek(step)`` instead.
         """
         dealt = state.get("dealt") if isinstance(state, dict) else None
         if dealt is not None:
@@ -131,7 +131,7 @@ class FeedDataset(IterableDataset[Any]):
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_next": None}  # a worker has its own place
+        return {**self.__dict__, "_next": None}  # a worker has its own position
 
 
 def _worker() -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """What shipping asks of a device: staging memory, a copy that may be late, and an event that says when it is done.
 
-``AcceleratorApi`` answers by ``torch.accelerator`` and ``torch.Event``, so CUDA, XPU and others stream alike. No
+``AcceleratorApi`` uses ``torch.accelerator`` and ``torch.Event``, so CUDA, XPU and others stream alike. No
 machine with one of them has run it yet; what shipping does with the answers is tested with a simulated device that
 copies late, out of order, or not at all.
 """
@@ -16,7 +16,7 @@ from lowtide.storage.buffers import allocate_anonymous
 
 
 class CopyEvent(Protocol):
-    """Completed once every copy that came before it on its stream is."""
+    """Completed once every copy before it on its stream is done."""
 
     def query(self) -> bool: ...
     def synchronize(self) -> None: ...
@@ -31,11 +31,11 @@ class DeviceApi(Protocol):
 
     def current_stream(self) -> Any: ...
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor on the device that will have the contents of ``tensor``, which must stay what it is until then."""
+        """A tensor on the device that will have the contents of ``tensor``, which must not change until then."""
         ...
 
     def event(self, stream: Any) -> CopyEvent:
-        """An event behind every copy that was asked for on ``stream`` so far."""
+        """An event recorded after every copy requested on ``stream`` so far."""
         ...
 
 
@@ -71,7 +71,7 @@ def api_of(device: torch.device) -> DeviceApi | None:
     here = torch.accelerator.current_accelerator(check_available=True)
     if here is None or here.type != device.type:
         raise ValueError(
-            f"device: expected one that is here, got {device} and no {device.type.upper()}. "
+            f"device: expected one that this machine has, got {device}, and there is no {device.type.upper()} here. "
             f"Use device='{'cpu' if here is None else here.type}'."
         )
     return AcceleratorApi(device)

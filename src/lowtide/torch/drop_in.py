@@ -28,7 +28,7 @@ def nanogpt(
 ) -> Callable[[str], Pair]:
     """nanoGPT's ``get_batch`` over ``train.bin`` and ``val.bin`` of ``data_dir``: the same batches, bit for bit.
 
-    Draws from torch's global generator exactly when called, as nanoGPT does, so a run goes on unchanged.
+    Draws from torch's global generator exactly when called, as nanoGPT does, so a run continues unchanged.
     ``cache="drop"`` leaves nothing in the page cache.
 
     >>> x, y = lowtide.torch.nanogpt(".", block_size=128, batch_size=12)("train")

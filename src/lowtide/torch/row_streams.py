@@ -41,12 +41,13 @@ class StreamDataset(Dataset[Any]):
     """Map-style: ``ds[k]`` is row k of the feed's stream, whatever its batch, ranks and position.
 
     ``len`` is the rows of one epoch, or those of a finite feed (without the shorter row it may end with); ``rows=``
-    states another length, and must where a feed has no epochs (a mixture, ``order="random"``). ``set_epoch(e)`` makes
-    ``ds[k]`` row ``e * len + k``. Go through it in order (``shuffle=False``): the stream is shuffled already.
+    states another length, and is required if a feed has no epochs (a mixture, ``order="random"``).
+    ``set_epoch(e)`` makes ``ds[k]`` row ``e * len + k``. Go through it in order (``shuffle=False``): the stream is
+    shuffled already.
 
     A row is ``(x, y)``, or ``(x, y, docs)`` where the feed has documents. ``style="hf"``: ``{"input_ids", "labels"}``
-    with labels *not* shifted, because transformers' models shift them themselves: y as labels would train every model
-    on the token after the next, and nothing would say so. With documents also ``position_ids``, and labels are -100
+    with labels *not* shifted, because transformers' models shift them themselves: with y as labels a model would learn
+    the token after the next, and no error would tell you. With documents also ``position_ids``, and labels are -100
     where the token before is of another document.
 
     >>> dataset = lowtide.torch.StreamDataset(feed)
@@ -65,7 +66,7 @@ class StreamDataset(Dataset[Any]):
         if not found:
             raise ValueError(
                 f"StreamDataset: expected rows= for a feed without epochs, got {feed!r}. "
-                "Use rows=1_000_000, or as many as an epoch shall have."
+                "Use rows=1_000_000, or however many rows an epoch should have."
             )
         self._rows = found
         # In shared memory, so that workers that are kept from epoch to epoch see it change.
@@ -118,9 +119,9 @@ def _for_transformers(x: NDArray[Any], docs: Docs | None) -> dict[str, torch.Ten
 
 
 class WindowDataset(StreamDataset):
-    """Map-style: item i is window i as it lies in the corpus, as ``(x, y)``; of ``tokens.windows(...)`` as it cut them.
+    """Map-style: item i is window i of the corpus, in its order, as ``(x, y)``; of ``tokens.windows(...)`` row i.
 
-    For samplers that shuffle. ``StreamDataset`` gives rows that are shuffled already, and others each epoch.
+    For samplers that shuffle. The rows of ``StreamDataset`` are shuffled already, differently in each epoch.
     """
 
     def __init__(self, tokens: Tokens | Windows, length: int | None = None) -> None:

@@ -1,9 +1,9 @@
 """Tensors of batches, on the CPU without a copy and on other devices by asynchronous ones.
 
 A copy out of a batch's buffer may still be under way when the next batch is wanted. So the batch is held here from
-before its copies are asked for until an event behind them has completed: an interrupt or a failing copy in between
-leaves it held, and its buffer is given to nobody else meanwhile. Copies under way are waited for when somebody needs
-their room in the budget.
+before its copies are requested until an event recorded after them has completed: an interrupt or a failing copy in
+between leaves it held, and its buffer is given to nobody else meanwhile. Copies under way are waited for when somebody
+needs their room in the budget.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def tensors(batches: Feed | BatchIterator, device: str | torch.device = "cpu", d
 
     Batches keep their form: one tensor, a tuple or a dict of them. ``dtype`` converts on the device, so that a feed
     made with ``dtype="uint16"`` ships two bytes per token and ``tensors(feed, "cuda", dtype=torch.int64)`` makes eight
-    of them there; for tuples and dicts it may say one dtype for each (None: as it is). On the CPU nothing is copied.
-    The result has ``state_dict``, ``load_state_dict`` and ``len``, as what it was made of has.
+    of them there; for tuples and dicts it may be one dtype for each (None: unchanged). On the CPU nothing is copied.
+    The result has ``state_dict``, ``load_state_dict`` and ``len`` if its source has them.
 
     >>> x, y = next(lowtide.torch.tensors(feed))
     """
@@ -205,7 +205,7 @@ class Shipping:
             named = isinstance(batch, dict)
             raise ValueError(
                 f"dtype: expected one for each of {sorted(given) if named else f'{len(given)} arrays of a batch'}, got "
-                f"{sorted(wanted) if named else len(wanted)}. Use None where it stays as it is."
+                f"{sorted(wanted) if named else len(wanted)}. Use None for one that stays as it is."
             )
         for name, one in wanted.items():
             if one is not None:
@@ -235,7 +235,7 @@ def each(change: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def refuse_same_data_for_all(batches: Feed | BatchIterator) -> None:
-    """Several ranks, and batches for training that were told of none. (All ranks may validate on the same chunks.)"""
+    """Refuse training batches without ranks where torch has several. (All ranks may validate on the same chunks.)"""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     world = torch.distributed.get_world_size() if distributed else 1
     told = batches.ranks_stated if isinstance(batches, Feed) else batches.world > 1 or batches.order != "shuffled"

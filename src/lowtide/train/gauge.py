@@ -5,7 +5,7 @@ The reader's memory cannot be measured apart from torch's, so we measure the gro
 Heap that torch has freed and the C library keeps for the next step is told apart as ``kept``: giving it back shows what
 is in use, and the next step has to fetch it again, so that is done at the settled reading and the last one, and between
 them when the library's own counts say that more than `SLACK` was added, or when more than `KEPT` bytes are kept. Cost:
-a millisecond per reading, and a question about the corpus' page cache asked so rarely that it stays under half a
+a millisecond per reading, and a question about the corpus's page cache asked so rarely that it stays under half a
 percent.
 """
 
@@ -212,7 +212,7 @@ def panels(
             ("anon: heap of torch, model, reader", BLUE),
             ("mapped: file pages in this process", GREEN),
             ("kept: freed by torch, for its next step", GREY),
-            ("cache: the corpus' page cache", ORANGE),
+            ("cache: page cache of the corpus", ORANGE),
         )
     ]
     allowed = (verdict.settled.held + verdict.budget) / MIB

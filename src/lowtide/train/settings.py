@@ -40,44 +40,48 @@ NOT_TAKEN = ("out_dir", "ledger")  # from a checkpoint: what is written is said 
 class Settings:
     """One run. The defaults are the run of about three minutes on two CPU cores."""
 
-    data: str = _setting("", "token file, corpus, or directory with train and val; none: this machine's own text")
-    mix: str = _setting("", "several corpora with weights, web=PATH:0.7,code=PATH:0.3; changes: ;ROW:web=0.5,code=0.5")
-    val_data: str = _setting("", "token file or corpus for the val loss; none: val.bin beside train.bin, or a split")
-    val_fraction: float = _setting(0.005, "share of --data at its end kept for the val loss when there is no val file")
+    data: str = _setting("", "token file, corpus, or directory with train and val; default: this machine's own text")
+    mix: str = _setting(
+        "",
+        "several corpora with weights, such as web=PATH:0.7,code=PATH:0.3; ;ROW:web=0.5,code=0.5 changes them at a row",
+    )
+    val_data: str = _setting("", "token file or corpus for the val loss; default: val.bin beside train.bin, or a split")
+    val_fraction: float = _setting(
+        0.005, "share of --data, taken from its end, for the val loss if there is no val file"
+    )
     corpus_tokens: int = _setting(
         40_000_000, "about how many tokens of this machine's text to prepare without --data", 1
     )
-    data_dtype: str = _setting("", "the tokens' dtype where the file does not say it, such as uint16")
-    eot: int = _setting(-1, "the id that ends a document where the data does not say it; -1: as the data says")
-    bos: int = _setting(-1, "the id that begins a document where the data does not say it; -1: as the data says")
+    data_dtype: str = _setting("", "dtype of tokens in a file without a header, such as uint16")
+    eot: int = _setting(-1, "the id that ends a document; -1: as the data says")
+    bos: int = _setting(-1, "the id that begins a document; -1: as the data says")
     vocab_size: int = _setting(0, "number of token ids; 0: as the data says, 256 for bytes, else 50304", 0)
     cut: str = _setting(
         "stride", "how rows are cut: stride, or packed (whole documents, padded; padding is not learned)"
     )
     documents: bool = _setting(False, "keep documents apart: attention does not cross from one into another")
     locality: str = _setting(
-        "", "bytes a local shuffle mixes at a time, such as 64MiB (64MiB,1MiB: and its blocks); none: a full shuffle"
+        "", "bytes a local shuffle mixes at a time, such as 64MiB (64MiB,1MiB: and its blocks); default: a full shuffle"
     )
     budget: str = _setting(
-        "auto", "most bytes the reader may hold, such as 64MiB; without --data an eighth of the corpus, 2MiB or more"
+        "auto",
+        "most memory the reader may hold, such as 64MiB; auto without --data: an eighth of the corpus, 2MiB or more",
     )
-    strategy: str = _setting("auto", "how bytes leave the file: auto, read, map, remap, advise")
+    strategy: str = _setting("auto", "how files are read: auto, read, map, remap, advise")
     engine: str = _setting("auto", "who makes the calls: auto, native, python")
-    cache: str = _setting("auto", "whether what was read stays in the page cache: auto, keep, drop")
+    cache: str = _setting("auto", "what happens to the page cache after a read: auto, keep, drop")
     out_dir: str = _setting("out", "directory for checkpoints, metrics, weights and the picture; one run at a time")
-    keep: int = _setting(
-        2, "checkpoints kept of a branch, the newest ones; what best.pt and latest.pt name stays too", 1
-    )
+    keep: int = _setting(2, "newest checkpoints kept per branch; those that best.pt and latest.pt name stay too", 1)
     save_interval: int = _setting(0, "steps between checkpoints; 0: as --eval-interval", 0)
     control: str = _setting(
-        "auto", "what a pass over the corpus through a kept np.memmap holds: yes, no, auto (own text)"
+        "auto", "measure what a pass over the corpus through a kept np.memmap holds: yes, no, auto (yes without --data)"
     )
-    ledger: str = _setting("", "file that gets one line for each step: its rows and their checksum")
-    batch_size: int = _setting(16, "windows of one forward pass", 1)
-    block_size: int = _setting(128, "tokens of a window", 1)
-    gradient_accumulation_steps: int = _setting(1, "forward passes of one step, over all ranks together", 1)
-    n_layer: int = _setting(4, "blocks", 1)
-    n_head: int = _setting(4, "attention heads of a block", 1)
+    ledger: str = _setting("", "file that gets a line per step: its rows and their checksum")
+    batch_size: int = _setting(16, "windows per forward pass", 1)
+    block_size: int = _setting(128, "tokens per window", 1)
+    gradient_accumulation_steps: int = _setting(1, "forward passes per step, of all ranks together", 1)
+    n_layer: int = _setting(4, "transformer blocks", 1)
+    n_head: int = _setting(4, "attention heads per block", 1)
     n_embd: int = _setting(128, "width of the residual stream", 2)
     dropout: float = _setting(0.0, "share of activations dropped while training")
     learning_rate: float = _setting(3e-3, "highest learning rate", 0)
@@ -85,12 +89,12 @@ class Settings:
     warmup_iters: int = _setting(50, "steps of rising learning rate", 0)
     lr_decay_iters: int = _setting(0, "step where the learning rate reaches --min-lr; 0: as --max-iters", 0)
     min_lr: float = _setting(-1.0, "lowest learning rate; -1: a tenth of --learning-rate")
-    weight_decay: float = _setting(0.1, "decay of matrices (norm gains have none)", 0)
+    weight_decay: float = _setting(0.1, "weight decay of matrices (norm gains have none)", 0)
     beta1: float = _setting(0.9, "AdamW's first decay rate")
     beta2: float = _setting(0.99, "AdamW's second decay rate")
     grad_clip: float = _setting(1.0, "largest norm of the gradient; 0: no clipping", 0)
     eval_interval: int = _setting(100, "steps between val losses", 1)
-    eval_iters: int = _setting(20, "batches of one val loss, always the same ones, spread over the val tokens", 1)
+    eval_iters: int = _setting(20, "batches per val loss, always the same ones, spread over the val tokens", 1)
     log_interval: int = _setting(10, "steps between progress lines", 1)
     seed: int = _setting(1337, "fixes the order of windows, the first weights and dropout")
     device: str = _setting("cpu", "cpu, cuda or cuda:N")

@@ -40,7 +40,7 @@ def _growth_sentence(grew: str, trace: Trace, by_kind: dict[str, Course], last: 
         in_part = any(each.retained_from.endswith("in part") for each in last.processes)
         least = "at least " if in_part else ""
         return (
-            f"retained {least}{format_size(last.retained)} of {format_size(last.anon)} of heap: not a leak: freed by "
+            f"retained {least}{format_size(last.retained)} of {format_size(last.anon)} of heap. Not a leak: freed by "
             "the program and kept by its allocator, which uses it again but gives it back to nobody else."
         )
     growth = by_kind["anon" if grew in ("workers", "copied") else grew].growth
@@ -52,7 +52,9 @@ def _growth_sentence(grew: str, trace: Trace, by_kind: dict[str, Course], last: 
         beside = f" Besides, {most.kind} +{format_size(most.grew)}, which can be taken back."
     means = _MEANS[grew].format(used=_used(last))
     means = means.removeprefix("not a leak: ") if because == "locked" else means
-    return f"{grew} +{format_size(growth.grew)}{rate}: {means}{_BECAUSE.get(because, '')}.{beside}"
+    return (
+        f"{grew} +{format_size(growth.grew)}{rate}. {means[0].upper()}{means[1:]}{_BECAUSE.get(because, '')}.{beside}"
+    )
 
 
 def _used(last: Sample) -> str:

@@ -288,8 +288,8 @@ def _writable(what: KeptFile) -> OwnDirectory:
             return directory
     raise PermissionError(
         f"{Path(what.beside).parent / FOLDER}: expected a directory of yours to keep an index of documents in, got "
-        f"one that cannot be written or is not yours alone; {user_cache()} is no better. "
-        "Set XDG_CACHE_HOME to a directory of yours."
+        f"one that cannot be written or is not yours alone; {user_cache()} does not work either. "
+        "Set XDG_CACHE_HOME to a directory of your own."
     )
 
 
