@@ -93,6 +93,16 @@ def test_two_arrays_share_one_bound(behind: Behind) -> None:
     assert watching.most <= 16 * MIB
 
 
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_small_rows_are_shuffled_over_more_windows_than_the_disk_holds(behind: Behind, engine: str) -> None:
+    """Several batches are read at a time, the last of them from two windows, whose blocks lie across those of files."""
+    rows = big(behind, 24).reshape(-1, 32)
+    behind.server.objects["big.i32"] = bytes(128) + rows.tobytes()
+    remote = open_big(behind, shape=(-1, 32), offset=128, engine=engine)
+    seen = np.concatenate([batch.copy() for batch in remote.shuffled(1_000, seed=0, locality="4MiB")])
+    np.testing.assert_array_equal(np.sort(seen[:, 0]), np.sort(rows[:, 0]))
+
+
 def test_what_comes_again_last_goes_first(tmp_path: Path) -> None:
     file = a_file(tmp_path, 12)
     disk = Disk(str(tmp_path))
@@ -198,6 +208,19 @@ def test_what_the_disk_refuses_is_told_with_the_way_out(behind: Behind) -> None:
         remote[:]
     MAKER.close()
     assert len(remote[:]) == 24 * MIB // 4096  # and it goes on where there is room
+
+
+def test_a_disk_that_is_full_from_the_beginning_is_told_as_such(behind: Behind) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, limits[1]))
+    try:
+        with pytest.raises(
+            lowtide.WriteError, match=r"cache.*: expected room for the blocks of .*x\.npy .*, got File too large"
+        ):
+            behind.open()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    np.testing.assert_array_equal(behind.open()[:100], behind.rows[:100])
 
 
 def test_a_block_of_which_half_was_written_before_the_file_was_made_anew_is_not_marked(tmp_path: Path) -> None:

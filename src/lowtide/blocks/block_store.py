@@ -393,6 +393,12 @@ class BlockStore(Store):
         needed = self._blocks(self.located.spans(numbers, stride, length)) if known[0] is None else np.unique(known[0])
         if len(needed) <= self._round:
             return self._surely(needed, lambda: Store.start(self, numbers, stride, length, target, how).finish())
+        if isinstance(target, list):  # a sweep over more windows than the disk holds: batch by batch, each as it fits
+            share = len(numbers) // len(target)
+            for at, one in enumerate(target):
+                some = numbers[at * share : (at + 1) * share]
+                self.read_checked((some, stride, length, one, SCATTERED), (None, None, -1), None)
+            return None
         return self._in_rounds(numbers * stride, length, target, how)
 
     def _in_rounds(self, offsets: Offsets, length: Lengths, target: Any, how: int) -> Refused | None:

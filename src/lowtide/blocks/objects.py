@@ -26,6 +26,7 @@ from lowtide.blocks.addresses import address_of, is_address, shown, split_addres
 from lowtide.blocks.asking import MAKER, Ticket, environment
 from lowtide.blocks.block_file import BLOCK, BlockFile, boot_id, make_files
 from lowtide.blocks.messages import in_runs
+from lowtide.errors import WriteError
 from lowtide.machine import file_kind
 from lowtide.storage.own_files import OwnDirectory, seal, user_cache
 from lowtide.units import MIB, format_size, parse_size
@@ -167,11 +168,21 @@ class MadeFile:
     def renew(self) -> None:
         """Open it; make it again if somebody removed it."""
         root = _root(self.made.reach.cache_dir)
-        place = OwnDirectory(root.path / self.made.key)
-        make_files(str(place.path), self.made.size)
-        self.root, self.place = str(root.path), str(place.path)
-        self.file = BlockFile(self.place, self.made.size)
-        self.file.settle()
+        try:
+            place = OwnDirectory(root.path / self.made.key)
+            make_files(str(place.path), self.made.size)
+            self.root, self.place = str(root.path), str(place.path)
+            self.file = BlockFile(self.place, self.made.size)
+            self.file.settle()
+        except OSError as problem:
+            raise WriteError(
+                f"{root.path}: expected room for the blocks of {self.made.name} ({format_size(self.made.size)}), got "
+                f"{problem.strerror or problem}. State cache_dir= on another disk, or make room there.",
+                path=str(root.path),
+                wanted=self.made.size,
+                free=None,
+                errno=problem.errno,
+            ) from problem
         with contextlib.suppress(OSError), place.open("about.json", os.O_WRONLY | os.O_CREAT) as file:
             os.pwrite(file.number, json.dumps({"made of": self.made.name, "bytes": self.made.size}).encode(), 0)
 
@@ -243,7 +254,7 @@ def _root(stated: str | None) -> OwnDirectory:
     """The directory of block files: ours alone, else one with our name on it, else the user's own cache."""
     parent = user_cache() if stated is None else Path(stated)
     name = "blocks"
-    existing = next((one for one in (parent, *parent.parents) if one.exists()), parent)
+    existing = next((one for one in (parent, *parent.parents) if os.path.exists(one)), parent)  # noqa: PTH110 - any name
     if file_kind(str(existing)).network:
         name = f"blocks-{boot_id()[:8]}"
     problem: OSError | None = None

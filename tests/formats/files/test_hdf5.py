@@ -287,3 +287,25 @@ def test_a_damaged_chunk_is_named_and_rows_elsewhere_still_read(tmp_path: Path, 
     np.testing.assert_array_equal(found[:10_000], rows[:10_000])
     np.testing.assert_array_equal(found[12_000], rows[12_000])  # decoded together with it, in another block
     MAKER.close()
+
+
+def test_a_file_changed_in_place_and_opened_again_has_the_rows_it_has_now(tmp_path: Path) -> None:
+    """HDF5 keeps what it knows of a file as long as anybody in the process has it open."""
+    rows = np.random.default_rng(5).integers(0, 99, (20_000, 64)).astype("i4")
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        out.create_dataset("X", data=rows, chunks=(1_000, 64), maxshape=(None, 64), compression="gzip")
+    old = lowtide.open(tmp_path / "x.h5", tensor="X", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(old[0], rows[0])
+    with h5py.File(tmp_path / "x.h5", "r+") as out:
+        out["X"].resize((21_000, 64))
+        out["X"][:500] = -1
+        out["X"][20_000:] = 7
+        out["Y"] = np.arange(5)
+    with pytest.raises(lowtide.ReadError, match="got it changed meanwhile"):
+        old[15_000]
+    found = lowtide.open(tmp_path / "x.h5", tensor="X", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(
+        found[:], np.concatenate([np.full((500, 64), -1), rows[500:], np.full((1_000, 64), 7)])
+    )
+    assert lowtide.open(tmp_path / "x.h5", tensor="Y")[:].tolist() == [0, 1, 2, 3, 4]
+    MAKER.close()

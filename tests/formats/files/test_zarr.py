@@ -92,6 +92,23 @@ def test_what_was_written_anew_is_decoded_anew(tmp_path: Path) -> None:
         old[19_000]
 
 
+def test_chunks_that_were_written_anew_are_decoded_anew(tmp_path: Path) -> None:
+    """Nothing but the file of a chunk changes then: neither the description nor the directory that was named."""
+    write(tmp_path / "x.zarr", zarr_format=3, chunks=(2_000, 40))
+    assert lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")[15_000, 0] == ROWS[15_000, 0]
+    zarr_writes("zarr.open_array(sys.argv[1], mode='r+')[14_000:16_000] = 77", str(tmp_path / "x.zarr"))
+    assert lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")[15_000, 0] == 77
+
+
+def test_an_array_of_a_group_that_was_made_anew_is_decoded_anew(tmp_path: Path) -> None:
+    zarr_writes("zarr.open_group(sys.argv[1], mode='w').create_group('deep')", str(tmp_path / "g.zarr"))
+    for added in (0, 1):
+        settings = f"data=rows[:1000] + {added}, chunks=(10, 40), overwrite=True"
+        zarr_writes(f"zarr.create_array(sys.argv[1], {settings})", str(tmp_path / "g.zarr" / "deep" / "X"))
+        found = lowtide.open(tmp_path / "g.zarr", tensor="deep/X", cache_dir=tmp_path / "cache")
+        np.testing.assert_array_equal(found[:], ROWS[:1000] + added)
+
+
 def test_what_is_no_array_of_numbers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.zarr").mkdir()
     (tmp_path / "x.zarr" / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array", "shape": ["?"]}')

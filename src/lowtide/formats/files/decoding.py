@@ -33,7 +33,7 @@ from lowtide.formats.files.hdf5_inside import opened_by_h5py
 from lowtide.formats.files.zarr_inside import open_zarr, store_below
 from lowtide.formats.layout import clip
 from lowtide.formats.object_bytes import bytes_of
-from lowtide.units import MIB
+from lowtide.units import MIB, format_size
 
 HELD = 32 * MIB
 KEPT = 16 * MIB
@@ -52,11 +52,14 @@ class _Unit:
 
 
 class DecodedRows:
-    """The block file of a chunked array: ``rows`` per unit, ``region`` bytes of the file for each."""
+    """The block file of a chunked array: ``rows`` per unit, ``region`` bytes of the file for each. ``contents`` tells
+    versions of a Zarr array apart: makers keep what they decode for who opens the same again."""
 
-    def __init__(self, kind: str, path: str, name: str, rows: int, region: int, identity: Any, source: Any) -> None:
+    def __init__(
+        self, kind: str, path: str, name: str, rows: int, region: int, identity: Any, contents: str, source: Any
+    ) -> None:
         self._kind, self._path, self._name, self._identity = kind, path, name, identity
-        self._rows, self._region = rows, region
+        self._rows, self._region, self.contents = rows, region, contents
         self._array: Hdf5Chunks | ZarrChunks = _CHUNKS[kind](path, name, source)
         self._many = threading.BoundedSemaphore(max(1, min((os.cpu_count() or 1) + 1, HELD // region)))
         self._kept: OrderedDict[int, _Unit] = OrderedDict()
@@ -107,12 +110,7 @@ class DecodedRows:
                 self._turn.notify_all()
 
     def _decoded(self, number: int) -> _Unit:
-        if self._identity is not None and identity_of(self._kind, self._path) != self._identity:
-            raise ReadError(
-                f"{self._path}: expected the file that was opened, got it changed meanwhile. Open it again.",
-                path=self._path,
-                offset=0,
-            )
+        self._refuse_changed()
         shape, dtype = self._array.opened()
         first = number * self._rows
         last = min(first + self._rows, shape[0])
@@ -129,13 +127,23 @@ class DecodedRows:
             except Exception as problem:  # of damaged bytes decoders raise what they like
                 row = size // (last - first)
                 unit.problems.append((begin * row, end * row, self._damaged(chunk, first + end, problem)))
+        self._refuse_changed()  # while it was decoded: half of it may be of either version
         return unit
+
+    def _refuse_changed(self) -> None:
+        if self._identity is not None and identity_of(self._kind, self._path, self._name) != self._identity:
+            raise ReadError(
+                f"{self._path}: expected the file that was opened, got it changed meanwhile. Open it again.",
+                path=self._path,
+                offset=0,
+            )
 
     def _damaged(self, chunk: tuple[slice, ...], last: int, problem: Exception) -> ReadError:
         index = tuple(axis.start // (axis.stop - axis.start) for axis in chunk)
         return ReadError(
             f"{self._path}, {clip(self._name)}: expected chunk {index} (rows {chunk[0].start} to {last}) whole, got "
-            f"one that cannot be decoded ({clip(str(problem))}). Copy or write the file again; other rows can be read.",
+            f"one that cannot be decoded ({clip(str(problem))}). Copy or write the file again; rows in other blocks of "
+            f"{format_size(BLOCK)} can be read.",
             path=self._path,
             offset=chunk[0].start,
         )

@@ -156,7 +156,10 @@ def opened_by_h5py(file: Bytes) -> Iterator[Any]:
         import hdf5plugin  # noqa: F401 - its filters, where it is installed
     try:
         _refuse_written(file)
-        opened = h5py.File(file.decoders_file(), "r", locking=False)
+        # Not by its path: HDF5 shares what it knows of a file among all who have it open, by device and inode. Opened
+        # again after it was changed in place, it would have the chunks and the shape it had before.
+        local = isinstance(file, LocalBytes)
+        opened = h5py.File(open(file.path, "rb", buffering=0) if local else file.decoders_file(), "r", locking=False)  # noqa: PTH123, SIM115
     except OSError as error:
         if file.problem is not None:
             raise file.problem from None
