@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.prepare.engines import differing, telling
 
 from lowtide.errors import FormatError
 from lowtide.prepare.tokenizers import encoders
-from lowtide.prepare.tokenizers.encoders import Gigatoken, Tokenizers, choose_encoder
+from lowtide.prepare.tokenizers.encoders import Ends, Gigatoken, Ids, Tokenizers, choose_encoder
 from lowtide.prepare.tokenizers.features import PATTERNS, UNLIKE, unlike_places
 from lowtide.prepare.tokenizers.tiktoken_ranks import GPT2
 from lowtide.prepare.tokenizers.vocabulary import load_vocabulary
@@ -61,6 +61,12 @@ STRETCHES = [
     "'s",
     "'",
     "12",
+    ";",
+    ":",
+    ".",
+    "=",
+    "(",
+    ")",
     "é",
     "中。",
     "я ",
@@ -88,6 +94,58 @@ def test_a_stretch_ends_at_the_next_place_to_cut_and_never_in_another_document()
     text = b"one two " + "th\u088fe".encode() + b" three" + end + "\u088f".encode() + end + b"four"
     found = [text[slice(*one)] for one in encoder._stretches(text, unlike_places(text), end)]
     assert found == [" th\u088fe".encode(), "\u088f".encode()]
+
+
+def test_a_stretch_also_ends_at_a_sign_behind_a_letter() -> None:
+    """In tables there may be no blank behind a letter for 100 KB."""
+    encoder = Gigatoken(telling(GPT2))
+    text = '(0xA7CD, "V"),\n    (0xA7CE, "M", "\u088f"),\n    (0xA7CF, "V"),'.encode()
+    found = [text[slice(*one)] for one in encoder._stretches(text, unlike_places(text), b"")]
+    assert found == ['", "\u088f"),\n    (0xA7CF'.encode()]
+
+
+def test_an_added_token_with_such_a_sign_is_not_cut(tokenizer: Path) -> None:
+    path = changed(
+        tokenizer, lambda one: one["added_tokens"].append(ADDED | {"single_word": False, "content": "e,\u088f"})
+    )
+    vocabulary = load_vocabulary(str(path))
+    assert not vocabulary.features.signs
+    texts = ["the,\u088fthe the, the,\u088f".encode(), "e,\u088f,".encode()]
+    fast, slow = Gigatoken(vocabulary).encode(texts), Tokenizers(vocabulary).encode(texts)
+    assert 262 in slow[0]
+    assert np.array_equal(fast[0], slow[0])
+
+
+def test_only_documents_that_spell_the_end_of_text_are_encoded_by_themselves(tokenizer: Path) -> None:
+    vocabulary = load_vocabulary(str(tokenizer))
+    texts = [text.encode().replace(b"<|endoftext|>", b"tide") for text in make_documents(40)]
+    texts[7] += b" <|endoftext|> the"
+    texts[21] = b"<|endoftext|>"
+    alone = list[bytes]()
+
+    class Watched(Gigatoken):
+        def _one_by_one(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
+            alone.extend(texts)
+            return super()._one_by_one(texts)
+
+    fast, slow = Watched(vocabulary).encode(texts), Tokenizers(vocabulary).encode(texts)
+    assert alone == [texts[7], texts[21]]
+    assert np.array_equal(fast[0], slow[0])
+    assert np.array_equal(fast[1], slow[1])
+
+
+def test_an_encoder_whose_cache_has_grown_is_replaced_and_gives_the_same_ids(tokenizer: Path) -> None:
+    vocabulary = load_vocabulary(str(tokenizer))
+    texts = [text.encode() for text in make_documents(9)]
+    texts = [text.replace(b"<|endoftext|>", b"tide") for text in texts]
+    encoder, kept = Gigatoken(vocabulary, cache=-(1 << 40)), Gigatoken(vocabulary, cache=1 << 40)
+    libraries = set()
+    for _ in range(9):
+        ids, ends = encoder.encode(texts)
+        libraries.add(encoder._joined)
+        assert np.array_equal(ids, kept.encode(texts)[0])
+        assert len(ends) == len(texts)
+    assert len(libraries) == 3
 
 
 def changed(tokenizer: Path, change: Callable[[dict[str, Any]], object]) -> Path:

@@ -21,7 +21,17 @@ from lowtide.prepare.inputs.sections import LARGE_DOCUMENT, InputSection
 from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
 from lowtide.prepare.inputs.texts import Joined, Tally, joined_texts, texts
 from lowtide.prepare.resources import refuse_little_memory
-from lowtide.prepare.tokenizers.encoders import CACHE, Encoder, Ends, Gigatoken, Ids, fitting_ids, make_encoder
+from lowtide.prepare.tokenizers.encoders import (
+    CACHE,
+    Encoder,
+    Ends,
+    Gigatoken,
+    Ids,
+    Room,
+    fitting_ids,
+    make_encoder,
+    no_room,
+)
 from lowtide.prepare.tokenizers.features import RANGES
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary
 from lowtide.units import format_size
@@ -60,8 +70,9 @@ class EncodedBlock:
 class BlockEncoder:
     """A recipe with its encoder: what runs in a worker process, a Ray task, or right here."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+    def __init__(self, recipe: Recipe, room: Room = no_room) -> None:
+        """``room``: memory for the ids of the block at hand."""
+        self._recipe, self._room = recipe, room
         self._request = recipe.request
         self._encoder: Encoder = make_encoder(recipe.encoder, recipe.vocabulary, recipe.cache)
         self._cut = recipe.vocabulary.features.cut
@@ -112,8 +123,8 @@ class BlockEncoder:
         if self._hashed:
             found = [document_hash(text, whole=not (block.continues or block.opens)) for text in documents]
             hashes = np.array(found, np.uint64).reshape(-1, 2)
-        ids = fitting_ids(ids, self._recipe.vocabulary, block.paths[0])
         tally.documents += len(ends)
+        ids = fitting_ids(ids, self._recipe.vocabulary, block.paths[0], self._room)
         return EncodedBlock(
             block.section, block.number, ids, ends, hashes, block.continues, block.opens, tally, block.weight
         )

@@ -199,7 +199,9 @@ class _Job:
         if self._request.dedup:
             refuse_little_memory("--dedup", self._resources.seen_bytes)
         self._budget = self._resources.budget_bytes(self._workers)
-        cache = min(CACHE, self._budget // 4 // max(1, self._workers))
+        # A quarter is for blocks that wait here; of the rest, each worker has 16 MiB for the blocks at hand.
+        spare = self._budget * 3 // 4 - 16 * MIB * self._workers if self._workers else 0
+        cache = min(CACHE, max(self._budget // 4, spare) // max(1, self._workers))
         recipe = Recipe(self._request, vocabulary, choice.name, cache)
         foreign = self._request.format != "lowtide"
         target = self._journal.path / "corpus" if foreign else self._journal.output

@@ -72,7 +72,8 @@ def refuse_little_memory(what: str, needed: int, limit: MemoryLimit | None = Non
     """BudgetError if the tightest memory limit of this process leaves less than ``needed`` bytes."""
     limit = limit or memory_limit()
     if limit.left is not None and limit.left < needed:
-        enough = -(-((limit.limit or 0) - limit.left + needed) // (16 * MIB)) * 16
+        # What is in use is not the same to the byte next time.
+        enough = -(-((limit.limit or 0) - limit.left + needed + MIB) // (16 * MIB)) * 16
         raise BudgetError(
             f"{what}: expected {format_size(needed)} of memory beside what is in use, got {format_size(limit.left)} "
             f"({limit.source} allows {format_size(limit.limit or 0)}). Allow {enough}MiB."

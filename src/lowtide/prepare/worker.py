@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowtide.prepare.encoding import BlockEncoder, EncodedBlock
 from lowtide.prepare.inputs.text_blocks import text_blocks
@@ -28,7 +29,8 @@ from lowtide.prepare.processes import SLOT, SLOTS, ahead
 def serve(end: Connection, ids: mmap.mmap) -> None:
     """Work on tasks until there are no more."""
     recipe = end.recv()
-    encoder, tasks, sender = BlockEncoder(recipe), queue.Queue[Any](), _Sender(end, ids)
+    tasks, sender = queue.Queue[Any](), _Sender(end, ids)
+    encoder = BlockEncoder(recipe, sender.room)
     threading.Thread(target=_take_in, args=(end, tasks, sender.free), daemon=True).start()
 
     def read() -> Iterator[Any]:
@@ -62,20 +64,26 @@ class _Sender:
         self.free: queue.LifoQueue[int | None] = queue.LifoQueue()
         for slot in range(SLOTS):
             self.free.put(slot)
+        self._slot: int | None = None
 
     def send(self, content: Any) -> None:
         self._end.send((content, -1, "", 0))
 
-    def send_block(self, block: EncodedBlock) -> None:
-        ids = block.ids
-        if ids.nbytes > SLOT:
-            self.send(block)
-            return
-        slot = self.free.get()
-        if slot is None:
+    def room(self, dtype: str, count: int) -> NDArray[Any] | None:
+        """The next free slot, for ids that are sent with the next block; None if they are too many."""
+        if count * np.dtype(dtype).itemsize > SLOT:
+            return None
+        self._slot = self.free.get()
+        if self._slot is None:
             raise EOFError
-        np.frombuffer(self._ids, ids.dtype, len(ids), slot * SLOT)[:] = ids
-        self._end.send((replace(block, ids=ids[:0]), slot, ids.dtype.str, len(ids)))
+        return np.frombuffer(self._ids, dtype, count, self._slot * SLOT)
+
+    def send_block(self, block: EncodedBlock) -> None:
+        slot, self._slot = self._slot, None
+        if slot is None:
+            self.send(block)
+        else:
+            self._end.send((replace(block, ids=block.ids[:0]), slot, block.ids.dtype.str, len(block.ids)))
 
 
 def _take_in(end: Connection, tasks: queue.Queue[Any], free: queue.LifoQueue[int | None]) -> None:

@@ -26,9 +26,11 @@ _LETTERS = (
     rb"[\xe5-\xe8][\x80-\xbf][\x80-\xbf]",  # Han, U+5000-8FFF
     rb"[\xeb\xec][\x80-\xbf][\x80-\xbf]",  # Hangul, U+B000-CFFF
 )
-_PLACE = re.compile(
-    b"(?:" + b"|".join(b"(?<=" + one + b")" for one in _LETTERS) + rb")(?=[ \n]|\xe3\x80\x82|\xef\xbc\x8c)"
-)
+_LETTER = b"(?:" + b"|".join(b"(?<=" + one + b")" for one in _LETTERS) + b")"
+_PLACE = re.compile(_LETTER + rb"(?=[ \n]|\xe3\x80\x82|\xef\xbc\x8c)")
+# Also before these signs, which none of the known patterns joins to a letter before them. Apostrophes are joined, and
+# ends of text often have brackets and bars.
+_NEAR = re.compile(_LETTER + rb'(?=[ \n,;:.="()]|\xe3\x80\x82|\xef\xbc\x8c)')
 
 
 def cut_after(text: bytes | bytearray, mark: int, rule: str, end: int | None = None) -> int | None:
@@ -45,20 +47,20 @@ def cut_after(text: bytes | bytearray, mark: int, rule: str, end: int | None = N
     return None if place < 0 else place
 
 
-def last_cut(text: bytes, first: int, mark: int) -> int | None:
-    """The last place from ``first`` on, before ``mark``, where a document may be cut between words."""
-    reach, end = 256, mark
-    while end > first:
-        begin, place = max(first, mark - reach), None
-        found = cut_after(text, begin, WORDS, end)
-        while found is not None:
-            place, found = found, cut_after(text, found + 1, WORDS, end)
-        if place is not None:
-            return place
-        reach, end = 2 * reach, begin
-    return None
+def around(text: bytes, first: int, mark: int, signs: bool) -> tuple[int, int]:
+    """The last place from ``first`` on and before ``mark``, and the first one from ``mark`` on, where text may be cut
+    between words, or else ``first`` and the end. ``signs``: also between a word and a sign, which is nearer."""
+    pattern = _NEAR if signs else _PLACE
+    after = pattern.search(text, mark)
+    reach, end, begin = 64, mark, first
+    while end > first and begin == first:
+        low = max(first, mark - reach)
+        # A pattern that is given an end looks no further, so it gets the sign after the last place too.
+        begin = max((one.start() for one in pattern.finditer(text, low, end + 3) if one.start() < end), default=first)
+        reach, end = 4 * reach, low
+    return begin, len(text) if after is None else after.start()
 
 
-def holds_a_place(token: str) -> bool:
+def holds_a_place(token: str, *, signs: bool = False) -> bool:
     """Whether a cut could fall into this spelling."""
-    return _PLACE.search(token.encode()) is not None
+    return (_NEAR if signs else _PLACE).search(token.encode()) is not None

@@ -12,24 +12,27 @@ and any difference ends the run. Its cache has no bound, so it is loaded again o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import FormatError, LowtideError
-from lowtide.prepare.inputs.cuts import WORDS, cut_after, holds_a_place, last_cut
+from lowtide.prepare.inputs.cuts import WORDS, around, cut_after, holds_a_place
 from lowtide.prepare.tokenizers.features import COMPARED, unlike_places
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, sentencepiece_processor, with_separator
+from lowtide.storage.release import release
 from lowtide.units import MIB
 
 Ids = NDArray[np.unsignedinteger[Any]]
 Ends = NDArray[np.int64]
 # Bytes of gigatoken's cache per worker: chosen to fit the budget, other sizes were not measured.
 CACHE = 48 * 1024 * 1024
+_GAUGED_EVERY = 4  # blocks of a worker between two looks at its memory, which cost 30 µs each
 _LONG = 2048  # average bytes per document above which joining costs more than a loop
 # Every so many blocks of a worker, so many bytes of one document are encoded by both: 2 % of the time.
 CHECKED_EVERY = 64
@@ -90,23 +93,34 @@ class Gigatoken:
         self._joined = _Library(with_separator(vocabulary))
         self._single: _Library | None = None
         self._reference: Tokenizers | None = None
-        self._blocks = 0
+        self._blocks = self._looks = 0
         self._grown_from = anonymous_bytes()
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
         whole = self._separator.join((*texts, b""))
-        found = self.encode_joined(whole, len(texts), unlike_places(whole))
+        found = None
+        if whole.count(self._separator) == len(texts):
+            found = self.encode_joined(whole, len(texts), unlike_places(whole))
         if found is not None:
             return found
+        # A document that spells the separator is encoded by itself, those between two such documents as before.
+        runs = list[tuple[Ids, Ends]]()
+        for spelled, run in groupby(texts, lambda text: self._separator in text):
+            some = list(run)
+            runs.append(self._one_by_one(some) if spelled or len(some) == len(texts) else self.encode(some))
+        lengths = np.cumsum([0, *(len(ids) for ids, _ in runs)])
+        ends = [ends + length for (_, ends), length in zip(runs, lengths, strict=False)]
+        return np.concatenate([ids for ids, _ in runs]), np.concatenate(ends)
+
+    def _one_by_one(self, texts: Sequence[bytes]) -> tuple[Ids, Ends]:
+        self._gauge()
         self._single = self._single or _Library(self._vocabulary.plain)
         return with_ends([self._ids(text, unlike_places(text)) for text in texts], self._vocabulary.eot)
 
     def encode_joined(self, whole: bytes, documents: int, unlike: NDArray[np.int64]) -> tuple[Ids, Ends] | None:
         """So many documents with the separator after each, code points of `UNLIKE` where they were found; None: one of
         the documents spells the separator."""
-        if anonymous_bytes() - self._grown_from > self._cache:
-            self._single, self._joined = None, _Library(with_separator(self._vocabulary))
-            self._grown_from = anonymous_bytes()
+        self._gauge()
         if self._blocks % CHECKED_EVERY == 0:
             at = self._blocks * _CHECKED % max(1, len(whole) - _CHECKED)
             self._check(max(whole[at : at + _CHECKED].split(self._separator), key=len))
@@ -114,6 +128,18 @@ class Gigatoken:
         ids = self._ids(whole, unlike, self._separator)
         ends = np.flatnonzero(ids == self._vocabulary.eot) + 1
         return (ids, ends) if len(ends) == documents else None
+
+    def _gauge(self) -> None:
+        """Load the library again, without its cache, once that has grown. The old one goes first, and what it held back
+        to the system: else the next cache would be counted from a heap that still has this one."""
+        self._looks += 1
+        if self._looks % _GAUGED_EVERY or anonymous_bytes() - self._grown_from <= self._cache:
+            return
+        del self._joined
+        self._single = None
+        release()
+        self._joined = _Library(with_separator(self._vocabulary))
+        self._grown_from = anonymous_bytes()
 
     def _ids(self, whole: bytes, unlike: NDArray[np.int64], separator: bytes = b"") -> Ids:
         """tokenizers for the stretches that gigatoken would cut differently, gigatoken for the rest."""
@@ -130,13 +156,14 @@ class Gigatoken:
 
     def _stretches(self, whole: bytes, unlike: NDArray[np.int64], separator: bytes) -> Iterator[tuple[int, int]]:
         """(begin, end) around these code points, from one place where a document may be cut to the next."""
-        words = self._vocabulary.features.cut == WORDS and not holds_a_place(self._vocabulary.eot_text)
+        features, spelled = self._vocabulary.features, self._vocabulary.eot_text
+        words = features.cut == WORDS and not holds_a_place(spelled)
+        signs = words and features.signs and not holds_a_place(spelled, signs=True)
         end = 0
         for place in unlike.tolist():
             if place < end:
                 continue
-            begin = (last_cut(whole, end, place) if words else None) or end
-            end = (cut_after(whole, place, WORDS) if words else None) or len(whole)
+            begin, end = around(whole, end, place, signs) if words else (end, len(whole))
             if separator:  # neither end may lie in another document
                 before = whole.rfind(separator, begin, place)
                 after = whole.find(separator, place, end + len(separator) - 1)
@@ -278,13 +305,24 @@ def needed_memory(name: str, vocabulary: Vocabulary) -> int:
     return least * MIB + factor * max(len(vocabulary.plain), len(vocabulary.content))
 
 
-def fitting_ids(ids: Ids, vocabulary: Vocabulary, where: str) -> Ids:
-    """``ids`` in the corpus's dtype; an id that does not fit is an error; it never wraps."""
+Room = Callable[[str, int], Ids | None]
+
+
+def no_room(_dtype: str, _count: int) -> None:
+    """No memory for so many ids of this dtype: they get some of their own."""
+
+
+def fitting_ids(ids: Ids, vocabulary: Vocabulary, where: str, room: Room = no_room) -> Ids:
+    """``ids`` in the corpus's dtype, in memory of ``room``; an id that does not fit is an error; it never wraps."""
     if ids.size and int(ids.max()) >= vocabulary.size:
         raise FormatError(
             f"{where}: expected ids below {vocabulary.size}, got {int(ids.max())}. Check the tokenizer's vocabulary."
         )
-    return ids.astype(vocabulary.dtype, copy=False)
+    place = room(vocabulary.dtype, len(ids))
+    if place is None:
+        return ids.astype(vocabulary.dtype, copy=False)
+    place[:] = ids
+    return place
 
 
 def with_ends(documents: Sequence[Ids], eot: int) -> tuple[Ids, Ends]:

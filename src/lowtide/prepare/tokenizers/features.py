@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class Features:
 
     cut: str = NOWHERE  # where a document may be cut without changing an id
     unusual: str = "this tokenizer is not a tokenizer.json"  # why gigatoken cannot encode with it; "": it can
+    signs: bool = False  # whether text may be cut before signs as well
     repeated: tuple[str, int, int] | None = None  # a merge listed twice, with both places: the second would win
 
 
@@ -49,7 +51,9 @@ def features_of(whole: dict[str, Any]) -> Features:
         added = whole.get("added_tokens") or ()
         known = pattern_of(whole) is not None
         simple = not any(_conditions(token) or holds_a_place(token["content"]) for token in added)
-        return Features(WORDS if known and simple else NOWHERE, _unusual(whole, added), _repeated(whole["model"]))
+        signs = known and simple and not any(holds_a_place(token["content"], signs=True) for token in added)
+        cut = WORDS if known and simple else NOWHERE
+        return Features(cut, _unusual(whole, added), signs, _repeated(whole["model"]))
     except (AttributeError, IndexError, KeyError, TypeError):
         return Features(unusual="this tokenizer is not shaped as usual")
 
@@ -101,12 +105,16 @@ def _conditions(token: dict[str, Any]) -> list[str]:
 
 
 RANGES = np.array(UNLIKE, np.uint32)
-_UNLIKE = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in UNLIKE) + "]")
-# The first three bytes of such code points.
-_BEGINNINGS = np.unique(
-    [int.from_bytes(chr(code).encode()[:3], "big") for first, last in UNLIKE for code in range(first, last + 1)]
-)
-_LEADS = np.isin(np.arange(256), _BEGINNINGS >> 16)
+
+
+@cache
+def _tables() -> tuple[re.Pattern[str], NDArray[np.int64], NDArray[np.bool_]]:
+    """Such code points as a pattern, their first three bytes, and a flag for every first byte. Made for the engine
+    without C only: a seventh of what a worker needs to start."""
+    pattern = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in UNLIKE) + "]")
+    codes = (code for first, last in UNLIKE for code in range(first, last + 1))
+    beginnings = np.array(sorted({int.from_bytes(chr(code).encode()[:3], "big") for code in codes}))
+    return pattern, beginnings, np.isin(np.arange(256), beginnings >> 16)
 
 
 def unlike_places(text: bytes) -> NDArray[np.int64]:
@@ -115,8 +123,9 @@ def unlike_places(text: bytes) -> NDArray[np.int64]:
         return np.empty(0, np.int64)
     if (found := engine().code_points(text, RANGES)) is not None:
         return np.frombuffer(found, np.int64)
+    unlike, known, leads = _tables()
     data = np.frombuffer(text, np.uint8)
-    places = np.flatnonzero(_LEADS[data[:-2]])
+    places = np.flatnonzero(leads[data[:-2]])
     beginnings = (data[places].astype(np.int32) << 16) | (data[places + 1].astype(np.int32) << 8) | data[places + 2]
-    near = places[np.isin(beginnings, _BEGINNINGS)].tolist()
-    return np.array([at for at in near if _UNLIKE.match(text[at : at + 4].decode("utf-8", "ignore"))], np.int64)
+    near = places[np.isin(beginnings, known)].tolist()
+    return np.array([at for at in near if unlike.match(text[at : at + 4].decode("utf-8", "ignore"))], np.int64)
