@@ -398,6 +398,38 @@ def test_runs_read_as_neighbours_go_to_the_buffers_they_are_dealt_to(
                     assert b"".join(part.tobytes() for part in into) == expected(content, runs), engine.name
 
 
+@pytest.mark.parametrize("way", ["uring", "aio"])
+@pytest.mark.parametrize(("length", "count"), [(1, 1), (648, 3000), (8000, 120), (40_000, 24)])
+def test_neighbours_come_from_the_disk_where_there_are_direct_descriptors(
+    way: str, length: int, count: int, file: Path, content: bytes, fds: tuple[int, int]
+) -> None:
+    runs = random_runs(fds[0], SIZE, count, length, direct=fds[1])
+    shares = [count // 3, 0, count - count // 3]  # buffers need not be of one size
+    queue = queue_of(native(), way, staging=2 << 20)
+    for _ in range(2):
+        into = [aligned(share * length) for share in shares]
+        forget(fds[0])
+        assert queue.fill(runs, into, KEEP_NEAR) == 0
+        assert b"".join(part.tobytes() for part in into) == expected(content, runs)
+        assert machine.page_cache(file).cached == 0
+    queue = queue_of(native(), way, staging=8 * (4096 + 2 * 4096))  # the control: no slot holds more than two pages
+    into = [aligned(share * length) for share in shares]
+    if length > 8192:
+        assert queue.fill(runs, into, KEEP_NEAR) == count
+        assert b"".join(part.tobytes() for part in into) == expected(content, runs)
+
+
+@pytest.mark.parametrize("way", ["uring", "aio"])
+def test_a_sweep_of_the_disk_that_fails_names_the_first_run_that_cannot_be_read(way: str, tmp_path: Path) -> None:
+    noise(tmp_path / "short", 1_000_000)
+    offsets = np.random.default_rng(5).permutation(10_000) * 128
+    with opened(tmp_path / "short") as fd, opened(tmp_path / "short", direct=True) as direct:
+        runs = Runs(fd, offsets.astype(np.int64), 128, None, direct)
+        found = queue_of(native(), way, staging=2 << 20).fill(runs, [aligned(1_280_000)], KEEP_NEAR)
+    first = int(np.flatnonzero(offsets + 128 > 1_000_000)[0])
+    assert found == ("read", first, max(0, 1_000_000 - int(offsets[first])), 0)
+
+
 @pytest.mark.parametrize("cold", [False, True])
 def test_sequential_reads_that_keep_are_made_run_after_run_and_leave_the_pages(
     cold: bool, file: Path, content: bytes, fds: tuple[int, int]
@@ -435,3 +467,31 @@ def test_many_targets_that_do_not_fit_their_runs_are_refused(fds: tuple[int, int
         queue.fill(runs._replace(lengths=np.full(6, 100)), [aligned(300), aligned(300)], KEEP_NEAR)
     with pytest.raises((TypeError, BufferError)):
         queue.fill(runs, [aligned(300), b"x" * 300], KEEP_NEAR)
+
+
+def test_contexts_of_linux_aio_are_used_again_and_never_by_a_forked_child(content: bytes, fds: tuple[int, int]) -> None:
+    def contexts() -> int:
+        return Path("/proc/self/maps").read_text().count("/[aio]")
+
+    def reads() -> bool:
+        forget(fds[0])
+        queue, into = queue_of(native(), "aio"), np.zeros(200 * 3001, np.uint8)
+        found = queue.fill(runs, into, KEEP)
+        queue.close()
+        return isinstance(found, int) and into.tobytes() == expected(content, runs)
+
+    runs = random_runs(fds[0], SIZE, 200, 3001, direct=fds[1])
+    open_ones = [queue_of(native(), "aio") for _ in range(20)]
+    most = contexts()
+    for queue in open_ones:
+        queue.close()
+    assert most >= 20  # the control: each had one
+    kept = contexts()
+    assert 1 <= kept <= 8
+    assert reads()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if reads() and reads() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert reads()
+    assert contexts() == kept, "none was made anew"

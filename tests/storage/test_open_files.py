@@ -107,12 +107,14 @@ def interrupts() -> Iterator[Callable[[float], None]]:
     def handler(*_: object) -> None:
         raise InterruptError
 
+    callbacks, gc.callbacks[:] = gc.callbacks[:], []  # an exception that is raised in one of Hypothesis's goes nowhere
     before = signal.signal(signal.SIGALRM, handler)
     try:
         yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds) and None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        gc.callbacks[:] = callbacks
 
 
 def test_interrupted_batches_over_many_files_leave_no_descriptor_open(

@@ -1,11 +1,15 @@
 /* Linux AIO by raw system calls: the older queue, which default container profiles allow where they refuse io_uring.
  *
  * Asynchronous with O_DIRECT only; a buffered read blocks in io_submit. A context belongs to the address space, so a
- * forked child has none to close. */
+ * forked child has none to close.
+ *
+ * Destroying a context takes 30 ms, in which the kernel waits for every processor. So a few that are idle are kept for
+ * the next queue of the process. */
 #include "queue.h"
 
 #include <errno.h>
 #include <linux/aio_abi.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -19,10 +23,43 @@ typedef struct {
     struct io_event *events;
 } aio;
 
+#define KEPT 8
+static struct {
+    pthread_mutex_t lock;
+    pid_t owner; /* the contexts are its own */
+    unsigned count;
+    struct { aio_context_t context; unsigned depth; } idle[KEPT];
+} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Not where another thread is here just now, or was at a fork: nothing depends on it. */
+static int enter_kept(void) {
+    if (pthread_mutex_trylock(&kept.lock) != 0) return 0;
+    if (kept.owner != lt_process()) kept.owner = lt_process(), kept.count = 0;
+    return 1;
+}
+
+static aio_context_t take_kept(unsigned depth) {
+    aio_context_t found = 0;
+    if (!enter_kept()) return 0;
+    for (unsigned i = 0; i < kept.count && !found; i++) {
+        if (kept.idle[i].depth == depth) found = kept.idle[i].context, kept.idle[i] = kept.idle[--kept.count];
+    }
+    pthread_mutex_unlock(&kept.lock);
+    return found;
+}
+
+static int keep(const aio *queue) {
+    if (queue->flying || !enter_kept()) return 0;
+    int room = kept.count < KEPT;
+    if (room) kept.idle[kept.count].context = queue->context, kept.idle[kept.count++].depth = queue->depth;
+    pthread_mutex_unlock(&kept.lock);
+    return room;
+}
+
 static void close_aio(void *self, int forked) {
     aio *queue = self;
     if (queue == NULL) return;
-    if (queue->context && !forked) syscall(SYS_io_destroy, queue->context);
+    if (queue->context && !forked && !keep(queue)) syscall(SYS_io_destroy, queue->context);
     free(queue->blocks);
     free(queue->handed);
     free(queue->events);
@@ -37,7 +74,8 @@ void *lt_aio_open(unsigned depth, int *error) {
     queue->handed = calloc(depth, sizeof *queue->handed);
     queue->events = calloc(depth, sizeof *queue->events);
     if (!queue->blocks || !queue->handed || !queue->events) return *error = ENOMEM, close_aio(queue, 0), NULL;
-    if (syscall(SYS_io_setup, depth, &queue->context) != 0) {
+    queue->context = take_kept(depth);
+    if (!queue->context && syscall(SYS_io_setup, depth, &queue->context) != 0) {
         *error = errno;
         queue->context = 0;
         return close_aio(queue, 0), NULL;

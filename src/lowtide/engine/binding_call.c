@@ -228,20 +228,21 @@ static int parse_windows(PyObject *runs, PyObject *pair, lt_job *one, int needs_
     return parse_marks(marks, PyTuple_GetItem(pair, 6), one);
 }
 
-/* Equal shares of the runs, one length for all, into each of many buffers. */
+/* Runs of one length into many buffers, each filled to its end. */
 static int parse_many(PyObject *targets, lt_job *one) {
     const lt_runs *runs = &one->call.runs;
-    int64_t buffers = PyList_Size(targets), share = buffers ? runs->count / buffers : 0, length = lt_length(runs, 0);
-    if (!share || runs->count % buffers || !runs->one_length) return lt_bad_value("targets", "equal shares of runs of one length", buffers);
+    int64_t buffers = PyList_Size(targets), length = runs->one_length ? lt_length(runs, 0) : 0, next = 0;
+    if (!buffers || length < 1) return lt_bad_value("targets", "buffers for runs of one length", buffers);
     if ((one->many = calloc((size_t)buffers, sizeof *one->many)) == NULL) return PyErr_NoMemory(), -1;
     for (int64_t i = 0; i < buffers; i++) {
         Py_buffer *view = &one->many[i];
         if (PyObject_GetBuffer(PyList_GetItem(targets, i), view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) != 0) return -1;
         one->how_many = i + 1;
-        if (length && share > view->len / length) return lt_bad_value("targets", "every run inside its target", (long long)view->len);
+        if (view->len % length || view->len / length > runs->count - next) return lt_bad_value("targets", "buffers that the runs fill", (long long)view->len);
         int64_t apart = (int64_t)((intptr_t)view->buf - (intptr_t)one->many[0].buf); /* from the first one */
-        for (int64_t run = 0; run < share; run++) ((int64_t *)one->call.sink.targets)[i * share + run] = apart + run * length;
+        for (int64_t at = 0; at < view->len; at += length) ((int64_t *)one->call.sink.targets)[next++] = apart + at;
     }
+    if (next < runs->count) return lt_bad_value("targets", "room for every run", next);
     one->call.sink.into = one->many[0].buf;
     return 0;
 }

@@ -30,8 +30,6 @@
 #define LOOK_AGAIN 64 /* without cachestat one call in so many tries the cache again */
 #define TRUSTED 256   /* so many runs found in the page cache in a row: the next ones are taken to be there too */
 #define PROBE 16      /* one in so many of those still asks; a miss ends the trust */
-#define NEAR 8192     /* a read costs as much as copying this much more from the page cache */
-#define DIGIT 11      /* bits sorted by at a time: their counters stay in the first-level cache */
 
 static int unsupported(int error) { return error == EOPNOTSUPP || error == EINVAL || error == ENOSYS; }
 
@@ -112,7 +110,7 @@ void lt_announce(const lt_runs *runs, const lt_miss *misses, int64_t count) {
     }
 }
 
-static int has_room(lt_queue *queue, int64_t count) {
+int lt_has_room(lt_queue *queue, int64_t count) {
     if (count <= queue->room) return 1;
     lt_miss *more = realloc(queue->misses, (size_t)count * sizeof *more);
     if (more == NULL) return 0;
@@ -137,7 +135,7 @@ static int worth_looking(lt_queue *queue, const lt_call *call) {
 int64_t lt_read_cached(lt_queue *queue, lt_call *call) {
     const lt_runs *runs = &call->runs;
     int64_t missed = 0;
-    if (!has_room(queue, runs->count)) return -1;
+    if (!lt_has_room(queue, runs->count)) return -1;
     queue->calls++;
     int plain = runs->direct == NULL && !call->drop, looking = worth_looking(queue, call), direct = runs->direct != NULL;
     for (int64_t run = 0; run < runs->count; run++) {
@@ -162,65 +160,4 @@ int64_t lt_read_cached(lt_queue *queue, lt_call *call) {
     }
     queue->cold = missed > 0 && missed == runs->count;
     return missed;
-}
-
-/* misses[0 .. count) become all runs in the order of the file, to the page: a radix sort, at about 10 ns per run. Its
- * other half of the memory stands behind them. */
-static lt_miss *in_file_order(lt_queue *queue, const lt_runs *runs) {
-    int64_t count = runs->count;
-    lt_miss *from = queue->misses, *to = from + count;
-    uint64_t differ = 0, first = 0;
-    for (int64_t run = 0; run < count; run++) {
-        uint64_t place = (uint64_t)lt_fd(runs, run) << 44 | (uint64_t)runs->offsets[run] / PAGE;
-        if (run == 0) first = place;
-        differ |= place ^ first;
-        from[run] = (lt_miss){run, (int64_t)place};
-    }
-    for (int shift = 0; shift < 64 && differ >> shift; shift += DIGIT) {
-        uint32_t begin[(1 << DIGIT) + 1] = {0};
-        if (!(differ >> shift & ((1 << DIGIT) - 1))) continue;
-        for (int64_t i = 0; i < count; i++) begin[((uint64_t)from[i].at >> shift & ((1 << DIGIT) - 1)) + 1]++;
-        for (int digit = 0; digit < 1 << DIGIT; digit++) begin[digit + 1] += begin[digit];
-        for (int64_t i = 0; i < count; i++) to[begin[(uint64_t)from[i].at >> shift & ((1 << DIGIT) - 1)]++] = from[i];
-        lt_miss *sorted = to;
-        to = from, from = sorted;
-    }
-    return from;
-}
-
-/* Bytes [first, last) of a file, all of them, into the scratch buffer; 0: they did not come. */
-static int fill_scratch(lt_queue *queue, lt_call *call, int fd, int64_t first, int64_t last) {
-    for (int64_t got = 0; got < last - first;) {
-        ssize_t more = pread(fd, queue->scratch + got, (size_t)(last - first - got), first + got);
-        if (more < 0 && errno == EINTR && !lt_asks_to_stop(call, 1)) continue;
-        if (more <= 0) return 0;
-        got += more;
-    }
-    return 1;
-}
-
-int lt_read_near(lt_queue *queue, lt_call *call) {
-    const lt_runs *runs = &call->runs;
-    if (runs->count > UINT32_MAX || !has_room(queue, 2 * runs->count)) return LT_NO_MEMORY;
-    const lt_miss *sorted = in_file_order(queue, runs);
-    for (int64_t i = 0, behind; i < runs->count && !atomic_load_explicit(&call->stop, memory_order_relaxed); i = behind) {
-        int fd = lt_fd(runs, sorted[i].run);
-        int64_t first = runs->offsets[sorted[i].run] / PAGE * PAGE, last = runs->offsets[sorted[i].run] + lt_length(runs, sorted[i].run);
-        for (behind = i + 1; behind < runs->count && lt_fd(runs, sorted[behind].run) == fd; behind++) {
-            int64_t offset = runs->offsets[sorted[behind].run], end = offset + lt_length(runs, sorted[behind].run);
-            if (offset > last + NEAR || end > first + LT_SCRATCH) break;
-            if (end > last) last = end;
-        }
-        int together = behind > i + 1 && last - first <= LT_SCRATCH && fill_scratch(queue, call, fd, first, last);
-        for (int64_t k = i; k < behind; k++) {
-            int64_t run = sorted[k].run; /* what did not come together is read alone, which finds out why */
-            if (together) lt_deliver(call, run, 0, queue->scratch + (runs->offsets[run] - first), lt_length(runs, run));
-            else lt_read_plain(queue, call, run, 0);
-        }
-        lt_asks_to_stop(call, 0);
-    }
-    call->cached = runs->count;
-    free(queue->misses); /* as large as the call, which the queue outlives */
-    queue->misses = NULL, queue->room = 0;
-    return LT_FINE;
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define PAGE 4096
+#define HUGE (2 * 1024 * 1024)     /* of a machine with pages of 4 KiB */
 #define LARGEST_PIECE (512 * 1024) /* long runs: reads this long reach the device's rate with a few in flight */
 
 /* Asked at every call to tell a child of fork from its parent; getpid alone would be a tenth of a warm read. */
@@ -30,9 +31,19 @@ pid_t lt_process(void) {
 
 static int64_t rounded(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+/* From 2 MiB on huge ones, where there are any: the device is told one address instead of one per 4 KiB, which made long
+ * direct reads three times as fast. */
 static unsigned char *pages(int64_t bytes) {
-    void *at = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int64_t more = bytes < HUGE ? 0 : HUGE - PAGE;
+    unsigned char *at = mmap(NULL, (size_t)(bytes + more), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) return NULL;
+    if (more) {
+        int64_t before = (HUGE - (int64_t)((uintptr_t)at % HUGE)) % HUGE;
+        if (before) munmap(at, (size_t)before);
+        at += before;
+        if (more > before) munmap(at + bytes, (size_t)(more - before));
+        madvise(at, (size_t)bytes, MADV_HUGEPAGE);
+    }
     /* A fork while the device writes would give one of the two processes a stale copy. */
     madvise(at, (size_t)bytes, MADV_DONTFORK);
     return at;
@@ -81,7 +92,7 @@ void lt_queue_close(lt_queue *queue) {
 }
 
 /* Keeps reads in flight until every piece has come, or until it is told to stop; then waits for those that fly. */
-static int keep_in_flight(lt_queue *queue, lt_pieces *pieces, unsigned slots, int64_t slot_bytes) {
+int lt_keep_in_flight(lt_queue *queue, lt_pieces *pieces, unsigned slots, int64_t slot_bytes) {
     lt_slot *slot = malloc(slots * (sizeof *slot + sizeof(int64_t) + 2 * sizeof(unsigned)));
     if (slot == NULL) return LT_NO_MEMORY;
     int64_t *results = (int64_t *)(slot + slots);
@@ -112,7 +123,7 @@ static int keep_in_flight(lt_queue *queue, lt_pieces *pieces, unsigned slots, in
             unsigned index = came[i];
             if (results[i] == -ECANCELED) { /* the kernel found no thread of its own for it */
                 vacant[empty++] = index, flying--, more = 0, found = LT_LOST;
-            } else if (lt_slot_came(pieces->call, &slot[index], results[i], pieces->alignment) == LT_SLOT_AGAIN) {
+            } else if (lt_slot_came(pieces, &slot[index], results[i]) == LT_SLOT_AGAIN) {
                 queue->backend->queue(queue->self, index, &slot[index]);
             } else {
                 vacant[empty++] = index, flying--;
@@ -155,7 +166,7 @@ static int read_together(lt_queue *queue, lt_call *call, int64_t missed) {
     int64_t slots = queue->bytes / slot_bytes;
     if (slots > queue->depth) slots = queue->depth;
     if (slots > missed && longest <= piece) slots = missed;
-    return keep_in_flight(queue, &pieces, (unsigned)slots, slot_bytes);
+    return lt_keep_in_flight(queue, &pieces, (unsigned)slots, slot_bytes);
 }
 
 int lt_queue_fill(lt_queue *queue, lt_call *call) {

@@ -16,9 +16,11 @@ typedef struct {
     int64_t count, next, at; /* at: within misses[next] */
     int64_t piece;           /* most bytes of a run in one piece */
     int64_t alignment;       /* 1: buffered reads */
+    int near, failed;        /* near: in stretches of neighbours; failed: one of those did not come */
 } lt_pieces;
 
-/* One read in flight. Bytes [first + got, first + span) go to memory + got; the piece is [skip, skip + length). */
+/* One read in flight. Bytes [first + got, first + span) go to memory + got; the piece is [skip, skip + length). A
+ * stretch is of misses [run, at). */
 typedef struct {
     int64_t run, at, length;
     int fd;
@@ -31,7 +33,11 @@ enum { LT_SLOT_AGAIN, LT_SLOT_DONE };
 
 /* pieces.c */
 int lt_pieces_next(lt_pieces *pieces, lt_slot *slot);
-int lt_slot_came(lt_call *call, lt_slot *slot, int64_t result, int64_t alignment);
+int lt_slot_came(lt_pieces *pieces, lt_slot *slot, int64_t result);
+
+/* near.c: the next stretch of neighbours, and its runs once it has come */
+int lt_stretch_next(lt_pieces *pieces, lt_slot *slot);
+void lt_stretch_came(lt_pieces *pieces, const lt_slot *slot);
 
 /* A way to keep reads in flight. `queue` prepares a slot; `wait` submits what was prepared and collects at least
  * `least` results into (slot, result) pairs; it returns their number, or -1 when a signal came first. */
@@ -67,14 +73,18 @@ pid_t lt_process(void);
 int64_t lt_least_staging(int way, int64_t alignment);
 int lt_queue_open(lt_queue *queue, int way, unsigned depth, int64_t bytes, int64_t alignment);
 int lt_queue_fill(lt_queue *queue, lt_call *call);
+int lt_keep_in_flight(lt_queue *queue, lt_pieces *pieces, unsigned slots, int64_t slot_bytes); /* LT_FINE, LT_LOST or LT_NO_MEMORY */
 void lt_queue_close(lt_queue *queue);
 
 /* cached.c */
 int64_t lt_read_cached(lt_queue *queue, lt_call *call); /* the number of misses, or -1 without memory */
 void lt_read_plain(lt_queue *queue, lt_call *call, int64_t run, int64_t at);
-int lt_read_near(lt_queue *queue, lt_call *call); /* LT_FINE, or LT_NO_MEMORY */
 void lt_announce(const lt_runs *runs, const lt_miss *misses, int64_t count);
 void lt_drop_run(const lt_runs *runs, int64_t run, int drop);
+int lt_has_room(lt_queue *queue, int64_t count); /* for so many misses */
+
+/* near.c */
+int lt_read_near(lt_queue *queue, lt_call *call); /* LT_FINE, or LT_NO_MEMORY */
 
 #define LT_SCRATCH 65536 /* cached windows pass through this much: it stays in the first-level or second-level cache */
 

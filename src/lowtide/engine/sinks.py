@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.engine.runs import Placed, Problem, place
+from lowtide.engine.runs import Placed, Problem, bad_value, place
 
 SCRATCH = 65536
 
@@ -51,20 +51,18 @@ class ByteSink:
 
 
 class ManySink(ByteSink):
-    """Equal shares of the runs into each of many buffers."""
+    """Runs of one length into many buffers, each filled to its end."""
 
     def __init__(self, runs: Any, targets: list[Any]) -> None:
         placed = place(runs, 2**62, 1)
-        self._many = [memoryview(target).cast("B") for target in targets]
-        self._share = len(placed.offsets) // len(targets)
+        length, views = runs[2], [memoryview(target).cast("B") for target in targets]
+        self._parts = [view[at : at + length] for view in views for at in range(0, len(view), length)]
+        if len(self._parts) != len(placed.offsets):
+            raise bad_value("targets", "room for every run", len(self._parts))
         super().__init__(placed, memoryview(b""))
 
     def buffers(self, some: Sequence[int]) -> list[list[memoryview]]:
-        found = []
-        for run in some:
-            length, first = self.lengths[run], run % self._share * self.lengths[run]
-            found.append([self._many[run // self._share][first : first + length]])
-        return found
+        return [[self._parts[run]] for run in some]
 
 
 class WindowSink(ByteSink):

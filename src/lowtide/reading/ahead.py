@@ -5,7 +5,8 @@ them while the caller works, or the kernel is told of their reads. The reader do
 is cached this does nothing. Batches under way are given up as soon as their room in the budget is needed.
 
 A local shuffle of small rows goes further: as many batches as the budget holds are filled in one sweep over the window
-that their rows come from.
+that their rows come from. Where that is the whole window and nothing is to stay cached, sweeps read it past the page
+cache.
 
 Numbers are computed in blocks that double, up to 64 KiB: a block costs little more than one batch, and the first
 request computes just what was asked for, so that any single step is fast.
@@ -67,9 +68,10 @@ class Sweep(NamedTuple):
     """How a local shuffle of small rows is read: ``batches`` at a time, in one sweep over a window."""
 
     batches: int
-    start: Callable[[list[Numbers]], list[Batch]]
+    start: Callable[..., list[Any]]  # numbers of batches -> those that were started
     nbytes: int  # of a batch and what is noted for it
     enter: Callable[[int], int]  # announces the window of a step, and says how many positions of it are left
+    whole: bool = False  # windows are read whole from the disk, each in one sweep: nothing needs announcing or dropping
 
 
 class Follower(Protocol):
@@ -178,9 +180,17 @@ class Ahead:
         self._started: dict[int, Batch] = {}
         self._taken = False  # whether the step at hand was started
         self._swept = -1, -1  # the step that the last sweep began with, and the position behind it
+        self._windows = 0, 0  # the position behind the last sweep over whole windows, and its batches
+        self._begun: Any = None  # a batch of two windows, of which one was swept
+        self._missed = -1  # the last step that was asked for and not started
 
     def take(self, at: int) -> Batch | None:
         """The batch of this step, if it was started."""
+        if self._sweep is not None and self._sweep.whole and at not in self._started:
+            self._started, self._begun = {}, None
+            if at != self._missed:  # twice in a row: interrupted, and then a single batch is faster
+                self._sweep_windows(self._sweep, at)
+            self._missed = at
         found = self._started.pop(at, None) if self._started else None
         self._taken = found is not None
         return found
@@ -197,7 +207,10 @@ class Ahead:
 
     def _follow(self, follower: Follower, at: int) -> None:
         """The same in a local shuffle, whose windows are announced: it is cold where they are dropped."""
-        if self._sweep is not None:
+        if self._sweep is not None and self._sweep.whole:
+            if self._taken and 5 * (len(self._started) + self._windows[1]) <= 6 * self._sweep.batches:
+                self._sweep_windows(self._sweep, self._windows[0])
+        elif self._sweep is not None:
             self._sweep_on(self._sweep, follower, at)
         elif follower.drop:
             follower.approach(at, AHEAD * self._batches.steps.width)
@@ -237,6 +250,34 @@ class Ahead:
             self._started = {**self._started, **dict(zip(wanted, batches, strict=False))}
             self._swept = wanted[0], steps.after(wanted[len(batches) - 1])
 
+    def _sweep_windows(self, sweep: Sweep, position: int) -> None:
+        """Start a sweep over all that is left of a window, and over the following ones as long as they are small.
+
+        Another begins as soon as it has room. The batch in which the last window ends is left begun: the next sweep
+        reads the rest of it.
+        """
+        self._register()
+        steps, begun, self._begun = self._batches.steps, self._begun, None
+        first = steps.begin(position)
+        if first is None and begun is None:
+            return
+        if begun is not None:
+            position -= len(begun.numbers) - begun.rows
+        end = position + sweep.enter(position)
+        while steps.begin(end) is not None and 2 * (end + sweep.enter(end) - position) < sweep.batches * steps.share:
+            end += sweep.enter(end)
+        wanted: list[int] = []
+        while first is not None and first < end and len(wanted) < sweep.batches:
+            wanted.append(first)
+            first = steps.begin(steps.after(first))
+        batches = sweep.start([self._batches.numbers(step) for step in wanted], True, begun, end - position)
+        if batches:
+            self._begun = batches[-1] if batches[-1].rows < len(batches[-1].numbers) else None
+            if begun is not None:
+                del batches[0]
+            self._started = {**self._started, **dict(zip(wanted, batches, strict=False))}
+            self._windows = steps.after(wanted[len(batches) - 1]), len(batches)
+
     def _register(self) -> None:
         if not self._registered:
             self._registered = True
@@ -261,7 +302,7 @@ class Ahead:
 
     def shrink(self) -> None:
         """Give up batches under way: their room is needed."""
-        self._started, self._swept = {}, (-1, -1)
+        self._started, self._swept, self._begun = {}, (-1, -1), None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Ahead, (self._batches, self._follower)

@@ -69,13 +69,25 @@ class BlockFollower:
         self._announced = 0  # blocks of the next one
         self._behind: list[tuple[LocalWindow, int]] = []  # windows that were read, and how many of their blocks to drop
 
+    def swept_by(self, reader: Any, told: Any, rows: int) -> Any:
+        """Read small rows in sweeps; returns the reader to use: ``told``, or ``reader`` where sweeps read whole windows
+        from the disk, and nothing is announced or dropped."""
+        self.sweep = told.sweep_of(rows, self)
+        if self.sweep is None or not self.sweep.whole:
+            return told
+        self.sweep, self.drop = reader.sweep_of(rows, self), False
+        return reader
+
     def enter(self, position: int) -> int:
         """See to it that the window of a step is announced; returns how many positions of it are left."""
         if self._steps is not None:
             position = self._steps.position(position)
         now = self._now
         if now is None or not now.position <= position < now.position + now.positions:
-            now = self._next_window(position)
+            if self.sweep is not None and self.sweep.whole:
+                now = self._now = self._stream.window(position)
+            else:
+                now = self._next_window(position)
         return now.position + now.positions - position
 
     def approach(self, position: int, ahead: int = 0) -> None:
@@ -169,6 +181,8 @@ class BlockFollower:
             f"blocks of a window of {size} are announced and read from the page cache, two windows at most",
         )
         if self.sweep is not None:
+            if self.sweep.whole:
+                why = (*plan.why, f"the blocks of a window of {size} are read whole, by O_DIRECT")
             held = 7 * self.sweep.batches * self.sweep.nbytes // 5
             why = (*why, f"{self.sweep.batches} batches at a time are read in one sweep over a window")
             plan = replace(plan, anon=min(plan.budget, plan.anon + held))

@@ -40,16 +40,20 @@ from lowtide.storage.watched_files import Files
 from lowtide.units import KIB, MIB
 
 # How a call treats the page cache: reads from all over the file; one long read among neighbours; reads of pages that
-# others bring in and drop; so many of those that they are read in one sweep over the file.
-SCATTERED, SEQUENTIAL, RESIDENT, SWEPT = range(4)
+# others bring in and drop; so many of those that they are read in one sweep over the file; such a sweep past the page
+# cache.
+SCATTERED, SEQUENTIAL, RESIDENT, SWEPT, SWEPT_DIRECT = range(5)
 
 DEPTH = 128  # reads in flight: this batch and the next of the usual 64 windows
 STAGING = MIB  # what a queue of direct reads needs: 128 windows, each widened to whole blocks
+HUGE = 2 * MIB  # staging of a sweep: one huge page, which long direct reads fill three times as fast as small ones
 LEAST_STAGING = 128 * KIB
 QUEUED = ("uring", "aio")  # the ways that keep many direct reads in flight, the better one first
 WAY_NAMES = {"uring": "io_uring", "aio": "Linux AIO", "announce": "announced reads", "read": "plain reads"}
 RECHECK = 32  # an unannounced cold batch costs about twice an announced one: once in 32, that is 3 %
 FEW_MISSES = 16  # fewer misses than one in so many do not make data cold
+
+_DIRECT = (SCATTERED, SWEPT_DIRECT)  # past the page cache where nothing is to stay there
 
 Refused = tuple[int, str, int]  # an id outside the vocabulary, its file and byte
 # Files, offsets, stride, shift, lengths: spans that were found among watched files, whose descriptors tell them apart.
@@ -97,7 +101,7 @@ class Reads:
         else:
             found = lane[0].wait()
             self._lane = None
-            strategy.idle.append(lane)
+            (strategy.sweeping if how == SWEPT_DIRECT else strategy.idle).append(lane)
         if not isinstance(found, int):
             return strategy.judge(found, self._spans, runs)
         count, length = len(runs[1]), runs[2]
@@ -131,6 +135,7 @@ class Read:
         self.temperature = temperature
         self.prepares = engine.name == "native"
         self.idle: list[Laned] = []
+        self.sweeping: list[Laned] = []  # idle too, with more staging
         self._budget = budget
         self._missing = engine.unavailable()
         self.way = self._best_way()
@@ -139,7 +144,7 @@ class Read:
         self._drops: tuple[int, ...] = (DROP, DROP_SEQUENTIAL)
         if not drop or files.in_memory:
             self._drops = KEEP, KEEP_SEQUENTIAL
-        self._drops += KEEP, KEEP_NEAR
+        self._drops += KEEP, KEEP_NEAR, KEEP_NEAR
         renew_in_children(self)
 
     # Reading
@@ -151,7 +156,7 @@ class Read:
         """
         files, numbers, stride, shift, length = spans
         scattered = how != SEQUENTIAL
-        queued = how == SCATTERED and self.way != "announce"
+        queued = how in _DIRECT and self.way != "announce"
         if type(files) is int:  # the usual case, kept short: it is part of every batch
             held: Any = self.files.descriptor(files, scattered)
             direct = None
@@ -166,7 +171,7 @@ class Read:
             runs, held = self._of_many(spans, scattered, queued, places)
         reads = Reads(self, spans, (runs, self._drops[how], how), target, held)
         if early:
-            lane = self._lane()
+            lane = self._lane(how)
             if lane is not None:
                 try:
                     return reads.start_in(lane)
@@ -236,7 +241,7 @@ class Read:
 
     def queue(self, how: int) -> ReadQueue:
         """The queue for a call of the calling thread."""
-        way = self.way if how == SCATTERED else "read" if how == SEQUENTIAL else "announce"
+        way = self.way if how in _DIRECT else "read" if how == SEQUENTIAL else "announce"
         if way in QUEUED:
             found = self._queued
             if found is None:
@@ -252,12 +257,12 @@ class Read:
             setattr(self._of_thread, way, known)
         return known
 
-    def _with_staging(self, make: Callable[..., Any]) -> Any:
+    def _with_staging(self, make: Callable[..., Any], least: int = 0) -> Any:
         """A queue or lane and what its staging holds of the budget; None if the budget has no room for that, or
         the system cannot make one: then the next way is used."""
         holding = None
         if self.way in QUEUED:
-            holding = self._budget.reserve(self.staging) if self.staging else None
+            holding = self._budget.reserve(max(self.staging, least)) if self.staging else None
             if holding is None:
                 return None
         try:
@@ -269,12 +274,18 @@ class Read:
                 self.do_without(problem.strerror or str(problem), (self.way,))
             return None
 
-    def _lane(self) -> Laned | None:
+    def _lane(self, how: int) -> Laned | None:
+        swept = how == SWEPT_DIRECT
         try:
-            return self.idle.pop()
+            return (self.sweeping if swept else self.idle).pop()
         except IndexError:
-            found: Laned | None = self._with_staging(self.engine.lane)
+            found: Laned | None = self._with_staging(self.engine.lane, HUGE if swept else 0)
             return found
+
+    @property
+    def sweeps_direct(self) -> bool:
+        """Whether there are queues of direct reads, and room for the staging of a sweep."""
+        return self.way in QUEUED and self.prepares and self._budget.limit >= 16 * HUGE
 
     def _without_threads(self) -> None:
         """No thread can be started (a limit of this user or container): reads are made in the calling thread."""
@@ -298,7 +309,7 @@ class Read:
 
     def shrink(self) -> None:
         """Give the staging memory back: its room is needed."""
-        self.idle = []
+        self.idle, self.sweeping = [], []
         queued, self._queued = self._queued, None
         if queued is not None:
             queued[0].close()
@@ -311,7 +322,7 @@ class Read:
 
     def renew_after_fork(self) -> None:
         self._queued = None
-        self.idle = []
+        self.idle, self.sweeping = [], []
         self._of_thread = threading.local()
 
     @property

@@ -132,7 +132,7 @@ class Store:
         """Read ``length`` bytes at each ``number * stride`` into ``target``; ``finish`` completes it.
 
         ``target``: a writable buffer, filled one span after the other, or the pair that windows are widened into; where
-        it ``sweeps``, also a list of buffers, each filled with its share of the spans.
+        it ``sweeps``, also a list of buffers, each filled to its end.
         """
         strategy = self._strategy or self._ready()
         if self._single is not None:
@@ -218,6 +218,12 @@ class Store:
         few = len(self.files) <= KEPT.together
         settled = self.makes_blocks or not any(extent.may_change for extent in self.extents)
         return few and settled and self.strategy.name == "read" and self.prepares
+
+    @property
+    def sweeps_direct(self) -> bool:
+        """Whether such a sweep can go past the page cache."""
+        strategy = self.strategy
+        return self.sweeps and not self.makes_blocks and isinstance(strategy, Read) and strategy.sweeps_direct
 
     @property
     def counters(self) -> ReadCounts:

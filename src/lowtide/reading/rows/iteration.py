@@ -302,8 +302,8 @@ def _followed(
         return reader, None
     if len(found) > 1:
         return told, FollowersTogether(found)
-    if isinstance(told, RowReader):
-        found[0].sweep = told.sweep_of(steps.share, found[0])
+    if isinstance(told, RowReader) and isinstance(reader, RowReader):
+        told = found[0].swept_by(reader, told, steps.share)
     return told, found[0]
 
 

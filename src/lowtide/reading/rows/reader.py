@@ -29,7 +29,7 @@ from lowtide.reading.rows.indexing import Selection, row_inside
 from lowtide.reading.rows.parts import Consecutive, Listed, Part, chained, index_bytes, lists_of
 from lowtide.storage.budget import Holding, whole_pages
 from lowtide.storage.buffers import Bytes
-from lowtide.storage.read import RESIDENT, SCATTERED, SWEPT
+from lowtide.storage.read import RESIDENT, SCATTERED, SWEPT, SWEPT_DIRECT
 from lowtide.storage.store import StartedReads, Store
 from lowtide.units import MIB, format_size
 
@@ -82,6 +82,22 @@ class Swept:
                 return False  # of one of the batches: each finds its own
             self._filled, self._notes = True, None
         return self._filled
+
+
+class SweptBatch(Batch):
+    """A batch that a sweep reads, or two sweeps if it lies in two windows."""
+
+    __slots__ = ("numbers", "root", "sweeps")
+
+    def __init__(self, finish: Callable[..., Any], numbers: Numbers, root: Bytes) -> None:
+        self.numbers, self.root = numbers, root
+        self.sweeps: list[tuple[Swept, int]] = []  # and how many of its rows each reads
+        super().__init__(finish, self.sweeps, numbers, root)
+
+    @property
+    def rows(self) -> int:
+        """How many of its rows are under way."""
+        return sum(share for _, share in self.sweeps)
 
 
 class RowReader:
@@ -192,34 +208,51 @@ class RowReader:
         return Batch(self._filled, numbers, store.pool.take(count * size))
 
     def sweep_of(self, rows: int, windows: ShuffleWindows) -> Sweep | None:
-        """How to read batches of ``rows`` rows in sweeps over windows that are cached: as many at a time as fit
-        three fifths of the budget: a sweep costs the same for few rows as for many. None: a read per row costs less."""
+        """How to read batches of ``rows`` rows in sweeps over windows: as many at a time as fit three fifths of the
+        budget: a sweep costs the same for few rows as for many. None: a read per row costs less."""
         if self.part is not None or self.row_bytes >= NEAR or rows > ROWS_AT_ONCE or not self.store.sweeps:
             return None
         each = whole_pages(rows * self.row_bytes) + NOTES * rows
         many = min(self.budget.limit * 3 // 5 // each, SWEEP_ROWS // rows)
         if many < 2 or many * rows * NEAR < windows.largest:
             return None
-        return Sweep(many, self.start_together, each, windows.enter)
+        whole = windows.largest <= (many - 1) * rows * self.row_bytes and self.store.sweeps_direct
+        return Sweep(many, self.start_together, each, windows.enter, whole)
 
-    def start_together(self, many: list[Numbers]) -> list[Batch]:
-        """The first of these batches, as many as the budget has room for, read in one sweep by another thread."""
-        store, size = self.store, self.row_bytes
-        rows = np.concatenate(many)
-        notes = self.budget.reserve(NOTES * len(rows))
-        roots: list[Bytes] = []
-        while notes is not None and len(roots) < len(many):
-            root = store.pool.try_take(len(many[0]) * size)
+    def start_together(
+        self, many: list[Numbers], whole: bool = False, begun: SweptBatch | None = None, most: int = 1 << 62
+    ) -> list[SweptBatch]:
+        """The first of these batches, as many as the budget has room for, read in one sweep by another thread.
+
+        ``whole``: from the disk. ``begun``: a batch before them, whose first rows an earlier sweep reads. ``most``:
+        rows to read; the last batch may be left begun.
+        """
+        size = self.row_bytes
+        found = [] if begun is None else [begun]
+        notes = self.budget.reserve(NOTES * sum(map(len, many)))
+        for numbers in many if notes is not None else ():
+            root = self.store.pool.try_take(len(numbers) * size)
             if root is None:
                 break
-            roots.append(root)
-        if notes is None or len(roots) < 2:
+            found.append(SweptBatch(self._swept, numbers, root))
+        if notes is None or len(found) < 2:
             return []
-        swept = Swept(store.start(rows[: len(roots) * len(many[0])], size, size, roots, SWEPT, True), notes)
-        return [Batch(self._swept, swept, *one) for one in zip(many, roots, strict=False)]
+        shares, targets = [], []
+        for batch in found:
+            first = batch.rows
+            last = min(len(batch.numbers), first + most)
+            most -= last - first
+            shares.append(last - first)
+            targets.append(batch.root[first * size : last * size])
+        first = 0 if begun is None else begun.rows
+        rows = np.concatenate([batch.numbers for batch in found])[first : first + sum(shares)]
+        swept = Swept(self.store.start(rows, size, size, targets, SWEPT_DIRECT if whole else SWEPT, True), notes)
+        for batch, share in zip(found, shares, strict=True):  # now that they are under way
+            batch.sweeps.append((swept, share))
+        return found
 
-    def _swept(self, swept: Swept, numbers: Numbers, root: Bytes) -> NDArray[Any]:
-        if swept.finish():
+    def _swept(self, sweeps: list[tuple[Swept, int]], numbers: Numbers, root: Bytes) -> NDArray[Any]:
+        if sum(share for _, share in sweeps) == len(numbers) and all(swept.finish() for swept, _ in sweeps):
             return np.ndarray((len(numbers), *self.shape), self.dtype, root)
         # Into a buffer of its own: a sweep that was interrupted may have written into this one after somebody had it.
         found: NDArray[Any] = self.start(numbers).finish()
