@@ -221,7 +221,7 @@ def test_where_nothing_can_be_written_the_error_names_the_way_out(
     (path.parent / ".lowtide").write_text("a file")
     (tmp_path / "cache").write_text("another file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with opened(path) as tokens, pytest.raises(PermissionError, match="Set XDG_CACHE_HOME to a directory of yours"):
+    with opened(path) as tokens, pytest.raises(PermissionError, match="Set XDG_CACHE_HOME to a directory of your own"):
         tokens.windows(LENGTH, documents=True)
 
 
