@@ -32,6 +32,7 @@ INTERNAL |= {
     "place",
     "pools",
     "rows_at",
+    "rows_in",
     "stores",
 }
 INTERNAL |= {"tokens"}

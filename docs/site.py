@@ -7,6 +7,7 @@ the navigation does not name, or names and does not find, ends the build.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -23,6 +24,14 @@ OF_ROOT = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
+WORKER = "worker.js"  # named in zensical.toml
+_WORKER_FROM_TEXT = """if (location.protocol === "file:") {
+  const FromFile = Worker, source = SOURCE;
+  window.Worker = class extends FromFile {
+    constructor() { super(URL.createObjectURL(new Blob([source], {type: "text/javascript"}))); }
+  };
+}
+"""
 _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -36,6 +45,7 @@ def lay_out(root: Path, target: Path) -> None:
         place.write_text(_linked(page.read_text("utf-8"), page.parent, docs, docs), "utf-8")
     shutil.copytree(docs / "pictures", target / "pictures")
     shutil.copy(docs / "extra.css", target / "extra.css")
+    (target / WORKER).write_text("")  # filled once the theme's own is there
     for name, page_name in OF_ROOT.items():
         if name != "README.md":
             (target / page_name).write_text(_linked((root / name).read_text("utf-8"), root, docs, docs), "utf-8")
@@ -101,7 +111,19 @@ def main() -> int:
         print(f"docs/zensical.toml: expected every page once, got {sorted(named ^ found)} on one side only.")
         return 1
     shutil.rmtree(place / "site", ignore_errors=True)
-    return subprocess.run([sys.executable, "-m", "zensical", "build", "--clean"], cwd=place, check=False).returncode
+    built = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean"], cwd=place, check=False)
+    if built.returncode == 0:
+        search_without_a_server(place / "site")
+    return built.returncode
+
+
+def search_without_a_server(site: Path) -> None:
+    """Browsers let a page that was opened from a directory neither load JSON nor start a worker from a file. There the
+    theme looks for the index as a script, and we give it its worker as text."""
+    (site / "search.js").write_text(f"var __index = {(site / 'search.json').read_text('utf-8')};\n", "utf-8")
+    (worker,) = site.glob("assets/javascripts/workers/search.*.js")
+    source = json.dumps(worker.read_text("utf-8")).replace("</", "<\\/")
+    (site / WORKER).write_text(_WORKER_FROM_TEXT.replace("SOURCE", source), "utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Every recipe is run as
 
     python examples/hf_trainer.py                         20 steps in a directory that is gone afterwards
-    python examples/hf_trainer.py out documents           in a directory that is kept; run again, it goes on
+    python examples/hf_trainer.py out documents           in a directory that is kept; run again, it continues
     torchrun --nproc-per-node 2 examples/hf_trainer.py out
 
 ``make trainers`` kills them with SIGKILL on the way (``RECIPE_KILL_AT``), starts them again, and compares the noted

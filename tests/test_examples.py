@@ -47,7 +47,7 @@ def test_the_numpy_example_learns_resumes_and_predicts_every_token_of_val() -> N
     text = run("-W", "error", EXAMPLES / "numpy_loop.py")
     first, last = losses(text)
     assert (first, last < 1.0) == (4.159, True)  # from the logarithm of 64
-    assert "budget    64.0 MiB" in text
+    assert "budget      64.0 MiB" in text
 
 
 def test_the_numpy_example_takes_a_file_of_ones_own(tmp_path: Path) -> None:

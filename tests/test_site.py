@@ -117,3 +117,19 @@ def test_the_site_in_a_browser_fits_its_window_and_its_search_finds_a_name(addre
         page.type("BudgetError")
         wait_for(page, f"{FOUND}.includes('cannot be held inside the budget')")
         assert not page.problems
+
+
+@pytest.mark.slow
+def test_the_search_works_without_a_server(site: Path) -> None:
+    """Opened from a directory, the theme looks for search.js, which zensical does not write."""
+    program = browser.find()
+    if program is None:
+        pytest.skip("NOT TESTED: the site in a browser - there is no chromium here")
+    with browser.Browser(program) as page:
+        page.look(width=1280, height=900)
+        page.open(site / "index.html")
+        page.evaluate("document.querySelector('.md-search__button').click()")
+        wait_for(page, "document.activeElement?.shadowRoot?.activeElement?.tagName === 'INPUT'")
+        page.type("BudgetError")
+        wait_for(page, f"{FOUND}.includes('cannot be held inside the budget')")
+        assert not page.problems

@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="shorter runs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(PEERS), help="names, with commas; the page is not written")
-    parser.add_argument("--page", action="store_true", help="only write the page and the picture anew")
+    parser.add_argument("--page", action="store_true", help="only write the page and the picture again")
     asked = parser.parse_args()
     results = RESULTS / "peers.json"
     if not asked.page:

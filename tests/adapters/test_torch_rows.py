@@ -251,7 +251,7 @@ def test_the_mlp_example_resumes_and_learns_as_well_from_disk_as_from_memory() -
     assert disk > 0.75  # guessing is right once in ten
     assert abs(disk - memory) < 0.03
     assert "stopped after 106 of 213 batches, resumed at row 26,960" in text
-    assert "budget    4.00 MiB" in text
+    assert "budget      4.00 MiB" in text
 
 
 def test_every_block_of_the_page_about_arrays_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

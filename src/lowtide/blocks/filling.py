@@ -37,7 +37,7 @@ class Filling:
         try:
             for run in in_runs([block for block in locked if not self._file.is_there(block)], 1 << 30):
                 self._made(run, view[run[0] * BLOCK - offset : (run[-1] + 1) * BLOCK - offset])
-        except WriteError:  # no room: blocks are made when they are needed, or that is told then
+        except WriteError:  # no room: blocks are made when they are needed, or the error is reported then
             self._left = 0
         finally:
             for block in locked:

@@ -34,7 +34,7 @@ from lowtide.units import MIB, format_size, parse_size
 LEAST_DISK = 16 * MIB
 _RUNS = 2000  # in one message
 _AT_ONCE = 256  # blocks asked for together where all are wanted
-_PATIENCE = 3.0  # seconds after which a person is told what is waited for
+_PATIENCE = 3.0  # seconds after which a terminal shows what is waited for
 
 
 @dataclass(frozen=True)

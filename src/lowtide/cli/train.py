@@ -131,6 +131,6 @@ def _asked_for(arguments: argparse.Namespace) -> tuple[Settings, Path | None]:
         out_dir = settings.out_dir
     else:
         path = checkpoints.named(Path(arguments.resume))
-        out_dir = str(path.parent)  # goes on where it lies, unless told otherwise
+        out_dir = str(path.parent)  # continues in its own directory, unless --out-dir names another
     before = remembered(checkpoints.glance(path)["settings"])
     return layered(before, {"out_dir": out_dir}, config, flags), path

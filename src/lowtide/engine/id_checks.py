@@ -1,4 +1,4 @@
-"""Checks of bytes and ids in Python, as the C core makes them: checksums, and ids held against a vocabulary."""
+"""Checks of bytes and ids in Python, as the C core makes them: checksums, and ids compared with a vocabulary."""
 
 from __future__ import annotations
 

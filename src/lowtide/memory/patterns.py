@@ -1,4 +1,4 @@
-"""Files as a reader is told of them: one by one, or many that differ only in a number or an id (``000123.ldb``,
+"""Files as a report names them: one by one, or many that differ only in a number or an id (``000123.ldb``,
 ``part-7.parquet``, ``c/0/1``) as one pattern. Pure."""
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def prepare(
 ) -> Prepared:
     """Make a token corpus in ``output`` from files, globs, directories or standard input ('-').
 
-    If it is killed, the same call continues where it stopped. ``progress`` is told how far it is.
+    If it is killed, the same call continues where it stopped. ``progress`` is called with how far it is.
     """
     request, resources = request or Request(), resources or Resources()
     target, begun = Path(output), time.monotonic()

@@ -119,7 +119,7 @@ class Gauge:
 
     def settle(self) -> None:
         """From here on growth counts."""
-        self._in_use = -1  # in use to the byte: what follows is held against it
+        self._in_use = -1  # in use to the byte: later readings are compared with it
         self._settled = self._peak = self.read()
 
     def verdict(self) -> BudgetVerdict:
@@ -142,7 +142,7 @@ class Gauge:
         return self._cache
 
 
-# The heap. Every step frees its tensors and the next one allocates the same ones again; glibc maps each large one anew,
+# The heap. Every step frees its tensors and the next one allocates them again; glibc maps each large one again,
 # and the kernel fills its pages with zeros: a third of a small model's time.
 
 

@@ -181,7 +181,7 @@ class GPT(nn.Module):
 
 def inside_documents(documents: Tensor) -> Tensor:
     """(rows, 1, length, length): True where a token may look: back, and at its own document only. Rotary positions are
-    relative, so they need not begin anew with a document."""
+    relative, so they need not begin again with each document."""
     length = documents.shape[1]
     back = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
     return (documents[:, None, :, None] == documents[:, None, None, :]) & back

@@ -140,7 +140,7 @@ class Trainer:
         self._loss_sum += loss.detach()
 
     def _quiet(self, is_last: bool) -> AbstractContextManager[object]:
-        """Ranks average gradients once a step, in its last pass."""
+        """Ranks average gradients once per step, in its last pass."""
         if isinstance(self._forward, DistributedDataParallel) and not is_last:
             return cast(AbstractContextManager[object], self._forward.no_sync())
         return nullcontext()

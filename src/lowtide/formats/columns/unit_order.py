@@ -1,7 +1,7 @@
 """What is found in units of a column that are decoded beside each other, put down in the order of the file.
 
 Document ends are written unit after unit. Whoever has decoded a unit waits for those before it; so does who has more
-than ``MOST_ENDS`` of one in hand, and then writes them as they come. Of several problems the first in the file is told.
+than ``MOST_ENDS`` of one in hand, and then writes them as they come. Of several problems, the first one is reported.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _linked(file: Bytes, holder: Bytes, name: str, dataset: str) -> str:
 
 @contextmanager
 def opened_by_h5py(file: Bytes) -> Iterator[Any]:
-    """The file as h5py has it, without HDF5's lock: whoever decodes has it open for long, and others may write it anew
+    """The file as h5py has it, without HDF5's lock: whoever decodes has it open for long, and others may rewrite it
     meanwhile, which is noticed."""
     try:
         import h5py

@@ -2,7 +2,7 @@
 
 A fix is printed only where it fits: a file's format and whether it was written, a process's runtime and its name decide
 which one. ``lowtide.open`` is never suggested for a database or a library, DataLoader never for a server without torch,
-and reading advice never for a program that only writes; if nothing is known to help, nothing is said. Each line is
+and reading advice never for a program that only writes; if nothing is known to help, no fix is printed. Each line is
 ``what it does: code``; the tests run the code.
 """
 

@@ -222,7 +222,7 @@ class FileSet:
         return known.last
 
     def _ask(self, key: FileKey, known: _Known) -> _Answer | None:
-        links, known.links = [*known.links, known.path], []  # descriptors are looked up anew each time
+        links, known.links = [*known.links, known.path], []  # descriptors are looked up again each time
         gone = True
         for link in links:
             try:

@@ -70,7 +70,7 @@ def pids_of_cgroup(directory: Path) -> list[int]:
 
 
 class Tree:
-    """Finds the members anew at each call of ``members`` and keeps the sums. ``who`` gives the pids to begin with;
+    """Finds the members again at each call of ``members`` and keeps the sums. ``who`` gives the pids to begin with;
     ``descends``: their children belong to them."""
 
     def __init__(self, who: Callable[[], list[int]], *, descends: bool) -> None:
