@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,12 @@ def test_windows_that_fit_a_sweep_are_read_past_the_page_cache(path: Path, near:
         got, most = [], 0
         for some in islice(batches, -(-rows // batch) * 2):
             got.append(some[:, 0].tolist())
-            most = max(most, page_cache(path).cached)
+            if len(got) % 50 < 5:
+                most = max(most, page_cache(path).cached)
         if swept:
             assert most <= 16 * 4096  # the fingerprint's blocks
+        if swept and batch > 1:
+            assert array._store.counters.asked == 2 * ROWS * 4 * WIDTH, "also what lies in two windows is read once"
         expected = plain.shuffled(batch, seed=3, epochs=2, locality=near)
         assert got == numbers(islice(expected, -(-rows // batch) * 2))
 
@@ -102,6 +106,21 @@ def test_seeks_and_states_go_on_between_sweeps(path: Path, cache: str) -> None:
             assert numbers(islice(batches, 3)) == everything[step : step + 3]
         copied = pickle.loads(pickle.dumps(batches))
         assert numbers(islice(copied, 40)) == everything[3:43]
+
+
+def test_a_plan_says_from_which_budget_on_windows_are_read_past_the_page_cache(path: Path) -> None:
+    def planned(budget: int) -> str:
+        with opened(path, cache="drop", budget=budget) as array:
+            if not array._store.sweeps_direct:
+                pytest.skip("NOT TESTED: sweeps past the page cache - this file system has no direct reads")
+            return str(array.shuffled(4, seed=2, locality=("3MiB", "16KiB")).plan())
+
+    found = re.search(r"from budget=(\d+) on, windows are read whole", planned(32 << 20))
+    assert found
+    least = int(found[1])
+    assert least > 32 << 20
+    assert "read whole, by O_DIRECT" in planned(least)
+    assert f"from budget={least} on" in planned(least - 1)
 
 
 def test_sweeps_past_the_page_cache_give_way_to_what_is_held(path: Path) -> None:

@@ -72,6 +72,7 @@ class Sweep(NamedTuple):
     nbytes: int  # of a batch and what is noted for it
     enter: Callable[[int], int]  # announces the window of a step, and says how many positions of it are left
     whole: bool = False  # windows are read whole from the disk, each in one sweep: nothing needs announcing or dropping
+    whole_from: int = 0  # the budget from which on it is so; 0: never
 
 
 class Follower(Protocol):

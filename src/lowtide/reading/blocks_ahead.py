@@ -188,6 +188,8 @@ class BlockFollower:
             plan = replace(plan, anon=min(plan.budget, plan.anon + held))
         if not self.drop:
             return replace(plan, why=why)
+        if self.sweep is not None and self.sweep.whole_from:
+            why = (*why, f"from budget={self.sweep.whole_from} on, windows are read whole, past the page cache")
         cache = min(sum(self._store.files.sizes) + PAGE, 2 * self.largest + 16 * MIB)
         return replace(plan, cache=cache, rung="fadvise(DONTNEED) behind each window of blocks", why=why)
 

@@ -216,8 +216,11 @@ class RowReader:
         many = min(self.budget.limit * 3 // 5 // each, SWEEP_ROWS // rows)
         if many < 2 or many * rows * NEAR < windows.largest:
             return None
-        whole = windows.largest <= (many - 1) * rows * self.row_bytes and self.store.sweeps_direct
-        return Sweep(many, self.start_together, each, windows.enter, whole)
+        window = -(-windows.largest // (rows * self.row_bytes)) + 1  # batches; the last one ends in the next window
+        whole_from = 0
+        if self.store.sweeps_direct and window * rows <= SWEEP_ROWS:
+            whole_from = -(-5 * window * each // 3)
+        return Sweep(many, self.start_together, each, windows.enter, 0 < whole_from <= self.budget.limit, whole_from)
 
     def start_together(
         self, many: list[Numbers], whole: bool = False, begun: SweptBatch | None = None, most: int = 1 << 62
