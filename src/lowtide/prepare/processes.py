@@ -45,7 +45,7 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 SLOT, SLOTS = 4 << 20, 8  # bytes for the ids of one block, and how many blocks of a worker may wait here
-_AHEAD = 2  # tasks per worker: the current one and the next
+_AHEAD = 4  # tasks per worker: the current one, the next, which is read already, and some while this process writes
 
 
 @dataclass(frozen=True)
