@@ -1,12 +1,13 @@
 """Text to tokens beside the tokenizer engine itself; the text is this machine's own Python sources.
 
-    .venv/bin/python -m benchmarks.prepare            # about five minutes
+    .venv/bin/python -m benchmarks.prepare            # about three minutes
 
 Speeds are ratios within one run, interleaved, from files to shards on disk, with the start of every process. The engine
 has its text in memory and is loaded before its clock starts; one worker stands beside one of its threads, two beside
-two. Because starting weighs more the smaller a corpus is, a second line leaves it out (the time of a run over one short
-document, taken off), and a third stands beside the engine reading the same files itself, into memory. Memory is
-measured by `benchmarks.prepare_memory`.
+two. Every 250 MB have new words, as text has that is not repeated, for our cache and for its own. Because starting
+weighs more the smaller a corpus is, it has a line (a run over one short document), a second line of speed leaves it
+out, and a third stands beside the engine reading the same files itself, into memory. Memory is measured by
+`benchmarks.prepare_memory`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import json
 import os
 import shutil
+import string
 import subprocess
 import sys
 import sysconfig
@@ -33,25 +35,28 @@ from lowtide.prepare.tokenizers.encoders import hugging_face
 from lowtide.prepare.tokenizers.vocabulary import load_vocabulary
 
 TEXT = 100_000_000
-LARGE = 5 * TEXT
+LARGE = 750_000_000
+BASE = 250_000_000  # bytes of text before its letters are turned
 SEPARATOR = b"<|document|>\n"
 WORK = DIRECTORY / "prepare"
 CORES = len(os.sched_getaffinity(0))
 
 
 def sources(most: int) -> Iterator[bytes]:
-    """Python sources of the standard library and the installed packages, again and again until there are ``most``."""
+    """Python sources of the standard library and the installed packages, over and over until there are ``most``. Every
+    `BASE` bytes, letters are turned by one more place, so that most words are new."""
     places = [
         Path(place) for place in (sysconfig.get_path("stdlib"), *sys.path) if place.endswith(("3.11", "packages"))
     ]
     files = sorted({path for place in places for path in place.rglob("*.py") if path.stat().st_size})
-    given = 0
+    given, letters = 0, string.ascii_lowercase
     while True:
         for path in files:
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 text = path.read_bytes()
                 text.decode()
-                yield text
+                turn = given // BASE % 26
+                yield text.translate(bytes.maketrans(letters.encode(), (letters[turn:] + letters[:turn]).encode()))
                 given += len(text)
                 if given >= most:
                     return
@@ -87,14 +92,16 @@ def made_short() -> Path:
     return path
 
 
-def made_long() -> Path:
-    """A file that is one document of 100 MB."""
-    path = WORK / "long.txt"
-    if not path.exists():
-        with path.open("wb") as file:
-            for text in sources(TEXT):
-                file.write(text)
-    return path
+def made_long() -> list[Path]:
+    """Three files of 100 MB, each one document."""
+    paths = [WORK / f"long-{number}.txt" for number in range(3)]
+    texts = sources(3 * BASE)
+    for path in paths:
+        if not path.exists():
+            with path.open("wb") as file:
+                while file.tell() < TEXT:
+                    file.write(next(texts))
+    return paths
 
 
 def made_tokenizer(path: Path) -> Path:
@@ -115,23 +122,20 @@ def ours(path: Path, request: Request, resources: Resources | None = None) -> fl
 BARE = """
 import json, sys, time
 import gigatoken
-path, file, threads = sys.argv[1:]
-with open(path, encoding="utf-8") as lines:
-    texts = [line if path.endswith(".txt") else json.loads(line)["text"] for line in lines]
-texts = ["".join(texts)] if path.endswith(".txt") else texts
+file, threads, *paths = sys.argv[1:]
+whole, parallel, end = paths[0].endswith(".txt"), threads != "1", b"<|endoftext|>"
 blocks, block, size = [], [], 0
-for text in map(str.encode, texts):
-    block.append(text)
-    size += len(text)
-    if size > 32e6:
-        blocks.append(block)
-        block, size = [], 0
+for path in paths:
+    with open(path, "rb") as lines:
+        for text in [lines.read()] if whole else (json.loads(line)["text"].encode() for line in lines):
+            block.append(text)
+            size += len(text)
+            if size > 32e6:
+                blocks.append(block)
+                block, size = [], 0
 blocks.append(block)
-del texts
-total = sum(len(text) for block in blocks for text in block)
-end = b"<|endoftext|>"
 joined = [end.join(block) for block in blocks]
-parallel = threads != "1"
+total = sum(len(text) for block in blocks for text in block)
 
 def batches(tokenizer):
     for block in blocks:
@@ -147,28 +151,45 @@ def calls(tokenizer):
             tokenizer.encode(block[at : at + (1 << 20)])
 
 def files(tokenizer):
-    source = gigatoken.TextFileSource if path.endswith(".txt") else gigatoken.JsonlFileSource
-    tokenizer.backend.encode_files(source([path]), parallel=parallel)
+    source = gigatoken.TextFileSource if whole else gigatoken.JsonlFileSource
+    tokenizer.backend.encode_files(source(paths), parallel=parallel)
 
-found = {}
-for way in (batches, buffers, files, *(() if parallel else (calls,))):
-    tokenizer = gigatoken.Tokenizer(file)
-    tokenizer.encode_batch([b"loads what it needs"], parallel=parallel)
-    begun = time.perf_counter()
-    way(tokenizer)
-    found[way.__name__] = total / (time.perf_counter() - begun)
-print(json.dumps(found))
+print("ready", flush=True)
+for names in sys.stdin:
+    found = {}
+    for way in map(globals().get, names.split()):
+        tokenizer = gigatoken.Tokenizer(file)
+        tokenizer.encode_batch([b"loads what it needs"], parallel=parallel)
+        begun = time.perf_counter()
+        way(tokenizer)
+        found[way.__name__] = total / (time.perf_counter() - begun)
+    print(json.dumps(found), flush=True)
 """
 
 
-def bare_gigatoken(path: Path, tokenizer: Path, threads: int) -> tuple[float, float]:
-    """Bytes of text per second: the best of its ways in memory - lists of documents, buffers with a separator and, on
-    one thread, calls of `encode` with 1 MiB, which its documentation does not praise and which is faster here - and
-    what it has with the file itself."""
-    words = [sys.executable, "-c", BARE, str(path), str(tokenizer), str(threads)]
-    run = subprocess.run(words, capture_output=True, text=True, check=True)
-    ways: dict[str, float] = json.loads(run.stdout)
-    return max(rate for way, rate in ways.items() if way != "files"), ways["files"]
+class BareGigatoken:
+    """A process that has the text in memory and encodes it when asked."""
+
+    def __init__(self, paths: list[Path], tokenizer: Path, threads: int) -> None:
+        words = [sys.executable, "-c", BARE, str(tokenizer), str(threads), *map(str, paths)]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._told()
+
+    def rate(self, *ways: str) -> float:
+        """Bytes of text per second by the best of these ways."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(" ".join(ways) + "\n")
+        self._process.stdin.flush()
+        return max(json.loads(self._told()).values())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _told(self) -> str:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"bare gigatoken ended with {self._process.wait()}")
+        return line
 
 
 def bare_tokenizers(path: Path, tokenizer: Path, most: int = 4_000_000) -> float:
@@ -197,25 +218,34 @@ def bare_widen(path: Path) -> float:
     return path.stat().st_size
 
 
-def timed(path: Path, tokenizer: Path, workers: int) -> tuple[int, float]:
+def timed(paths: list[Path], tokenizer: Path, workers: int) -> tuple[int, float]:
     """Bytes of text and seconds of one run."""
     shutil.rmtree(WORK / "out", ignore_errors=True)
     begun = time.perf_counter()
-    made = prepare([str(path)], WORK / "out", Request(tokenizer=str(tokenizer)), Resources(workers=workers))
+    made = prepare(
+        [str(path) for path in paths], WORK / "out", Request(tokenizer=str(tokenizer)), Resources(workers=workers)
+    )
     return made.tally["text_bytes"], time.perf_counter() - begun
 
 
-def engine_rates(path: Path, tokenizer: Path, workers: int, rounds: int = 3) -> list[float]:
-    """Bytes of text per second, medians of rounds in turn: ours from files to shards, the same without starting, the
-    engine's with text in memory and with files; and the seconds of starting."""
+def engine_rates(paths: list[Path], tokenizer: Path, workers: int, rounds: int = 3) -> list[float]:
+    """Bytes of text per second, medians of rounds in turn: ours from files to shards, the same without starting, and
+    the engine's best with text in memory: buffers with a separator beside lists of documents or, on one thread, calls
+    of `encode` with 1 MiB, which its documentation does not praise. Then the engine's with files, from one round, and
+    the seconds of starting."""
     short = WORK / "one.txt"
     short.write_text("one short document\n")
-    rates = []
-    warm(path)
+    rates, files = [], 0.0
+    bare = BareGigatoken(paths, tokenizer, workers)
+    for path in paths:
+        warm(path)
     for _ in range(rounds):
-        _, start = timed(short, tokenizer, workers)
-        size, took = timed(path, tokenizer, workers)
-        rates.append((size / took, size / (took - start), *bare_gigatoken(path, tokenizer, workers), start))
+        _, start = timed([short], tokenizer, workers)
+        size, took = timed(paths, tokenizer, workers)
+        memory = bare.rate("buffers", "calls" if workers == 1 else "batches")
+        files = files or bare.rate("files")
+        rates.append((size / took, size / (took - start), memory, files, start))
+    bare.close()
     return [float(np.median(column)) for column in zip(*rates, strict=True)]
 
 
@@ -224,12 +254,15 @@ def speed_figures() -> list[Figure]:
     tokenizer = made_tokenizer(usual)
     figures = []
     for workers in (2, 1):
-        for name, path in (("usual", usual), ("100 bytes", made_short()), ("100 MB", made_long())):
-            whole, steady, memory, files, start = engine_rates(path, tokenizer, workers)
+        starts = []
+        for name, paths in (("usual", [usual]), ("100 bytes", [made_short()]), ("100 MB", made_long())):
+            whole, steady, memory, files, start = engine_rates(paths, tokenizer, workers)
+            starts.append(start)
             what = f"{name} per document, workers {workers}"
             figures.append(Figure(f"prepare / bare gigatoken, {what}", whole, memory, "bytes/s", 0.75))
-            figures.append(Figure(f"the same, its start of {start:.2f} s left out", steady, memory, "bytes/s", None))
+            figures.append(Figure("the same, its start left out", steady, memory, "bytes/s", None))
             figures.append(Figure("the same / gigatoken reading the files", steady, files, "bytes/s", None))
+        figures.append(Figure(f"start of prepare, workers {workers}", float(np.median(starts)), 1, "s", None))
     begun = time.perf_counter()
     tokens = ours(usual, Request(tokenizer=str(tokenizer))) / (time.perf_counter() - begun)
     slow = bare_tokenizers(usual, tokenizer)

@@ -3,8 +3,8 @@
 python -m benchmarks.prepare_memory                 docs/pictures/prepare.png and the table in docs/prepare.md
 python -m benchmarks.prepare_memory --size 1GB      less of it
 
-Each copy of the text has its letters turned by one more place, so that the words of every copy are new to the
-tokenizer's cache. Memory is Pss over all processes of a run, looked at by the run itself as its input goes by.
+Every 250 MB of the text have their letters turned by one more place, so that most words are new to the tokenizer's
+cache. Memory is Pss over all processes of a run, looked at by the run itself as its input goes by.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import re
 import resource
 import shutil
 import statistics
-import string
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +25,6 @@ from lowtide.prepare import Resources
 from lowtide.units import parse_size
 
 PAGE = Path(__file__).parent.parent / "docs" / "prepare.md"
-BASE = 250_000_000  # bytes of text before its letters are turned
 LOOKS = 400
 
 PROGRAM = """
@@ -60,12 +58,10 @@ def tree_bytes(process: str = "self") -> int:
 
 
 def turned_text(size: int) -> Path:
-    path, letters = WORK / f"turned-{size}.txt", string.ascii_lowercase
+    path = WORK / f"turned-{size}.txt"
     with path.open("wb") as file:
-        for turn in range(-(-size // BASE)):
-            table = bytes.maketrans(letters.encode(), (letters[turn % 26 :] + letters[: turn % 26]).encode())
-            for text in sources(min(BASE, size - file.tell())):
-                file.write(text.translate(table) + SEPARATOR)
+        for text in sources(size):
+            file.write(text + SEPARATOR)
     return path
 
 

@@ -133,7 +133,7 @@ class BlockEncoder:
 def refuse_long_words(documents: Sequence[bytes], cut: str, path: str) -> None:
     """BudgetError for a word whose merges need more memory than there is: `_PER_BYTE` for each of its bytes."""
     for text in documents:
-        if (at := _long_word(text, cut)) is not None:
+        if len(text) > _SHORT_WORD and (at := _long_word(text, cut)) is not None:
             size = _longest_word()
             refuse_little_memory(f"{path}, a word of {format_size(size)} or more", _PER_BYTE * (len(text) - at))
 

@@ -45,7 +45,7 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 SLOT, SLOTS = 4 << 20, 8  # bytes for the ids of one block, and how many blocks of a worker may wait here
-_AHEAD = 2  # tasks per worker: the current one and the next
+_AHEAD = 4  # tasks per worker: the current one, the next, which is read already, and some while this process writes
 
 
 @dataclass(frozen=True)
@@ -252,32 +252,31 @@ class _Ended:
 
 def ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
     """``items``, made by a thread up to ``depth`` ahead of the consumer."""
-    line: queue.Queue[Item | _Ended] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(entry: Item | _Ended) -> None:
-        while not stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                line.put(entry, timeout=0.1)
-                return
+    line, room, stopped = queue.SimpleQueue[Item | _Ended](), queue.SimpleQueue[None](), threading.Event()
+    for _ in range(depth):
+        room.put(None)
 
     def make() -> None:
+        ended = _Ended()
         try:
             for item in items:
-                put(item)
+                room.get()
                 if stopped.is_set():
                     return
-            put(_Ended())
+                line.put(item)
         except BaseException as problem:
-            put(_Ended(problem))
+            ended = _Ended(problem)
+        line.put(ended)
 
     thread = threading.Thread(target=make, daemon=True)
     thread.start()
     try:
         while not isinstance(entry := line.get(), _Ended):
+            room.put(None)
             yield entry
         if entry.problem is not None:
             raise entry.problem
     finally:
         stopped.set()
+        room.put(None)
         thread.join()

@@ -29,7 +29,7 @@ from lowtide.prepare.processes import SLOT, SLOTS, ahead
 def serve(end: Connection, ids: mmap.mmap) -> None:
     """Work on tasks until there are no more."""
     recipe = end.recv()
-    tasks, sender = queue.Queue[Any](), _Sender(end, ids)
+    tasks, sender = queue.SimpleQueue[Any](), _Sender(end, ids)
     encoder = BlockEncoder(recipe, sender.room)
     threading.Thread(target=_take_in, args=(end, tasks, sender.free), daemon=True).start()
 
@@ -86,7 +86,7 @@ class _Sender:
             self._end.send((replace(block, ids=block.ids[:0]), slot, block.ids.dtype.str, len(block.ids)))
 
 
-def _take_in(end: Connection, tasks: queue.Queue[Any], free: queue.LifoQueue[int | None]) -> None:
+def _take_in(end: Connection, tasks: queue.SimpleQueue[Any], free: queue.LifoQueue[int | None]) -> None:
     try:
         while True:
             content = end.recv()
