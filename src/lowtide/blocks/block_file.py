@@ -21,7 +21,7 @@ import fcntl
 import os
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +155,10 @@ class BlockFile:
     def length_of(self, block: int) -> int:
         return min(BLOCK, self.size - block * BLOCK)
 
-    def mark(self, first: int, checksums: list[int]) -> None:
-        """The bytes of these neighbours are written: say so. Only by who holds their locks."""
+    def mark(self, first: int, checksums: Sequence[int], marks: Sequence[int]) -> None:
+        """The bytes of these neighbours, whose marks are ``marks``, are written: say so. Only by who holds their
+        locks."""
         self._hint(CHECKSUM, first, checksums)
-        marks = self.read_marks(first, len(checksums))
         self._put(self.marks, first, [mark if mark % 2 else (mark + 1) & 0xFFFFFFFF for mark in marks])
 
     def unmark(self, block: int) -> None:
@@ -177,10 +177,10 @@ class BlockFile:
         """``when``: the larger, the later; 0 where nobody knows."""
         self._hint(NEXT_USE, first, [min(when, 0xFFFFFFFF)] * count)
 
-    def _hint(self, kind: int, first: int, values: list[int]) -> None:
+    def _hint(self, kind: int, first: int, values: Sequence[int]) -> None:
         self._put(self.hints, kind * self.count + first, values)
 
-    def _put(self, file: Descriptor, first: int, values: list[int]) -> None:
+    def _put(self, file: Descriptor, first: int, values: Sequence[int]) -> None:
         os.pwrite(file.number, array("I", values).tobytes(), first * MARK.size)
 
     def still_whole(self, block: int) -> bool:
@@ -193,7 +193,7 @@ class BlockFile:
         data = os.pread(self.data.number, self.length_of(block), block * BLOCK)
         if len(data) != self.length_of(block) or (zlib.crc32(data) or 1) != checksum:
             return False
-        self.mark(block, [checksum])
+        self.mark(block, [checksum], self.read_marks(block, 1))
         return True
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
