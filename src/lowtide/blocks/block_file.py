@@ -149,6 +149,11 @@ class BlockFile:
     def lock(self, block: int, count: int = 1) -> bool:
         return try_lock(self.marks.number, block * MARK.size, count * MARK.size)
 
+    def locked(self, first: int, count: int) -> list[int]:
+        """Those of these neighbours that nobody else had locked, and that are ours now."""
+        blocks = range(first, first + count)
+        return list(blocks) if self.lock(first, count) else [one for one in blocks if self.lock(one)]
+
     def unlock(self, block: int, count: int = 1) -> None:
         unlock(self.marks.number, block * MARK.size, count * MARK.size)
 

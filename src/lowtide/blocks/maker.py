@@ -7,10 +7,10 @@ by a source named the same way, so this room knows no formats. Blocks somebody w
 wanted soon; missing neighbours are one request of up to 8 MiB; a lock on a block's mark decides which process makes it,
 and the others look now and then whether it is there.
 
-No event loop, which would cost as much at the start as all the rest: the main thread takes messages, others take runs
-of blocks from one queue, each the next as soon as it is done with the last. Bytes are checked, written and marked by
-the thread that received or decoded them. What they hold is bounded by the sources: six bodies of 1.25 MiB, or what so
-many decoders need. Ends when its socket closes, or its parent is gone.
+There is no event loop, whose import would be a third of the start: the main thread takes messages, others take runs of
+blocks from one queue, each the next as soon as it is done with the last. Bytes are checked, written and marked by the
+thread that received or decoded them. What they hold is bounded by the sources: six bodies of 1.25 MiB, or what so many
+decoders need. Ends when its socket closes, or its parent is gone.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class Maker:
         file, locked = job.file, []
         try:
             for run in in_runs(blocks, REQUEST):
-                locked += run if file.lock(run[0], len(run)) else [one for one in run if file.lock(one)]
+                locked += file.locked(run[0], len(run))
             for run in in_runs(self._unmade(job, locked), REQUEST):
                 self._made_here(job, run)
         except _CutByHandError:
