@@ -1,8 +1,9 @@
 """Data behind a server beside the same bytes fetched by obstore itself: ``python -m benchmarks.remote``.
 
-nginx serves one file from the page cache of this machine, at latency 0 and, through a proxy of our own that holds every
-answer back, 20 ms. Sides take turns within the run. *fetched* counts bytes by the server's own log. Writes ``--size``
-MiB (512) twice below ``--place``, and needs nginx and obstore.
+nginx serves one file from the page cache of this machine, at latency 0 and 20 ms: there it asks a server of our own
+before every answer, which says yes that much later; no byte of the file passes through it. Sides take turns within the
+run. *fetched* counts bytes by the server's own log. Writes ``--size`` MiB (512) twice below ``--place``, and needs
+nginx (with its auth_request) and obstore.
 
 A first epoch also writes what it fetches into a block file and reads it from there. What that alone costs is the *bare
 loop*: threads of one process that call obstore, write each MiB and read it back whole, at their best number. It has no
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import compileall
 import contextlib
 import os
 import shutil
@@ -39,7 +41,14 @@ http {{
   log_format bytes '$body_bytes_sent'; access_log {place}/access.log bytes;
   client_body_temp_path {place}/b; proxy_temp_path {place}/p; fastcgi_temp_path {place}/f; uwsgi_temp_path {place}/u;
   scgi_temp_path {place}/s; sendfile on; keepalive_requests 1000000;
-  server {{ listen 127.0.0.1:{port}; root {place}/www; }}
+  upstream late {{ server 127.0.0.1:{late}; keepalive 256; }}
+  server {{
+    listen 127.0.0.1:{port}; root {place}/www;
+    location /late/ {{ alias {place}/www/; auth_request /ask; }}
+    location = /ask {{
+      internal; proxy_pass http://late; proxy_http_version 1.1; proxy_set_header Connection "";
+    }}
+  }}
 }}
 """
 ROW = 2048
@@ -61,9 +70,10 @@ def answers(server: subprocess.Popen[bytes], port: int) -> None:
 
 
 @contextlib.contextmanager
-def nginx(place: Path) -> Iterator[int]:
+def nginx(place: Path, late: int = 9) -> Iterator[int]:
+    """Its port. ``late``: that of who is asked before anything below ``/late/`` is answered."""
     port = free_port()
-    (place / "nginx.conf").write_text(CONF.format(place=place, port=port))
+    (place / "nginx.conf").write_text(CONF.format(place=place, port=port, late=late))
     server = subprocess.Popen(["nginx", "-c", str(place / "nginx.conf"), "-e", str(place / "error.log")])
     try:
         answers(server, port)
@@ -73,47 +83,33 @@ def nginx(place: Path) -> Iterator[int]:
         server.wait()
 
 
-async def held_back(port: int, behind: int, seconds: float) -> None:
-    """A proxy that gives every piece of an answer so much later, and all of them at full speed."""
+async def answer_late(port: int, seconds: float) -> None:
+    """A server that says yes to everything, so much later."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", behind, limit=4 * MIB)
+    class Late(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self._transport = transport
 
-        async def there() -> None:
-            while data := await reader.read(65_536):
-                await asyncio.sleep(seconds)
-                far_writer.write(data)
-            far_writer.close()
+        def data_received(self, data: bytes) -> None:
+            yes = b"HTTP/1.1 204 No Content\r\n\r\n" * data.count(b"\r\n\r\n")
+            asyncio.get_running_loop().call_later(seconds, self._transport.write, yes)  # type: ignore[attr-defined]
 
-        async def back() -> None:
-            while data := await far_reader.read(MIB):
-                writer.write(data)
-                await writer.drain()
-            writer.close()
-
-        with contextlib.suppress(OSError):
-            await asyncio.gather(there(), back())
-
-    server = await asyncio.start_server(serve, "127.0.0.1", port, limit=4 * MIB)
+    server = await asyncio.get_running_loop().create_server(Late, "127.0.0.1", port, backlog=512)
     await server.serve_forever()
 
 
 @contextlib.contextmanager
-def late(behind: int, seconds: float) -> Iterator[int]:
-    if not seconds:
-        yield behind
-        return
+def delay(seconds: float) -> Iterator[int]:
+    """The port of such a server."""
     port = free_port()
-    code = (
-        f"import asyncio; from benchmarks.remote import held_back; asyncio.run(held_back({port}, {behind}, {seconds}))"
-    )
-    proxy = subprocess.Popen([sys.executable, "-c", code])
+    code = f"import asyncio; from benchmarks.remote import answer_late; asyncio.run(answer_late({port}, {seconds}))"
+    server = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1])
     try:
-        answers(proxy, port)
+        answers(server, port)
         yield port
     finally:
-        proxy.kill()
-        proxy.wait()
+        server.kill()
+        server.wait()
 
 
 def epoch(address: str, cache: Path, **order: object) -> float:
@@ -192,6 +188,8 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=512, help="MiB")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
+    # As an installer does: else every maker compiles our sources where Python may not keep what it compiled.
+    compileall.compile_dir(Path(lowtide.__file__).parent, quiet=1)
     if shutil.which("nginx") is None:
         print("NOT MEASURED: object stores - nginx is not installed here")
         return 0
@@ -204,11 +202,10 @@ def main() -> int:
             for _ in range(asked.size):
                 file.write(os.urandom(MIB))
         figures = []
-        with nginx(place) as port:
-            for latency in (0.0, 0.02):
-                with late(port, latency) as reached:
-                    address = f"http://127.0.0.1:{reached}/x.bin"
-                    figures += measure(address, data, place, size, latency, asked.rounds)
+        with delay(0.02) as late, nginx(place, late) as port:
+            for latency, path in ((0.0, "x.bin"), (0.02, "late/x.bin")):
+                address = f"http://127.0.0.1:{port}/{path}"
+                figures += measure(address, data, place, size, latency, asked.rounds)
     return report(f"Object stores: {asked.size} MiB behind nginx, rows of {ROW} bytes", figures)
 
 

@@ -103,13 +103,32 @@ def test_small_rows_are_shuffled_over_more_windows_than_the_disk_holds(behind: B
     np.testing.assert_array_equal(np.sort(seen[:, 0]), np.sort(rows[:, 0]))
 
 
+def test_blocks_that_are_settled_count_once_at_every_moment(tmp_path: Path) -> None:
+    """While a maker has other room they still count as its own, then as blocks that are there."""
+    file = a_file(tmp_path, 8)
+    one, two = Disk(str(tmp_path)), Disk(str(tmp_path))
+    one.reserve(4, 9 * BLOCK, ())
+    one.reserve(2, 9 * BLOCK, ())
+    for block in range(4):
+        file.mark(block, [1], [0])
+    all_stay = {(file.place, block) for block in range(4)}
+    one.settle(4, 4)
+    two.reserve(2, 9 * BLOCK, all_stay)  # eight: a 64th is the filesystem's own
+    with pytest.raises(lowtide.WriteError, match=r"got 0 B of blocks that .* and 2\.00 MiB being made"):
+        two.reserve(1, 9 * BLOCK, all_stay)
+    one.settle(2, 0)
+    two.reserve(2, 9 * BLOCK, all_stay)
+    with pytest.raises(lowtide.WriteError, match=r"got 1\.00 MiB of blocks that .* and 1\.00 MiB being made"):
+        two.reserve(1, 9 * BLOCK, all_stay)
+
+
 def test_what_comes_again_last_goes_first(tmp_path: Path) -> None:
     file = a_file(tmp_path, 12)
     disk = Disk(str(tmp_path))
     disk.reserve(12, 64 * BLOCK, ())
     for block in range(12):
         file.write(block * BLOCK, bytes(BLOCK))
-        file.mark(block, [1])
+        file.mark(block, [1], [0])
         file.next_use(block, 1, when=(5, 3, 9, 1, 12, 7, 2, 11, 4, 8, 6, 10)[block])
     disk.settle(12, 12)
     disk.reserve(3, 12 * BLOCK, {(file.place, 4)})  # somebody waits for block 4; a 64th is the filesystem's own

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     import subprocess
 
 _TRIES = 3
+# Variables of a maker. Few arenas: what many threads free would stay in each of them. Bodies of a MiB use pages again
+# that are neither given back nor zeroed anew. And no threads of NumPy's for products of matrices, which spin when they
+# start.
+_MAKERS = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": "4194304",
+    "MALLOC_TRIM_THRESHOLD_": "8388608",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 _WAIT = 0.5  # seconds between looks at the clock while nothing comes
 
 Waiting = Callable[[float], None]  # called with the seconds waited so far
@@ -167,9 +176,7 @@ class Asking:
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # Few arenas: what many threads free would stay in each of them. And no threads of NumPy's for products
-                # of matrices, which spin for a while when they start.
-                env={**os.environ, "PYTHONPATH": paths, "MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": paths, **_MAKERS},
             )
         self._end = ours
         atexit.register(self.close)

@@ -22,7 +22,7 @@ import fcntl
 import os
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,16 +150,21 @@ class BlockFile:
     def lock(self, block: int, count: int = 1) -> bool:
         return try_lock(self.marks.number, block * MARK.size, count * MARK.size)
 
+    def locked(self, first: int, count: int) -> list[int]:
+        """Those of these neighbours that nobody else had locked, and that are ours now."""
+        blocks = range(first, first + count)
+        return list(blocks) if self.lock(first, count) else [one for one in blocks if self.lock(one)]
+
     def unlock(self, block: int, count: int = 1) -> None:
         unlock(self.marks.number, block * MARK.size, count * MARK.size)
 
     def length_of(self, block: int) -> int:
         return min(BLOCK, self.size - block * BLOCK)
 
-    def mark(self, first: int, checksums: list[int]) -> None:
-        """Mark these neighbouring blocks as written. Only the holder of their locks may do so."""
+    def mark(self, first: int, checksums: Sequence[int], marks: Sequence[int]) -> None:
+        """Mark these neighbouring blocks, whose marks are ``marks``, as written. Only the holder of their locks may do
+        so."""
         self._hint(CHECKSUM, first, checksums)
-        marks = self.read_marks(first, len(checksums))
         self._put(self.marks, first, [mark if mark % 2 else (mark + 1) & 0xFFFFFFFF for mark in marks])
 
     def unmark(self, block: int) -> None:
@@ -178,10 +183,10 @@ class BlockFile:
         """Note when they are used next: the larger ``when``, the later; 0: unknown."""
         self._hint(NEXT_USE, first, [min(when, 0xFFFFFFFF)] * count)
 
-    def _hint(self, kind: int, first: int, values: list[int]) -> None:
+    def _hint(self, kind: int, first: int, values: Sequence[int]) -> None:
         self._put(self.hints, kind * self.count + first, values)
 
-    def _put(self, file: Descriptor, first: int, values: list[int]) -> None:
+    def _put(self, file: Descriptor, first: int, values: Sequence[int]) -> None:
         os.pwrite(file.number, array("I", values).tobytes(), first * MARK.size)
 
     def still_whole(self, block: int) -> bool:
@@ -194,7 +199,7 @@ class BlockFile:
         data = os.pread(self.data.number, self.length_of(block), block * BLOCK)
         if len(data) != self.length_of(block) or (zlib.crc32(data) or 1) != checksum:
             return False
-        self.mark(block, [checksum])
+        self.mark(block, [checksum], self.read_marks(block, 1))
         return True
 
     def write(self, offset: int, data: bytes | memoryview) -> None:

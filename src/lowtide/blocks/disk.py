@@ -51,8 +51,8 @@ class Disk:
         self._slot = next(
             slot for slot in range(_MOST_MAKERS) if try_lock(self._file.number, _SLOTS + slot * 8, 8)
         )  # the lock goes with this process
-        self._mine = 0
-        with self._alone():
+        self._mine = self._settled = self._made = 0  # blocks reserved; of those, settled and made but not noted yet
+        with self._locked():
             self._put(_SLOTS + self._slot * 8, 0)
             self._recount()
 
@@ -70,7 +70,8 @@ class Disk:
     def reserve(self, blocks: int, stated: int | None, claimed: Claimed) -> None:
         """Room for so many blocks, inside the limit; WriteError if no more blocks can be removed. Those that are
         ``claimed`` stay."""
-        with self._alone():
+        with self._turn, self._locked():
+            self._note()
             making, dead = self._making()
             if dead:
                 self._recount()
@@ -78,7 +79,8 @@ class Disk:
             most = self.limit(stated) * 63 // 64 // BLOCK  # the filesystem's own maps of sparse files take some too
             over = self._get(_THERE) + making + blocks - most
             if over > 0:
-                over -= self._take_away(max(over, min(most // 32, over + 4096)), claimed)
+                self._take_away(max(over, min(most // 32, over + 4096)), making, claimed)
+                over = self._get(_THERE) + making + blocks - most
             if over > 0:
                 way_out = "Make room there, or state cache_dir= on another disk" if stated is None else "Raise disk="
                 raise WriteError(
@@ -94,22 +96,31 @@ class Disk:
             self._put(_SLOTS + self._slot * 8, self._mine)
 
     def settle(self, reserved: int, made: int) -> None:
-        """Of the room reserved so many blocks are there now; the rest is free again."""
-        with self._alone():
-            self._put(_THERE, self._get(_THERE) + made)
-            self._mine -= reserved
-            self._put(_SLOTS + self._slot * 8, self._mine)
+        """Of the room reserved so many blocks are there now; the rest is free again. If all are there and other room is
+        reserved, the next reservation notes it: until then they still count as being made."""
+        with self._turn:
+            self._settled, self._made = self._settled + reserved, self._made + made
+            if made < reserved or self._settled == self._mine:
+                with self._locked():
+                    self._note()
 
     # Under the ledger's lock
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        with self._turn:
-            fcntl.flock(self._file.number, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._file.number, fcntl.LOCK_UN)
+    def _locked(self) -> Iterator[None]:
+        fcntl.flock(self._file.number, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file.number, fcntl.LOCK_UN)
+
+    def _note(self) -> None:
+        """What was settled."""
+        if self._settled:
+            self._put(_THERE, self._get(_THERE) + self._made)
+            self._mine -= self._settled
+            self._put(_SLOTS + self._slot * 8, self._mine)
+            self._settled = self._made = 0
 
     def _get(self, at: int) -> int:
         raw = os.pread(self._file.number, 8, at)
@@ -159,8 +170,8 @@ class Disk:
                     punch(file, block)
                 file.unlock(block)
 
-    def _take_away(self, wanted: int, claimed: Claimed) -> int:
-        """Remove so many blocks, or as many as may go; how many were removed."""
+    def _take_away(self, wanted: int, making: int, claimed: Claimed) -> None:
+        """Remove so many of the blocks that count as being there, or as many as may go."""
         since = now()
         found: list[tuple[int, int, int, int]] = []
         files = list(self._files())
@@ -178,18 +189,19 @@ class Disk:
                     group = 1 if later[block] else 2 if recent else 0
                     found.append((group, -later[block] or needed[block], number, block))
         found.sort()
-        self._put(_THERE, there)  # exact, whatever others lost count of
+        before = self._get(_THERE)
+        counted = min(max(before, there - making), there)  # of those being made some may be there, counted as such
+        wanted -= before - counted
         note_taken(self._file)  # before the first byte goes: readers look at it after they read
         gone = 0
-        for *_, number, block in found[:wanted]:
+        for *_, number, block in found[: max(0, wanted)]:
             file = files[number]
             if file.lock(block):
                 file.unmark(block)
                 punch(file, block)
                 file.unlock(block)
                 gone += 1
-        self._put(_THERE, there - gone)
-        return gone
+        self._put(_THERE, counted - gone)
 
 
 def punch(file: BlockFile, block: int) -> None:

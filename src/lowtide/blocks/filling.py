@@ -33,15 +33,18 @@ class Filling:
         with self._turn:
             count = min(-(-len(view) // BLOCK), self._left)
             self._left -= count
-        locked = [block for block in range(first, first + count) if self._file.lock(block)]
+        if count == 0:  # a lock on no bytes would be one on all that follow
+            return
+        locked = set(self._file.locked(first, count))
         try:
-            for run in in_runs([block for block in locked if not self._file.is_there(block)], 1 << 30):
+            marks = self._file.read_marks(first, count)
+            missing = [block for block, mark in enumerate(marks, first) if mark % 2 == 0 and block in locked]
+            for run in in_runs(missing, 1 << 30):
                 self._made(run, view[run[0] * BLOCK - offset : (run[-1] + 1) * BLOCK - offset])
         except WriteError:  # no room: blocks are made when they are needed, or the error is reported then
             self._left = 0
         finally:
-            for block in locked:
-                self._file.unlock(block)
+            self._file.unlock(first, count)
 
     def _made(self, run: list[int], data: memoryview) -> None:
         self._disk.reserve(len(run), self._stated, ())

@@ -2,32 +2,34 @@
 
 Foreign code - obstore's threads, decoders of formats - runs here, so a fork of the reading process at any moment stays
 safe, and hostile bytes cannot end the program. Messages are JSON, one per packet of a socket: ``call`` runs a function
-named by module and makes its result the answer; ``make`` has blocks of a file made by a source named the same way, so
-this room knows no formats. Blocks somebody waits for come before those that are only wanted soon; missing neighbours
-are one request of up to 8 MiB; a lock on a block's mark decides which process makes it, and the others look now and
-then whether it is there.
+named by module, and what that returns is run beside other work to make the answer; ``make`` has blocks of a file made
+by a source named the same way, so this room knows no formats. Blocks somebody waits for come before those that are only
+wanted soon; missing neighbours are one request of up to 8 MiB; a lock on a block's mark decides which process makes it,
+and the others look now and then whether it is there.
 
-Blocks are made in threads: bytes are checked, written and marked by the one that received or decoded them, and nothing
-waits for the loop. What they hold is bounded by the sources: six bodies of 1.25 MiB, or what so many decoders need.
-Ends when its socket closes, or its parent is gone.
+There is no event loop, whose import would be a third of the start: the main thread takes messages, others take runs of
+blocks from one queue, each the next as soon as it is done with the last. Bytes are checked, written and marked by the
+thread that received or decoded them. What they hold is bounded by the sources: six bodies of 1.25 MiB, or what so many
+decoders need. Ends when its socket closes, or its parent is gone.
 """
 
 from __future__ import annotations
 
-import asyncio
 import heapq
-import inspect
 import itertools
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import sys
+import threading
+from array import array
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 
@@ -36,27 +38,35 @@ from lowtide.blocks.disk import LEAST, Disk, now, punch
 from lowtide.blocks.messages import KINDS, PACKET, VARIABLES, in_runs
 from lowtide.errors import WriteError
 
-THREADS = 48
 DECODING = (os.cpu_count() or 1) + 4  # runs that are decoded at a time
 REQUEST = 8 * 1024 * 1024 // BLOCK  # blocks of one request, at most
 _CHECKSUM_OF = fast_checksum()
 _LOOK_AGAIN = 0.005  # seconds between looks whether another process has made a block
 _ROOM_COMES = 20.0  # seconds to wait for others to be done with their blocks
+_TOGETHER = 4 * BLOCK  # bytes written by one call, while the processor's cache has them from their checksum
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the reader, which ends us
     with socket.socket(fileno=int(sys.argv[1])) as end:
-        asyncio.run(Maker(end).serve())
+        Maker(end).serve()
+
+
+@dataclass
+class _Question:
+    """A message that waits for ``left`` blocks."""
+
+    number: int
+    left: int = 0
 
 
 @dataclass
 class _Pending:
-    """A block that is to be made."""
+    """A block that is to be made, and who waits for it."""
 
-    made: asyncio.Future[None]
     urgent: bool
     running: bool = False
+    questions: list[_Question] = field(default_factory=list)
 
 
 @dataclass(order=True)
@@ -86,108 +96,96 @@ class Maker:
         self._files: dict[str, BlockFile] = {}
         self._disks: dict[str, Disk] = {}
         self._sources: dict[str, Any] = {}
-        self._pending: dict[tuple[str, int], _Pending] = {}
         self._claimed: Counter[tuple[str, int]] = Counter()
         self._claims: dict[int, list[tuple[str, int]]] = {}  # by the question that made them
-        self._queue: list[_QueuedRun] = []
+        self._answers: SimpleQueue[bytes] = SimpleQueue()
         self._numbers = itertools.count()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._working = 0
-        self._threads = ThreadPoolExecutor(THREADS)
-        self._answers: asyncio.Queue[bytes] = asyncio.Queue()
+        self._turn = threading.Condition()  # of all that follows
+        self._pending: dict[tuple[str, int], _Pending] = {}
+        self._queue: list[_QueuedRun] = []
+        self._working = self._idle = 0  # threads
 
-    async def serve(self) -> None:
-        self._end.setblocking(False)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._end, self._receive)
-        self._start(self._send())
+    def serve(self) -> None:
+        _begin(self._send)
+        coming, stamped = select.poll(), monotonic()
+        coming.register(self._end, select.POLLIN)
         while os.getppid() == self._parent:
-            await asyncio.sleep(1)
-            for (place, block), count in list(self._claimed.items()):
-                if count > 0 and place in self._files:
+            if coming.poll(1000):
+                self._receive()
+            if monotonic() > stamped + 1:
+                stamped = monotonic()
+                for place, block in self._claimed:
                     self._files[place].needed(block, 1, now())
         os._exit(0)
 
-    # Messages
+    # Messages, by the main thread
 
     def _receive(self) -> None:
-        while True:
-            try:
-                packet = self._end.recv(2 * PACKET)
-            except BlockingIOError:
-                return
-            except OSError:
-                packet = b""
-            if not packet:
-                os._exit(0)  # the reader is gone: whatever is under way is nobody's
-            self._start(self._answer(json.loads(packet)))
-
-    async def _send(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            packet = await self._answers.get()
-            with suppress(OSError):
-                await loop.sock_sendall(self._end, packet)
-
-    async def _answer(self, message: dict[str, Any]) -> None:
+        packet = b""
+        with suppress(OSError):
+            packet = self._end.recv(2 * PACKET)
+        if not packet:
+            os._exit(0)  # the reader is gone: whatever is under way is nobody's
+        message = json.loads(packet)
         try:
-            result = None
             if message["do"] == "done":
                 self._let_go(message["ids"])
-                return
-            if message["do"] == "call":
-                result = await _called(message["function"], message["arguments"], message["environment"])
+            elif message["do"] == "call":
+                work = _built(message["function"], message["arguments"], message["environment"])
+                _begin(self._called, message["id"], work)
             else:
-                await self._make(message)
-            answer = {"id": message["id"], "result": result}
+                self._make(message)
         except Exception as problem:
-            answer = {"id": message["id"], "error": described(problem)}
-        text = json.dumps(answer).encode()
-        parts = [text[at : at + PACKET] for at in range(0, len(text), PACKET)]
-        for number, part in enumerate(parts):
-            head = f"{message['id']} {int(number == len(parts) - 1)} ".encode()
-            self._answers.put_nowait(head + part)
+            self._answer(message["id"], {"error": described(problem)})
 
-    def _start(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _called(self, number: int, work: Any) -> None:
+        try:
+            self._answer(number, {"result": work()})
+        except BaseException as problem:  # foreign code may raise anything
+            self._answer(number, {"error": described(problem)})
+
+    def _answer(self, number: int, said: dict[str, Any]) -> None:
+        text = json.dumps(said).encode()
+        for at in range(0, len(text), PACKET):
+            self._answers.put(f"{number} {int(at + PACKET >= len(text))} ".encode() + text[at : at + PACKET])
+
+    def _send(self) -> None:
+        while True:
+            packet = self._answers.get()
+            with suppress(OSError):
+                self._end.sendall(packet)
 
     # Blocks
 
-    async def _make(self, message: dict[str, Any]) -> None:
+    def _make(self, message: dict[str, Any]) -> None:
         job = self._job(message)
         place, urgent = job.file.place, bool(message["urgent"])
-        blocks = [block for first, count in message["runs"] for block in range(first, first + count)]
         if message["claim"]:  # until the reader says that it has read them
-            self._claims[message["id"]] = [(place, block) for block in blocks]
-            self._claimed.update(self._claims[message["id"]])
+            blocks = [(place, block) for first, count in message["runs"] for block in range(first, first + count)]
+            self._claims[message["id"]] = blocks
+            self._claimed.update(blocks)
         missing: list[int] = []
         for first, count in message["runs"]:
             job.file.needed(first, count, now())
             marks = job.file.read_marks(first, count)
             missing += [first + number for number, mark in enumerate(marks) if mark % 2 == 0]
-        wanted, waited = [], []
-        for block in missing:
-            pending = self._pending.get((place, block))
-            if pending is None:
-                pending = _Pending(asyncio.get_running_loop().create_future(), urgent)
-                pending.made.add_done_callback(_looked_at)
-                self._pending[place, block] = pending
-                wanted.append(block)
-            elif urgent and not pending.urgent and not pending.running:
-                pending.urgent = True
-                wanted.append(block)
-            waited.append(pending.made)
-        most = REQUEST if job.stated is None else max(1, min(REQUEST, job.stated // BLOCK // 8))
-        for run in in_runs(wanted + self._beside(job, wanted, most), most):
-            heapq.heappush(self._queue, _QueuedRun((not urgent, next(self._numbers)), job, run))
-        self._work()
-        if waited:
-            await asyncio.wait(set(waited), return_when=asyncio.FIRST_EXCEPTION)
-        for made in waited:
-            if made.done():
-                made.result()
+        question, wanted = _Question(message["id"], len(missing)), []
+        with self._turn:
+            for block in missing:
+                pending = self._pending.get((place, block))
+                if pending is None:
+                    self._pending[place, block] = pending = _Pending(urgent)
+                    wanted.append(block)
+                elif urgent and not pending.urgent and not pending.running:
+                    pending.urgent = True
+                    wanted.append(block)
+                pending.questions.append(question)
+            most = REQUEST if job.stated is None else max(1, min(REQUEST, job.stated // BLOCK // 8))
+            for run in in_runs(wanted + self._beside(job, wanted, most), most):
+                heapq.heappush(self._queue, _QueuedRun((not urgent, next(self._numbers)), job, run))
+            self._wake()
+        if not missing:
+            self._answer(message["id"], {})
 
     def _let_go(self, ids: list[int]) -> None:
         for number in ids:
@@ -202,13 +200,11 @@ class Maker:
             return []
         for run in in_runs(wanted, most):
             first, last = covering(run[0] * BLOCK, min(job.file.size, (run[-1] + 1) * BLOCK))
-            inside = range(-(-first // BLOCK), last // BLOCK if last < job.file.size else job.file.count)
-            found.update(block for block in inside[: 4 * most] if not job.file.is_there(block))
-        beside = [block for block in found - set(wanted) if (job.file.place, block) not in self._pending]
-        for block in beside:
-            pending = _Pending(asyncio.get_running_loop().create_future(), False)
-            pending.made.add_done_callback(_looked_at)
-            self._pending[job.file.place, block] = pending
+            inside = range(-(-first // BLOCK), last // BLOCK if last < job.file.size else job.file.count)[: 4 * most]
+            marks = job.file.read_marks(inside.start, len(inside))
+            found.update(block for block, mark in zip(inside, marks, strict=True) if mark % 2 == 0)
+        beside = [block for block in found if (job.file.place, block) not in self._pending]
+        self._pending.update({(job.file.place, block): _Pending(False) for block in beside})
         return beside
 
     def _job(self, message: dict[str, Any]) -> BlockJob:
@@ -229,55 +225,77 @@ class Maker:
             self._sources[said] = source
         return BlockJob(file, source, disk, message["disk"])
 
-    def _work(self) -> None:
-        while self._queue and self._working < getattr(self._queue[0].job.source, "at_once", DECODING):
-            run = heapq.heappop(self._queue)
-            blocks = []
-            for block in run.blocks:
-                pending = self._pending.get((run.job.file.place, block))
-                if pending is not None and not pending.running:
-                    pending.running = True
-                    blocks.append(block)
-            if blocks:
-                self._working += 1
-                self._start(self._worked(run.job, blocks))
-
-    async def _worked(self, job: BlockJob, blocks: list[int]) -> None:
-        """These blocks, made by this process or another."""
-        problem: BaseException | None = None
-        left, loop = blocks, asyncio.get_running_loop()
-        try:
-            while left:
-                others = await loop.run_in_executor(self._threads, self._made, job, left)
-                for block in set(left).difference(others):
-                    self._done(job.file, block)
-                left = [block for block in others if not job.file.is_there(block)]
-                if left:
-                    await asyncio.sleep(_LOOK_AGAIN)
-        except Exception as found:
-            problem = found
-        finally:
-            self._working -= 1
-            for block in blocks:
-                self._done(job.file, block, problem)
-            self._work()
-
-    def _done(self, file: BlockFile, block: int, problem: BaseException | None = None) -> None:
-        pending = self._pending.pop((file.place, block), None)
-        if pending is not None and not pending.made.done():
-            if problem is None or file.is_there(block):
-                pending.made.set_result(None)
+    def _wake(self) -> None:
+        """One more thread, where there is something for it; it wakes the next."""
+        if self._startable():
+            if self._idle:
+                self._turn.notify()
             else:
-                pending.made.set_exception(problem)
+                _begin(self._work)
+
+    def _startable(self) -> bool:
+        return bool(self._queue) and self._working < getattr(self._queue[0].job.source, "at_once", DECODING)
 
     # In threads
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                while not self._startable():
+                    self._idle += 1
+                    self._turn.wait()
+                    self._idle -= 1
+                run = heapq.heappop(self._queue)
+                blocks = []
+                for block in run.blocks:
+                    pending = self._pending.get((run.job.file.place, block))
+                    if pending is not None and not pending.running:
+                        pending.running = True
+                        blocks.append(block)
+                self._working += 1
+                self._wake()
+            self._worked(run.job, blocks)
+            with self._turn:
+                self._working -= 1
+
+    def _worked(self, job: BlockJob, blocks: list[int]) -> None:
+        """These blocks, made by this process or another."""
+        problem: BaseException | None = None
+        left = blocks
+        try:
+            while left:
+                others = self._made(job, left)
+                self._done(job.file, [block for block in left if block not in others])
+                left = [block for block in others if not job.file.is_there(block)]
+                if left:
+                    sleep(_LOOK_AGAIN)
+        except BaseException as found:  # foreign code may raise anything
+            problem = found
+        self._done(job.file, blocks, problem)
+
+    def _done(self, file: BlockFile, blocks: list[int], problem: BaseException | None = None) -> None:
+        """Tell those that wait for these blocks. A question is answered once: by the first error, or the last block."""
+        with self._turn:
+            for block in blocks:
+                pending = self._pending.pop((file.place, block), None)
+                if pending is None:
+                    continue
+                failed = problem is not None and not file.is_there(block)
+                for question in pending.questions:
+                    question.left -= 1
+                    if failed and question.left >= 0:
+                        assert problem is not None
+                        self._answer(question.number, {"error": described(problem)})
+                        question.left = 0
+                    elif question.left == 0:
+                        self._answer(question.number, {})
 
     def _made(self, job: BlockJob, blocks: list[int]) -> list[int]:
         """Make these blocks; those that were not, because another process is making them."""
         file, locked = job.file, []
         try:
             for run in in_runs(blocks, REQUEST):
-                locked += run if file.lock(run[0], len(run)) else [one for one in run if file.lock(one)]
+                locked += file.locked(run[0], len(run))
             for run in in_runs(self._unmade(job, locked), REQUEST):
                 self._made_here(job, run)
         except _CutByHandError:
@@ -349,29 +367,36 @@ class Writing:
             raise ValueError(f"bytes at {offset}, behind the end of the file")
         if offset == self._first * BLOCK:
             self._checksum = 0  # from the beginning, perhaps once more
-        first, whole = offset // BLOCK, []
-        while view:
-            block = offset // BLOCK
-            part = view[: block * BLOCK + self._file.length_of(block) - offset]
-            self._checksum = _CHECKSUM_OF(part, self._checksum)
-            self._put(offset, part)  # while it is in the processor's cache
-            offset, view = offset + len(part), view[len(part) :]
-            if offset == block * BLOCK + self._file.length_of(block):
-                whole.append(self._checksum or 1)
-                self._checksum = 0
+        first, whole = offset // BLOCK, array("I")
+        had_its_length = self._file.has_its_length  # before too: what is written at the end makes it longer
+        for at in range(0, len(view), _TOGETHER):
+            part = view[at : at + _TOGETHER]
+            self._sum(offset + at, part, whole)
+            self._put(offset + at, part)
+        if not (had_its_length and self._file.has_its_length):
+            raise self._cut()
         if whole:
             before = self._before[first - self._first :]
             marks = self._file.read_marks(first, len(whole))
             if any(mark - was not in (0, 1) for mark, was in zip(marks, before, strict=False)):
                 raise self._cut()  # and made again by somebody who noticed: part of these bytes may be gone
-            self._file.mark(first, whole)
+            self._file.mark(first, whole, marks)
             self.marked.update(range(first, first + len(whole)))
+
+    def _sum(self, offset: int, view: memoryview, whole: array[int]) -> None:
+        """Checksums of the blocks that end in these bytes, added to ``whole``."""
+        while view:
+            end = min((offset // BLOCK + 1) * BLOCK, self._file.size)
+            part = view[: end - offset]
+            self._checksum = _CHECKSUM_OF(part, self._checksum)
+            offset, view = offset + len(part), view[len(part) :]
+            if offset == end:
+                whole.append(self._checksum or 1)
+                self._checksum = 0
 
     def _put(self, offset: int, part: memoryview) -> None:
         try:
-            whole = self._file.has_its_length
             self._file.write(offset, part)
-            whole = whole and self._file.has_its_length  # before too: what is written at the end makes it longer
         except OSError as problem:
             raise WriteError(
                 f"{self._file.place}: expected to write {len(part)} bytes of a block, got {problem.strerror}. "
@@ -381,8 +406,6 @@ class Writing:
                 free=None,
                 errno=problem.errno,
             ) from None
-        if not whole:
-            raise self._cut()
 
     def _cut(self) -> _CutByHandError:
         where = self._file.place
@@ -393,24 +416,15 @@ class _CutByHandError(WriteError):
     """Somebody made the file of the data shorter: what was there before is gone too."""
 
 
-def described(problem: Exception) -> dict[str, Any]:
+def described(problem: BaseException) -> dict[str, Any]:
     """An error as the reader raises it again."""
     kind = next((one.__name__ for one in type(problem).__mro__ if one.__name__ in KINDS), "ReadError")
     told = {name: getattr(problem, name, None) for name in ("path", "offset", "errno", "wanted", "free")}
     return {"kind": kind, "message": str(problem), **{key: value for key, value in told.items() if value is not None}}
 
 
-def _looked_at(made: asyncio.Future[None]) -> None:
-    if not made.cancelled():
-        made.exception()  # nobody may have waited for a block that was only wanted soon
-
-
-async def _called(function: str, arguments: dict[str, Any], environment: dict[str, str]) -> Any:
-    found = pkgutil.resolve_name(function)
-    if inspect.iscoroutinefunction(found):
-        _take_on(environment)
-        return await found(**arguments)
-    return await asyncio.to_thread(found, **arguments)
+def _begin(work: Any, *arguments: Any) -> None:
+    threading.Thread(target=work, args=arguments, daemon=True).start()
 
 
 def _built(function: str, arguments: dict[str, Any], environment: dict[str, str]) -> Any:

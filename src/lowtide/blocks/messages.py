@@ -1,6 +1,6 @@
 """What a reader and its maker agree on: the size of a packet, names of errors, variables that go along, runs of blocks.
 
-Apart from both, so that a program that opens only files imports neither sockets nor an event loop.
+Apart from both, so that a program that opens only files imports no sockets.
 """
 
 from __future__ import annotations

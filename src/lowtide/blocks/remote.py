@@ -14,7 +14,6 @@ however far away the store is. Long bodies are written as they come, in pieces o
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -22,6 +21,7 @@ import re
 import threading
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
@@ -223,19 +223,19 @@ class _PassingError(Exception):
     """An answer that is not what was asked for: another try may bring it."""
 
 
-async def look(address: str, options: dict[str, Any], length: int) -> dict[str, Any]:
+def look(address: str, options: dict[str, Any], length: int) -> Callable[[], dict[str, Any]]:
     """Size, ETag and time of the last change of an object."""
-    return await asyncio.to_thread(RemoteObject(address, options).look, length)
+    return partial(RemoteObject(address, options).look, length)
 
 
-async def size_of(address: str, options: dict[str, Any]) -> int | None:
+def size_of(address: str, options: dict[str, Any]) -> Callable[[], int | None]:
     """The object's size; None where there is none."""
-    return await asyncio.to_thread(RemoteObject(address, options).size)
+    return RemoteObject(address, options).size
 
 
-async def listed(address: str, options: dict[str, Any]) -> list[tuple[str, int]]:
+def listed(address: str, options: dict[str, Any]) -> Callable[[], list[tuple[str, int]]]:
     """Keys below an address that ends in a slash, and their sizes."""
-    return await asyncio.to_thread(RemoteObject(address, options).below)
+    return RemoteObject(address, options).below
 
 
 def _about(meta: Any) -> dict[str, Any]:

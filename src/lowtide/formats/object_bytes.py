@@ -2,7 +2,7 @@
 
 h5py and pyarrow take a Python file. Its reads fetch 256 KiB at a time, patiently and pinned to the version that was
 opened (``blocks/remote.py``), and the last few are kept: tables of a file lie close to one another. Whole chunks are
-fetched by ``at`` without passing through them. The thread that decodes fetches, so nothing waits for the maker's loop.
+fetched by ``at`` without passing through them. The thread that decodes fetches.
 """
 
 from __future__ import annotations

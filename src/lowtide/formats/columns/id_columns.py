@@ -7,10 +7,10 @@ file, which is mapped, and unpacked if it was compressed. pyarrow (extra ``parqu
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,14 +35,14 @@ class IdBlock:
     ends: Ends  # counted from the first id of this block
 
 
-async def item_type(path: str, kind: str, source: dict[str, Any] | None, column: str) -> str:
+def item_type(path: str, kind: str, source: dict[str, Any] | None, column: str) -> Callable[[], str]:
     """The dtype of one id; FormatError if there is no such column or it does not hold lists of integers."""
-    return await asyncio.to_thread(_item_type, IdColumn(path, kind, column, bytes_of(path, source)))
+    return partial(_item_type, IdColumn(path, kind, column, bytes_of(path, source)))
 
 
-async def advice(path: str, kind: str, source: dict[str, Any] | None, where: str, tokens: bool) -> str:
+def advice(path: str, kind: str, source: dict[str, Any] | None, where: str, tokens: bool) -> Callable[[], str]:
     """What to do with the columns of such a file, in a line to paste; ``where``: the files as one types them."""
-    return await asyncio.to_thread(_advice, IdColumn(path, kind, "", bytes_of(path, source)), where, tokens)
+    return partial(_advice, IdColumn(path, kind, "", bytes_of(path, source)), where, tokens)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ memory while decoding.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -25,7 +24,7 @@ import numpy.typing as npt
 from lowtide.blocks.block_file import BLOCK
 from lowtide.blocks.filling import Filling
 from lowtide.errors import FormatError, ReadError
-from lowtide.formats.columns.id_columns import IdBlock, IdColumn
+from lowtide.formats.columns.id_columns import MOST_IDS, IdBlock, IdColumn
 from lowtide.formats.columns.unit_order import MOST_ENDS, UnitOrder
 from lowtide.formats.files.decoded_rows import LEAST_UNIT, as_text, blocks_for, identity_of
 from lowtide.formats.object_bytes import bytes_of
@@ -46,10 +45,9 @@ class Survey:
     documents: int
 
 
-async def surveyed(**about: Any) -> dict[str, Any]:
+def surveyed(**about: Any) -> Callable[[], dict[str, Any]]:
     """Tokens, documents, bytes of the block file, and where its units lie: offsets in it, ends among the ids."""
-    column = ColumnIds(**about)  # here, while the environment is that of who asks
-    return await asyncio.to_thread(column.described)
+    return ColumnIds(**about).described  # built while the environment is that of who asks
 
 
 class ColumnIds:
@@ -194,27 +192,35 @@ class ColumnIds:
         behind = [*self._firsts[1:], len(promised)]
         units = range(first, len(self._firsts), step)
         unit = first
+        buffer = np.empty(_AT_ONCE + MOST_IDS * self._dtype.itemsize, np.uint8)  # numpy copies beside other threads
         try:
             blocks = self._column.blocks([one for unit in units for one in range(self._firsts[unit], behind[unit])])
             block = next(blocks, None)
             for unit in units:
-                at, pending, ends, ids = int(self._offsets[unit]), bytearray(), [], 0
+                at, held, ends, ids = int(self._offsets[unit]), 0, [], 0
                 while block is not None and block.piece < behind[unit]:
-                    pending += self._checked(unit, block, ids, order).view(np.uint8).data
+                    data = self._checked(unit, block, ids, order).view(np.uint8)
+                    buffer[held : held + len(data)] = data
+                    held += len(data)
                     order.counts[block.piece] += block.ids.size
                     if order.counts[block.piece] > promised[block.piece]:
                         raise self._column.damaged(f"more than the {promised[block.piece]} ids of piece {block.piece}")
-                    whole = len(pending) // BLOCK * BLOCK
-                    if whole >= _AT_ONCE:
-                        kept.write(at, memoryview(pending)[:whole])
-                        at, pending = at + whole, pending[whole:]
+                    if held >= _AT_ONCE:
+                        whole = held // BLOCK * BLOCK
+                        kept.write(at, buffer[:whole])
+                        buffer[: held - whole] = buffer[whole:held]
+                        at, held = at + whole, held - whole
                     ends.append(block.ends + ids)
                     ids += block.ids.size
                     if sum(map(len, ends)) > MOST_ENDS:
                         order.write(unit, ends)
                         ends = []
                     block = next(blocks, None)
-                kept.write(at, pending.ljust(int(self._offsets[unit + 1]) - at, b"\0"))
+                while at < self._offsets[unit + 1]:
+                    size = min(_AT_ONCE, int(self._offsets[unit + 1]) - at)
+                    buffer[held:size] = 0  # behind the last id
+                    kept.write(at, buffer[:size])
+                    at, held = at + size, 0
                 order.write(unit, ends)
                 order.pass_on(ids)
         except Exception as problem:

@@ -6,12 +6,12 @@ by step, and never by HDF5 itself: it would open whatever file a link names.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,14 @@ from lowtide.formats.object_bytes import Bytes, LocalBytes, bytes_of
 _MOST_LINKS = 32  # on the way to one dataset; more must be a circle
 
 
-async def dataset(path: str, typed: str, source: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
+def dataset(path: str, typed: str, source: dict[str, Any] | None, name: str) -> Callable[[], dict[str, Any] | None]:
     """Where the dataset of that name lies; None where there is none."""
-    return await asyncio.to_thread(_dataset, bytes_of(path, source), typed, name)
+    return partial(_dataset, bytes_of(path, source), typed, name)
 
 
-async def datasets(path: str, typed: str, source: dict[str, Any] | None) -> list[Any]:
+def datasets(path: str, typed: str, source: dict[str, Any] | None) -> Callable[[], list[Any]]:
     """Name, dtype, shape, why it cannot be read, and whether it holds integers: of every dataset."""
-    return await asyncio.to_thread(_datasets, bytes_of(path, source), typed)
+    return partial(_datasets, bytes_of(path, source), typed)
 
 
 def _dataset(file: Bytes, typed: str, name: str) -> dict[str, Any] | None:

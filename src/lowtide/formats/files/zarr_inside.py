@@ -6,8 +6,9 @@ of its description when it is opened: zarr knows no version of the whole.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from lowtide.formats.layout import clip
 _MOST_LISTED = 20
 
 
-async def described(path: str, source: dict[str, Any] | None, tensor: str) -> dict[str, Any]:
+def described(path: str, source: dict[str, Any] | None, tensor: str) -> Callable[[], dict[str, Any]]:
     """Name, dtype, shape and rows of a chunk of an array."""
     store = None if source is None else store_below(**source)  # here, while the environment is that of who asks
-    return await asyncio.to_thread(_described, path, store, tensor)
+    return partial(_described, path, store, tensor)
 
 
 def open_zarr(path: str, name: str, store: Any) -> Any:
