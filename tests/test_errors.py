@@ -49,3 +49,23 @@ def test_a_write_error_survives_pickle_with_everything_it_carries() -> None:
     again = pickle.loads(pickle.dumps(problem))
     assert type(again) is lowtide.WriteError and str(again) == "x.npy: full"
     assert (again.path, again.wanted, again.free, again.errno, again.strerror) == ("x.npy", 9, 3, errno.ENOSPC, "full")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:word@host:8/x.npy?token=a#b: expected", "https://host:8/x.npy: expected"),
+        ("http:/me:word@host/corpus/manifest.json", "http:/host/corpus/manifest.json"),  # as pathlib has it
+        (
+            "web=https://host/x?sig=A//B==:0.7,code=/data/x?:0.3;9:web=1",
+            "web=https://host/x:0.7,code=/data/x?:0.3;9:web=1",
+        ),
+        ('lowtide.open("ftp://me:word@host/x")', 'lowtide.open("ftp://host/x")'),
+        ("s3://bucket/shard-?[0-9]*.npy", "s3://bucket/shard-?[0-9]*.npy"),
+        ("/data/a?b@c.npy: expected x:/y@z", "/data/a?b@c.npy: expected x:/y@z"),
+    ],
+)
+def test_no_error_repeats_what_may_be_secret_in_an_address(text: str, shown: str) -> None:
+    assert str(lowtide.FormatError(text)) == shown
+    assert str(lowtide.ReadError(text, path="x", offset=0)) == shown
+    assert str(pickle.loads(pickle.dumps(lowtide.ReadError(text, path="x", offset=0)))) == shown

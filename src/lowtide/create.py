@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from lowtide.arguments import one_of, whole_number
+from lowtide.blocks.objects import normal_address
+from lowtide.errors import discreet
 from lowtide.formats.files.npy import npy_header
 from lowtide.formats.layout import MOST_BYTES
 from lowtide.storage.writing import Output
@@ -255,6 +257,10 @@ def _checked_name(path: str | os.PathLike[str]) -> str:
     where = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(where, str) or not where:
         raise TypeError(f"path: expected the name of a file, got {path!r}. Use 'rows.npy'.")
+    if normal_address(where) is not None:
+        raise ValueError(
+            f"{discreet(where)}: expected a path on this machine, got an address. Write it here, then copy it."
+        )
     suffix = Path(where).suffix.lower()
     if suffix in _OTHER_FORMATS or (suffix == ".npy" and not _is_npy(where)):
         raise ValueError(

@@ -13,7 +13,19 @@ message has the same shape: ``{where}: expected {what}, got {what}. {The one thi
 
 from __future__ import annotations
 
+import re
 from functools import partial
+
+# A name and a password in front of a host, and the query of a web address: up to its end, or a weight behind it.
+_USER = re.compile(r"(\b(?:[a-z][a-z0-9+.-]*://|https?:/))[^\s/@\"']*@", re.IGNORECASE)
+_QUERY = re.compile(
+    r"(\bhttps?:/{1,2}[^\s?#,;\"']*)[?#][^\s,;\"']*?(?=:?(?:$|[\s,;\"'])|:[0-9.]+(?:$|[,;]))", re.IGNORECASE
+)
+
+
+def discreet(text: str) -> str:
+    """Text without what may be secret in the addresses in it: for everything that is shown or kept."""
+    return _QUERY.sub(r"\1", _USER.sub(r"\1", text)) if ":/" in text else text
 
 
 class LowtideError(Exception):
@@ -22,6 +34,9 @@ class LowtideError(Exception):
     >>> try: lowtide.open("features.npy", budget="64KiB").shuffled(4096)
     ... except lowtide.LowtideError as problem: print(problem)
     """
+
+    def __init__(self, message: str = "", *others: object) -> None:
+        super().__init__(discreet(message) if isinstance(message, str) else message, *others)
 
 
 class FormatError(LowtideError, ValueError):

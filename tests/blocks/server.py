@@ -10,6 +10,7 @@ import re
 import socket
 import threading
 import time
+from base64 import b64encode
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -28,6 +29,7 @@ class Faults:
     gone: bool = False  # the connection is closed without an answer
     idle: float = 0.0  # seconds after which a kept connection is closed
     token: str = ""  # ?token= that every request needs
+    user: str = ""  # name:password that every request needs
     no_etag: bool = False
     whole: bool = False  # no ranges: 200 and everything
 
@@ -71,6 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if faults.token and parse_qs(asked.query).get("token") != [faults.token]:
             self._short(403)
+            return
+        if faults.user and self.headers.get("Authorization") != f"Basic {b64encode(faults.user.encode()).decode()}":
+            self._short(401)
             return
         if faults.status:
             self._short(faults.status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,71 @@ def test_bench_measures(address: Callable[[Path], str], tmp_path: Path, capsys: 
     there = address(a_corpus(tmp_path / "corpus"))
     assert main(["bench", there, *FEED, "--seconds", "0.01", "--rounds", "1", "--no-drop", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
+
+
+def test_no_command_shows_or_keeps_the_secrets_of_an_address(
+    behind: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    """A name and a password before the host, a token behind a signed address: neither printed nor in files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    here = a_corpus(tmp_path / "corpus")
+    behind.server.objects.update({f"c/{file.name}": file.read_bytes() for file in here.iterdir()})
+    behind.server.faults.user = "me:s3cr3t"
+    corpus = behind.server.url("c").replace("//", "//me:s3cr3t@")
+    shard = f"{corpus}/shard-0.bin?token=s3cr3t2"
+    mixed = f"a={corpus}:0.5,b={corpus}:0.5"
+    for command in (
+        ["info", corpus],
+        ["info", shard, "--dtype", "uint16", "--json"],
+        ["plan", corpus, *FEED],
+        ["plan", shard, "--dtype", "uint16", *FEED, "--json"],
+        ["peek", shard, "--dtype", "uint16", "--step", "1", *FEED],
+        ["peek", "--mix", mixed, "--step", "1", *FEED, "--json"],
+        ["verify", corpus],
+        ["verify", shard, "--dtype", "uint16", "--json"],
+        ["bench", corpus, "--seconds", "0.1", "--rounds", "1"],
+    ):
+        assert main(command) == 0, command
+        said = capsys.readouterr()
+        assert "s3cr3t" not in said.out + said.err, command
+    del behind.server.objects["c/shard-1.bin"]
+    behind.server.objects["c/manifest.json"] = b"no JSON"
+    for command in (["info", corpus], ["verify", corpus], ["info", f"{corpus}/none?token=s3cr3t2"]):
+        assert main(command) == 1, command
+        said = capsys.readouterr()
+        assert "s3cr3t" not in said.out + said.err, command
+    for file in (tmp_path / "xdg").rglob("*"):
+        assert "s3cr3t" not in str(file)
+        assert not file.is_file() or b"s3cr3t" not in file.read_bytes()
+
+
+def test_a_run_on_an_address_keeps_no_secret_of_it_and_its_steps_can_be_looked_at(
+    behind: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    pytest.importorskip("torch", reason="NOT TESTED: train on an address - torch is not installed")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    here = a_corpus(tmp_path / "corpus")
+    behind.server.objects.update({f"c/{file.name}": file.read_bytes() for file in here.iterdir()})
+    shape = ["--block-size=32", "--n-layer=1", "--n-head=1", "--n-embd=16", "--max-iters=3", "--eval-iters=1"]
+    out = ["--out-dir", str(tmp_path / "out"), "--no-picture", "--sample-tokens", "0"]
+    corpus = behind.server.url("c").replace("//", "//me:s3cr3t@")
+    assert main(["train", "--data", corpus, *shape, *out]) == 0
+    assert main(["peek", str(tmp_path / "out"), "--step", "2"]) == 0
+    said = capsys.readouterr()
+    assert "s3cr3t" not in said.out + said.err
+    for file in (tmp_path / "out").rglob("*"):
+        assert not file.is_file() or b"s3cr3t" not in file.read_bytes(), file
+
+
+def test_verify_reads_the_tokenizer_of_a_corpus_behind_an_address(
+    address: Callable[[Path], str], tmp_path: Path, capsys: Output
+) -> None:
+    here = a_corpus(tmp_path / "corpus")
+    (here / "tokenizer.json").write_bytes(b"{}")
+    said = json.loads((here / "manifest.json").read_text())
+    told = {"file": "tokenizer.json", "sha256": hashlib.sha256(b"{}").hexdigest()}
+    (here / "manifest.json").write_text(json.dumps({**said, "tokenizer": told}))
+    assert main(["verify", address(here)]) == 0, capsys.readouterr().out
 
 
 def test_train_learns_from_what_the_same_corpus_here_has(

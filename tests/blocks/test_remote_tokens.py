@@ -80,3 +80,26 @@ def test_a_corpus_of_a_web_server_is_found_by_its_manifest(behind: Behind, tmp_p
     remote = lowtide.open_tokens(behind.server.url("c/"), cache_dir=behind.cache)
     for ours, theirs in zip(batches(remote), batches(lowtide.open_tokens(here)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["x.bin", "x.ds"])
+def test_a_signed_address_is_opened_where_nothing_beside_it_may_be_looked_at(behind: Behind, name: str) -> None:
+    """Stores answer 403 where somebody who may not list asks for what is not there."""
+    ids = np.arange(5_000, dtype="<u2")
+    behind.server.objects[name] = ids.tobytes()
+    behind.server.faults.token = "only this one"
+    address = behind.server.url(name) + "?token=only+this+one"
+    tokens = lowtide.open_tokens(address, dtype="uint16", cache_dir=behind.cache)
+    np.testing.assert_array_equal(tokens[:], ids)
+    with pytest.raises(lowtide.FormatError, match="dtype="):
+        lowtide.open_tokens(address, cache_dir=behind.cache)
+
+
+def test_a_name_and_a_password_in_an_address_are_sent_also_for_what_lies_beside_it(behind: Behind) -> None:
+    ids = np.arange(5_000, dtype="<u2")
+    behind.server.objects |= {"x.ds": ids.tobytes(), "x.ds.metadata": b"tok|2\n5000\n5.0 KT"}
+    behind.server.faults.user = "me:s3@cr/3t"
+    address = behind.server.url("x.ds").replace("//", "//me:s3%40cr%2F3t@")
+    tokens = lowtide.open_tokens(address, cache_dir=behind.cache)
+    np.testing.assert_array_equal(tokens[:], ids)
+    assert "s3%" not in repr(tokens) + str(tokens.plan())

@@ -300,3 +300,9 @@ def test_the_name_is_free_again_after_a_writer_gave_up(tmp_path: Path) -> None:
     with lowtide.create(tmp_path / "z.npy", dtype="int64") as out:
         out.append(np.arange(5))
     assert left_in(tmp_path) == ["z.npy"]
+
+
+def test_an_address_is_refused_without_its_secrets(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^https://host/z\.npy: expected a path on this machine, got an address"):
+        lowtide.create("https://me:s3cr3t@host/z.npy?token=s3cr3t", dtype="f4")
+    assert not list(tmp_path.iterdir())

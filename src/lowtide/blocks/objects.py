@@ -105,10 +105,25 @@ def _remade(name: str, key: str, size: int, source: str, reached: Reach) -> Made
     return Made(name, key, size, source, replace(reached, environment=json.dumps(environment())))
 
 
+_USERS: dict[tuple[str, str], str] = {}  # by scheme and host: names of files beside one that was opened have none
+
+
+def _with_user(address: str) -> str:
+    """The address of a web server with the name and password that were last stated for that host."""
+    scheme, host, key = split_address(address)
+    if not scheme.startswith("http"):
+        return address
+    user, _, bare = host.rpartition("@")
+    if user:
+        _USERS[scheme, bare] = user
+    known = _USERS.get((scheme, bare))
+    return address if known is None else f"{scheme}://{known}@{bare}/{key}"
+
+
 def open_object(address: str) -> Made:
     """The object behind an address, pinned as it is now; FileNotFoundError where there is none."""
     reached = reach()
-    name = shown(address)
+    name, address = shown(address), _with_user(address)
     arguments = {"address": address, "options": json.loads(reached.options), "length": BLOCK}
     about = MAKER.call("lowtide.blocks.remote:look", arguments, _telling(name, 0))
     pinned = [name, about["etag"] or about["modified"], about["size"], _endpoint(arguments["options"])]
@@ -121,7 +136,7 @@ def open_object(address: str) -> Made:
 
 def object_size(address: str) -> int | None:
     """The size of the object at an address; None where there is none."""
-    arguments = {"address": address, "options": json.loads(reach().options)}
+    arguments = {"address": _with_user(address), "options": json.loads(reach().options)}
     found: int | None = MAKER.call("lowtide.blocks.remote:size_of", arguments, _telling(shown(address), 0))
     return found
 

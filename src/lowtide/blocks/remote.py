@@ -14,6 +14,7 @@ however far away the store is. Long bodies are written as they come, in pieces o
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from datetime import datetime
 from functools import partial
 from time import monotonic, sleep
 from typing import Any
+from urllib.parse import unquote
 
 from lowtide.blocks.addresses import shown, split_address
 from lowtide.errors import FormatError, ReadError, WriteError
@@ -33,6 +35,7 @@ WHOLE = 5 * 256 * 1024  # bytes taken in one piece, a block of a local shuffle: 
 BODIES = 6  # received at a time
 PATIENCE = 180.0  # seconds for which a request is tried again
 _PAUSES = (0.1, 20.0)  # the first and the longest
+_EXPLAINED = re.compile(r"\s*\n|\. ?Debug")  # what obstore says for its own programmers begins there
 _STATUS = re.compile(r"status code: (\d{3})")
 _LOOKED_FOR = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE's role or the machine's own",
@@ -254,10 +257,21 @@ def store_of(address: str, options: dict[str, Any]) -> tuple[Any, str]:
             f"{where}: expected obstore to reach object stores, got none installed. Install it: "
             "pip install 'lowtide[remote]'."
         ) from None
-    scheme, bucket, key = split_address(address)
     given = {name: value for name, value in options.items() if name != "patience"}
     # Tried again by us: here the pauses are bounded, and what is final is reported at once.
     given.setdefault("retry_config", {"max_retries": 0})
+    try:
+        return _store(stores, address, given)
+    except Exception as problem:  # of options and addresses that it does not understand obstore raises what it likes
+        said = _EXPLAINED.split(str(problem), maxsplit=1)[0]
+        where = re.sub("//.*@", "//", shown(address))  # a password that is not spelt as it must be may hold a slash
+        raise ValueError(
+            f"{where}: expected an address and remote={{...}} that obstore understands, got {said!r}. Check both."
+        ) from None
+
+
+def _store(stores: Any, address: str, given: dict[str, Any]) -> tuple[Any, str]:
+    scheme, bucket, key = split_address(address)
     if scheme in ("http", "https"):
         client: Any = {
             "allow_http": True,
@@ -265,6 +279,11 @@ def store_of(address: str, options: dict[str, Any]) -> tuple[Any, str]:
             "connect_timeout": "10s",
             **given.pop("client_options", {}),
         }
+        user, _, host = bucket.rpartition("@")
+        if user and host:  # obstore sends none of it
+            known = base64.b64encode(unquote(user).encode()).decode()
+            client["default_headers"] = {"Authorization": f"Basic {known}", **client.get("default_headers", {})}
+            address = f"{scheme}://{host}/{key}"
         return stores.HTTPStore.from_url(address, client_options=client, **given), ""
     client = {"timeout": "120s", "connect_timeout": "10s", **given.pop("client_options", {})}
     if _endpoint(scheme, given).startswith("http:"):  # whoever names such an endpoint means it

@@ -17,7 +17,7 @@ from lowtide.arguments import at_least
 from lowtide.cli.flags import add_json, add_locality, add_part, locality
 from lowtide.cli.options import option, whole
 from lowtide.cli.tables import Styled, counted, facts, show, visible, width
-from lowtide.errors import StateError
+from lowtide.errors import StateError, discreet
 from lowtide.mixture import mix
 from lowtide.prepare.tokenizers.spelling import words_of
 from lowtide.survey.mix_plan import MixPlan, mix_plan
@@ -129,9 +129,9 @@ def _of_corpus(arguments: argparse.Namespace) -> Peeked:
         rows = step_rows(feed, opened if arguments.mix else first, [arguments.step], words)
     except IndexError as problem:
         raise ValueError(f"--step: {problem}") from None
-    settings = {**how, "length": length, "cut": cut, **({"mix": arguments.mix} if arguments.mix else {})}
+    settings = {**how, "length": length, "cut": cut, **({"mix": discreet(arguments.mix)} if arguments.mix else {})}
     stated = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
-    heading = [("step", f"{arguments.step:,} of {arguments.place or 'a mixture'}"), ("feed", stated)]
+    heading = [("step", f"{arguments.step:,} of {discreet(arguments.place or 'a mixture')}"), ("feed", stated)]
     return Peeked(heading, rows, {"step": arguments.step, **settings})
 
 

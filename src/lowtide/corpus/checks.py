@@ -27,10 +27,10 @@ from lowtide.blocks.objects import normal_address
 from lowtide.corpus.finding import corpora_in, stated_manifest
 from lowtide.corpus.journal import WORK
 from lowtide.engine import Checked, IdsWithin, checks_of, engine
-from lowtide.errors import FormatError, LowtideError
+from lowtide.errors import FormatError, LowtideError, discreet
 from lowtide.formats import Extent, Layout, document_ends, dtype_smell, layout_of, token_layout
 from lowtide.formats.corpus_parts import checked_part
-from lowtide.formats.header import HeaderFile, names_in, size_of
+from lowtide.formats.header import HeaderFile, contents_of, is_file, names_in, size_of
 from lowtide.formats.tokens.llmc import HEADER, looks_like
 from lowtide.formats.tokens.manifest import (
     CHECKED,
@@ -93,7 +93,7 @@ class _Findings:
     def fault(self, file: str | Path, offset: int | None, what: str) -> None:
         with self._lock:
             if len(self.faults) < MOST_FAULTS:
-                self.faults.append(Fault(str(file), offset, what))
+                self.faults.append(Fault(discreet(str(file)), offset, discreet(what)))
 
     def read(self, count: int) -> None:
         with self._lock:
@@ -129,7 +129,7 @@ def verify(
         parts,
         tuple(sorted(findings.faults, key=lambda fault: (fault.file, fault.offset or 0))),
         tuple(dict.fromkeys(check for one in found for check in one.checks)),
-        tuple(findings.unverifiable),
+        tuple(map(discreet, findings.unverifiable)),
     )
 
 
@@ -315,9 +315,9 @@ def _check_tokenizer(directory: Path, findings: _Findings) -> None:
     if not isinstance(told, dict) or "file" not in told:
         return
     file = directory / Path(str(told["file"])).name
-    if not file.is_file():
+    if not is_file(str(file)):
         findings.fault(file, None, "expected the tokenizer the manifest names, got no file")
-    elif hashlib.sha256(file.read_bytes()).hexdigest() != told.get("sha256"):
+    elif hashlib.sha256(contents_of(str(file))).hexdigest() != told.get("sha256"):
         findings.fault(file, None, "expected the tokenizer this corpus was made with, got another (sha256 differs)")
 
 
@@ -395,8 +395,7 @@ def _ends_of(path: Path) -> Any:
     """The ends of documents: a map of a local file, or what an object store has."""
     if normal_address(str(path)) is None:
         return np.memmap(path, "<u8", "r")
-    with HeaderFile(str(path)) as far:
-        return np.frombuffer(far.read(0, far.size), "<u8")
+    return np.frombuffer(contents_of(str(path)), "<u8")
 
 
 def _side_by_side(stretches: Callable[[Any], list[Callable[[], None]]], files: Sequence[Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lowtide.blocks.objects import normal_address
 from lowtide.errors import LowtideError
 from lowtide.formats.corpus_parts import PARTS
 from lowtide.formats.header import is_file
@@ -25,6 +26,8 @@ def stated_manifest(directory: Path) -> dict[str, Any]:
 
 
 def corpora_in(directory: Path) -> list[Path]:
-    """The corpora that a directory is or holds."""
+    """The corpora that a directory is or holds. Of a signed address none: no name can follow its query."""
+    if normal_address(str(directory)) is not None and "?" in str(directory):
+        return []
     places = (directory, *(directory / part for part in PARTS))
     return [place for place in places if is_file(str(place / MANIFEST))]

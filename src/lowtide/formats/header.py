@@ -7,6 +7,7 @@ one fstat. An address is an object of a store, read through its local blocks: on
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -133,6 +134,12 @@ class FilePart:
         return self._file.extent(self._offset + offset, length)
 
 
+def contents_of(path: str) -> bytes:
+    """All bytes of a small file or object."""
+    with HeaderFile(path) as file:
+        return file.read(0, file.size)
+
+
 def is_file(path: str) -> bool:
     """Whether a regular file is there, or an object; never opens it."""
     address = normal_address(path)
@@ -144,12 +151,25 @@ def is_file(path: str) -> bool:
         return False
 
 
+def lies_beside(path: str) -> bool:
+    """Whether a file is there that nobody named. An object that may not be looked at is none: stores refuse to say that
+    there is nothing to those who may not list, and the signature of one address is none for another."""
+    try:
+        return is_file(path)
+    except ReadError as problem:
+        if problem.errno == errno.EACCES:
+            return False
+        raise
+
+
 def is_directory(path: str) -> bool:
     """Whether a directory is there. Of addresses: those that end in a slash, or whose last part has no suffix and that
     lead to a manifest or to objects below."""
     address = normal_address(path)
     if address is None:
         return os.path.isdir(path)  # noqa: PTH112
+    if address.startswith("http") and "?" in address:
+        return False  # what is signed is one object: names of files cannot follow a query
     if address.endswith("/"):
         return True
     last = address.partition("://")[2].rpartition("/")[2]

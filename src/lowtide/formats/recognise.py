@@ -16,7 +16,7 @@ import numpy as np
 from lowtide.errors import FormatError
 from lowtide.formats.files import hdf5, npy, npz, safetensors
 from lowtide.formats.files.members import ArrayMember, missing_member, only_member
-from lowtide.formats.header import HeaderFile, is_file
+from lowtide.formats.header import HeaderFile, is_file, lies_beside
 from lowtide.formats.layout import Layout
 from lowtide.formats.tokens import datatrove, litgpt, llmc, megatron
 
@@ -112,7 +112,7 @@ def _by_header(file: HeaderFile, head: bytes, *, beside: bool, tokens: bool) -> 
 
 def _has_megatron_index(path: str) -> bool:
     index = _other(path, ".idx")
-    if not path.endswith(".bin") or not is_file(index):
+    if not path.endswith(".bin") or not lies_beside(index):
         return False
     with HeaderFile(index) as file:
         return file.read(0, len(megatron.MAGIC)) == megatron.MAGIC

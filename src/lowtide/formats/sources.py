@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lowtide.blocks.addresses import SCHEMES
 from lowtide.blocks.objects import listed, normal_address
+from lowtide.errors import discreet
 
 Mapped: TypeAlias = "npt.NDArray[Any]"  # among arrays, only an np.memmap or a view of one has a file
 Source: TypeAlias = "str | os.PathLike[str] | Mapped | Sequence[str | os.PathLike[str] | Mapped]"
@@ -96,6 +97,7 @@ def _refuse_address(path: str) -> None:
     scheme = address[1].lower()
     if scheme == "file":
         raise ValueError(f"{path}: expected a path, got an address, file://. Leave out 'file://'.")
+    path = discreet(path)
     read = ", ".join(f"{one}://" for one in SCHEMES)
     raise ValueError(
         f"{path}: expected a path, or an address of {read}, got one of {scheme}://. "

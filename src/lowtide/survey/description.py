@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from lowtide.blocks.addresses import is_address
+from lowtide.errors import discreet
 from lowtide.formats import Layout, dtype_smell
 from lowtide.machine import file_kind, page_cache, read_ahead_bytes
 from lowtide.reading.documents.boundaries import required_marks
@@ -62,7 +63,7 @@ def describe(subject: Subject, opening: Opening) -> Description:
     if subject.dtype_guessed:
         del said["dtype"]
     return Description(
-        paths=subject.paths,
+        paths=tuple(map(discreet, subject.paths)),
         format=layout.format,
         kind=subject.kind,
         dtype=str(layout.dtype),
@@ -100,8 +101,8 @@ def survey_documents(
     with opened(layout, opening) as data:
         if not isinstance(data, Tokens):
             raise ValueError(
-                f"{subject.paths[0]}: expected tokens for --documents, got an array of shape {subject.layout.shape}. "
-                "Leave --documents out."
+                f"{discreet(subject.paths[0])}: expected tokens for --documents, got an array of shape "
+                f"{subject.layout.shape}. Leave --documents out."
             )
         marks = required_marks(data)
         index = boundary_index(data, marks, progress)

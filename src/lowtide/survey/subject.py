@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lowtide.array import Array
 from lowtide.blocks.block_store import open_store
+from lowtide.errors import discreet
 from lowtide.formats import ArrayMember, Layout, MissingDtypeError, layout_of, members_of, token_layout
 from lowtide.formats.layout import HEADERLESS
 from lowtide.tokens import Tokens
@@ -64,7 +65,8 @@ class Subject:
     def call(self, opening: Opening) -> str:
         """The line of Python that opens it this way."""
         layout, stated = self.layout, self.stated
-        words = [json.dumps(self.paths[0] if len(self.paths) == 1 else list(self.paths), ensure_ascii=False)]
+        paths = [discreet(path) for path in self.paths]
+        words = [json.dumps(paths[0] if len(paths) == 1 else paths, ensure_ascii=False)]
         if layout.format in HEADERLESS and stated.dtype is not None:
             words.append(f"dtype={json.dumps(stated.dtype)}")
             if stated.shape is not None or len(layout.shape) > 1:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lowtide.errors import FormatError
+from lowtide.errors import FormatError, discreet
 from lowtide.feed import Feed
 from lowtide.mixture import Mixture, mix
 from lowtide.order.locality import locality_text
@@ -115,7 +115,7 @@ def _open_mix(settings: Settings) -> RunData:
     val = mix(parts, exhausted="stop", budget=budget)
     tokens = {name: (one.train, one.val) for name, one in opened.items()}
     files = tuple(dict.fromkeys(file for one in opened.values() for file in one.files))
-    name = ", ".join(f"{name} {path}" for name, path in plan.paths.items())
+    name = ", ".join(f"{name} {discreet(path)}" for name, path in plan.paths.items())
     notes = (*first.notes, *(note for one in others for note in one.notes if note not in first.notes))
     return replace(first, name=name, files=files, notes=notes, mixed=Mixed(train, val, tokens, taking))
 
@@ -169,7 +169,8 @@ def _described(train: Tokens, val: Tokens, train_path: Path, settings: Settings)
         notes += (f"the data does not say its vocabulary: taking {GPT2_VOCAB:,} ids; --vocab-size sets it",)
     vocab = train.vocab = val.vocab = known or GPT2_VOCAB  # an id beyond it is refused at the batch that has it
     files = {extent.path: None for tokens in (train, val) for extent in tokens.layout.extents}
-    return RunData(train, val, vocab, settings.data or str(train_path), tuple(files), train_path, is_bytes, notes)
+    name = discreet(settings.data or str(train_path))
+    return RunData(train, val, vocab, name, tuple(files), train_path, is_bytes, notes)
 
 
 # The feeds

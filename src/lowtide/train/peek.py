@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lowtide.blocks.objects import normal_address
 from lowtide.errors import StateError
 from lowtide.feed import Feed
 from lowtide.survey.mix_plan import mix_plan
@@ -44,7 +45,7 @@ def run_step(place: Path, step: int) -> RunStep:
             "Use a step of the run."
         )
     _check_mixed(path, settings)
-    if settings.data and not Path(settings.data).exists():
+    if settings.data and normal_address(settings.data) is None and not Path(settings.data).exists():
         raise StateError(
             f"{path}: expected the corpus it names, {settings.data}, got no such file. Put it back, or look at a copy: "
             f"lowtide peek COPY --step {step - 1} --batch {settings.rows_per_step} --length {settings.block_size} "
@@ -74,5 +75,5 @@ def run_step(place: Path, step: int) -> RunStep:
 def _check_mixed(path: Path, settings: Settings) -> None:
     """StateError where a corpus of the run's mixture is gone."""
     for name, corpus in mix_plan(settings.mix).paths.items() if settings.mix else ():
-        if not Path(corpus).exists():
+        if normal_address(corpus) is None and not Path(corpus).exists():
             raise StateError(f"{path}: expected the corpus of {name!r}, {corpus}, got no such file. Put it back.")

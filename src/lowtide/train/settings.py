@@ -10,11 +10,12 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lowtide.arguments import one_of
+from lowtide.errors import discreet
 from lowtide.order.locality import locality_text
 from lowtide.survey.mix_plan import mix_plan
 from lowtide.train.model import Shape
@@ -167,6 +168,12 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
     for layer in layers:
         merged.update(layer)
     return replace(Settings(), **{name: checked_setting(name, value, _flag(name)) for name, value in merged.items()})
+
+
+def kept_settings(settings: Settings) -> dict[str, Any]:
+    """What a checkpoint keeps of its run's settings. Secrets of addresses are none of it: who goes on states them."""
+    said = asdict(settings)
+    return {name: discreet(value) if isinstance(value, str) else value for name, value in said.items()}
 
 
 def remembered(settings: Mapping[str, Any]) -> dict[str, Any]:

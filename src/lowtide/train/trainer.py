@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +25,7 @@ from lowtide.train import checkpoints, ledger
 from lowtide.train.data import RunData, TrainBatch, as_batch, train_feed, val_feed
 from lowtide.train.model import GPT, Compute
 from lowtide.train.ranks import World
-from lowtide.train.settings import MODEL_FIELDS, Settings
+from lowtide.train.settings import MODEL_FIELDS, Settings, kept_settings
 
 SAMPLED_AT = 0.7  # temperature: after minutes of training, what is unlikely is mostly wrong
 
@@ -225,7 +224,7 @@ class Trainer:
         return {
             "step": self.step,
             "rows": self.rows_done,
-            "settings": asdict(self.settings),
+            "settings": kept_settings(self.settings),
             "run": past,
             "shape": self._shape(),
             "model": self.model.state_dict(),

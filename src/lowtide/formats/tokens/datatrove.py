@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from lowtide.errors import FormatError
-from lowtide.formats.header import HeaderFile, is_file, refuse_empty
+from lowtide.formats.header import HeaderFile, lies_beside, refuse_empty
 from lowtide.formats.layout import DocumentIndex, Layout, clip, one_extent
 
 _DTYPES = {2: "<u2", 4: "<u4"}
@@ -24,14 +24,14 @@ _MOST_DIGITS = 20
 
 def has_sidecars(path: str) -> bool:
     """Whether a file beside a ``.ds`` file tells its dtype."""
-    return path.endswith(".ds") and (is_file(f"{path}.metadata") or is_file(f"{path}.index"))
+    return path.endswith(".ds") and (lies_beside(f"{path}.metadata") or lies_beside(f"{path}.index"))
 
 
 def read(file: HeaderFile) -> Layout:
     """The layout of a ``.ds`` file, from the files beside it."""
     refuse_empty(file)
-    documents, tokens = _index(f"{file.path}.index") if is_file(f"{file.path}.index") else (None, None)
-    if is_file(f"{file.path}.metadata"):
+    documents, tokens = _index(f"{file.path}.index") if lies_beside(f"{file.path}.index") else (None, None)
+    if lies_beside(f"{file.path}.metadata"):
         size, count = _metadata(f"{file.path}.metadata")
         tokens = count if tokens is None else tokens
     else:
@@ -43,7 +43,7 @@ def read(file: HeaderFile) -> Layout:
             f"token size of {size}. Copy the file and its .index and .metadata again."
         )
     layout = one_extent("datatrove", np.dtype(_DTYPES[size]), (file.size // size,), file.extent(0, file.size))
-    notes = ("a loss mask (.ds.loss) lies beside it and was not read",) if is_file(f"{file.path}.loss") else ()
+    notes = ("a loss mask (.ds.loss) lies beside it and was not read",) if lies_beside(f"{file.path}.loss") else ()
     return replace(layout, documents=(documents,) if documents else None, notes=notes)
 
 

@@ -9,6 +9,7 @@ shards of it were named. Reads no tokens, and never a pickle.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.blocks.objects import normal_address
-from lowtide.errors import FormatError
+from lowtide.errors import FormatError, ReadError
 from lowtide.formats.corpus_parts import (
     ChosenPart,
     checked_part,
@@ -55,6 +56,15 @@ class _Asked:
         if directory not in self.manifests:
             self.manifests[directory] = read_manifest(directory)
         return self.manifests[directory]
+
+    def manifest_beside(self, directory: Path) -> Manifest | None:
+        """The same, of the directory of a file that was named alone; None too where it may not be looked at."""
+        try:
+            return self.manifest(directory)
+        except ReadError as problem:
+            if problem.errno != errno.EACCES:
+                raise
+            return None
 
     def loader_index(self, directory: Path) -> LoaderIndex | None:
         if directory not in self.indexes:
@@ -107,7 +117,7 @@ def _file(path: str, asked: _Asked) -> Layout:
 def _headerless(file: HeaderFile, asked: _Asked) -> Layout:
     """nanoGPT's, OLMo's and anyone's bytes: the dtype is stated, or a manifest beside the file states it."""
     path = Path(file.path)
-    manifest = asked.manifest(path.parent) if asked.dtype is None else None
+    manifest = asked.manifest_beside(path.parent) if asked.dtype is None else None
     entry = manifest.by_name.get(path.name) if manifest is not None else None
     if entry is None:  # for a listed shard, the manifest decides
         refuse_foreign(file, asked.dtype, tokens=True)
