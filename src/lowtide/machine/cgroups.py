@@ -132,7 +132,7 @@ def kill_limit(directory: Path, version: int) -> int | None:
 
 
 def directory_usage(directory: Path, version: int) -> int | None:
-    """Bytes charged to the cgroup and those below it, reclaimable ones included; None at a v2 root, which has none."""
+    """Bytes charged to the cgroup and those below it, reclaimable ones too; None at a v2 root, which keeps no count."""
     return read_int(directory / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
 
 

@@ -35,7 +35,7 @@ class PageCache:
 
 
 def page_cache(path_or_fd: str | os.PathLike[str] | int, offset: int = 0, length: int | None = None) -> PageCache:
-    """What the page cache holds of a file, or of ``length`` bytes from ``offset``; OSError if nobody says."""
+    """What the page cache holds of a file, or of ``length`` bytes from ``offset``; OSError if the kernel is silent."""
     if isinstance(path_or_fd, int):
         return _page_cache_of(path_or_fd, offset, length, f"descriptor {path_or_fd}")
     fd = os.open(path_or_fd, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block us

@@ -32,7 +32,7 @@ class Meter:
 
     def __init__(self, files: Iterable[str | os.PathLike[str]] = ()) -> None:
         self._files = {os.fspath(path): 0 for path in files}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._set_base()
@@ -119,16 +119,19 @@ class Meter:
                 self._take()
 
     def _take(self) -> None:
-        growth = self._growth()
-        for kind, size in growth.items():
-            if size > self._peak[kind]:
-                self._peak[kind], self._when[kind] = size, time.monotonic() - self._begin
-        self._rss_peak = max(self._rss_peak, growth["anon"] + growth["mapped"] + growth["shmem"])
+        self._growth()
         self._samples += 1
 
     def _growth(self) -> dict[str, int]:
-        now = process_memory()
-        return {kind: getattr(now, kind) - getattr(self._base, kind) for kind in _SAMPLED}
+        """Growth by now. Every reading counts for the peaks, also one that a test asks for between two samples."""
+        with self._lock:
+            now = process_memory()
+            growth = {kind: getattr(now, kind) - getattr(self._base, kind) for kind in _SAMPLED}
+            for kind, size in growth.items():
+                if size > self._peak[kind]:
+                    self._peak[kind], self._when[kind] = size, time.monotonic() - self._begin
+            self._rss_peak = max(self._rss_peak, growth["anon"] + growth["mapped"] + growth["shmem"])
+            return growth
 
 
 def _reset_high_water() -> bool:

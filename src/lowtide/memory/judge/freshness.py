@@ -39,7 +39,7 @@ def outdated(grew: str, samples: Sequence[Sample], last: Sample) -> str:
 
 
 def _went_on(forked: list[Sample], samples: Sequence[Sample]) -> str:
-    """Nobody sees what workers copy after their last sample: assumed is that they went on, or somewhat faster."""
+    """Nobody sees what workers copy after their last sample: they are assumed to go on, or to be somewhat faster."""
     end = max(forked, key=_reached)
     after = next((sample for sample in samples if sample.seconds > end.seconds), None)
     begin = next(sample for sample in forked if end.seconds - sample.seconds <= _RATE_OVER)
