@@ -25,7 +25,7 @@ from lowtide.units import MIB
 SIDES: dict[str, dict[str, Any]] = {
     "sequential": {"order": "sequential"},
     "64 MiB": {"locality": "64MiB"},
-    "64 MiB, budget 192 MiB": {"locality": "64MiB", "budget": "192MiB"},  # small rows: one sweep holds a window
+    "64 MiB, budget 64 MiB": {"locality": "64MiB", "budget": "64MiB"},  # small rows: two sweeps per window
     "16 MiB of 256 KiB": {"locality": ("16MiB", "256KiB")},
     "full shuffle": {},
 }

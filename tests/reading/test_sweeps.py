@@ -123,6 +123,26 @@ def test_a_plan_says_from_which_budget_on_windows_are_read_past_the_page_cache(p
     assert f"from budget={least} on" in planned(least - 1)
 
 
+def test_an_unstated_budget_grows_to_a_window_that_is_read_past_the_page_cache(path: Path) -> None:
+    os.truncate(path, 320 * 640 * 1024)
+
+    def planned(rows: int, **how: Any) -> tuple[int, bool]:
+        with lowtide.open(path, dtype="int32", shape=(-1, 160), **how) as array:
+            if not array._store.sweeps_direct and how["cache"] == "drop":
+                pytest.skip("NOT TESTED: sweeps past the page cache - this file system has no direct reads")
+            batches = array.shuffled(rows, seed=2, locality="48MiB")
+            assert len(next(batches)) == rows
+            assert array.budget.peak <= array.budget.limit
+            return array.budget.limit >> 20, "read whole, by O_DIRECT" in str(batches.plan())
+
+    grown, whole = planned(2_048, cache="drop")
+    assert 64 < grown <= 4 * 48
+    assert whole
+    assert planned(2_048, cache="drop", budget="64MiB") == (64, False)
+    assert planned(2_048, cache="keep") == (64, False), "through the page cache nothing is gained"
+    assert planned(2, cache="drop") == (64, False), "a page per batch would take more than four windows"
+
+
 def test_sweeps_past_the_page_cache_give_way_to_what_is_held(path: Path) -> None:
     with opened(path, cache="drop", budget="32MiB") as array:
         batches = array.shuffled(4_000, seed=2, locality=("2MiB", "64KiB"))

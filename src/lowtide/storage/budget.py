@@ -14,12 +14,13 @@ import weakref
 from typing import Protocol
 
 from lowtide.errors import BudgetError
-from lowtide.machine import PAGE
+from lowtide.machine import PAGE, room_for_cache
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.units import MIB, format_size, parse_size
 
 AUTO_BUDGET = 64 * MIB
 AUTO_BATCHES = 3  # one in the user's hands, one being filled, one spare
+AUTO_WINDOW = 256 * MIB  # most that it grows to for a window of a local shuffle
 
 
 def whole_pages(size: int) -> int:
@@ -51,7 +52,8 @@ class Holding:
 
 
 class Budget:
-    """A stated budget is strict. ``"auto"`` is 64 MiB, or three batches where batches are larger than that."""
+    """A stated budget is strict. ``"auto"`` is 64 MiB, or three batches where batches are larger than that; for a window
+    of a local shuffle that is to be read at once it grows further, within bounds."""
 
     def __init__(self, budget: int | str) -> None:
         self.stated = budget != "auto"
@@ -100,6 +102,11 @@ class Budget:
                 f"got {format_size(self.limit)}. "
                 f"Open with budget={needed}{' or ' + smaller if smaller else ''}."
             )
+
+    def grow(self, size: int) -> None:
+        """Let an unstated budget hold ``size`` bytes: up to 256 MiB, and a quarter of what the machine has left."""
+        if not self.stated and self.limit < size <= AUTO_WINDOW and size <= room_for_cache()[0] // 4:
+            self.limit = size
 
     def reserve(self, size: int, *, aside: bool = False, urgent: bool = False) -> Holding | None:
         """Hold ``size`` bytes for as long as the result lives; None if they do not fit.

@@ -213,13 +213,15 @@ class RowReader:
         if self.part is not None or self.row_bytes >= NEAR or rows > ROWS_AT_ONCE or not self.store.sweeps:
             return None
         each = whole_pages(rows * self.row_bytes) + NOTES * rows
-        many = min(self.budget.limit * 3 // 5 // each, SWEEP_ROWS // rows)
-        if many < 2 or many * rows * NEAR < windows.largest:
-            return None
         window = -(-windows.largest // (rows * self.row_bytes)) + 1  # batches; the last one ends in the next window
         whole_from = 0
         if self.store.sweeps_direct and window * rows <= SWEEP_ROWS:
             whole_from = -(-5 * window * each // 3)
+            if whole_from <= 4 * windows.largest:  # not for tiny batches, which take a page each
+                self.budget.grow(whole_from)
+        many = min(self.budget.limit * 3 // 5 // each, SWEEP_ROWS // rows)
+        if many < 2 or many * rows * NEAR < windows.largest:
+            return None
         return Sweep(many, self.start_together, each, windows.enter, 0 < whole_from <= self.budget.limit, whole_from)
 
     def start_together(
