@@ -82,6 +82,18 @@ def test_one_request_for_more_than_the_disk_holds_is_read_in_rounds(behind: Behi
     assert watching.most <= 16 * MIB
 
 
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_indices_in_any_order_fetch_each_block_once(behind: Behind, engine: str) -> None:
+    rows = big(behind, 48)
+    remote = open_big(behind, engine=engine)
+    assert remote[0].tolist() == rows[0].tolist()
+    order = np.random.default_rng(3).permutation(len(rows))[:3_000]  # of 192 blocks, where 32 have room at a time
+    behind.server.seen.gets.clear()
+    np.testing.assert_array_equal(next(remote.gather(order, 3_000)), rows[order])
+    fetched = sum(size for _, _, size in behind.server.seen.gets)
+    assert 47 * MIB <= fetched <= 53 * MIB, "each once, and the 16 blocks of the fingerprint"
+
+
 def test_two_arrays_share_one_bound(behind: Behind) -> None:
     rows = big(behind, 24)
     with Watching(behind.cache) as watching:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.storage.spans import Located, Spans, each_of, few_files, is_dense, joined, merge, total_of
+from lowtide.storage.spans import Located, Spans, each_of, few_files, is_dense, joined, merge, placed, total_of
 from lowtide.storage.watched_files import Extent
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=8)
@@ -58,6 +58,24 @@ def test_parts_of_few_files_are_the_same_runs_in_the_same_places(sizes: list[int
         assert len({file for file, _, _ in each_of(part)}) <= most
         found += bytes_of(part)
     assert found == bytes_of(spans)
+
+
+@given(sizes=lengths, data=st.data())
+def test_spans_that_were_cut_go_where_the_whole_ones_would(sizes: list[int], data: Any) -> None:
+    located = located_in(extents_of(sizes))
+    if located.total == 0:
+        return
+    starts = data.draw(st.lists(st.integers(0, located.total - 1), max_size=20))
+    offsets = np.array(starts, np.int64)
+    longs = np.array([data.draw(st.integers(1, located.total - start)) for start in starts], np.int64)
+    places = np.cumsum(longs[::-1])[::-1] - longs  # the last one first
+    spans = located.spans(offsets, 1, longs)
+    target: list[Any] = [None] * int(longs.sum())
+    come = iter(bytes_of(spans))
+    for place, (_, _, length) in zip(placed(spans, longs, places).tolist(), each_of(spans), strict=True):
+        target[place : place + length] = [next(come) for _ in range(length)]
+    expected = bytes_of(located.spans(offsets[::-1], 1, longs[::-1]))
+    assert target == expected
 
 
 @given(

@@ -12,6 +12,7 @@ half of the disk is read in rounds.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -25,9 +26,9 @@ from lowtide.blocks.objects import Made, MadeFile
 from lowtide.errors import ReadError
 from lowtide.storage.budget import Budget
 from lowtide.storage.read import SCATTERED, SEQUENTIAL, Refused, Temperature
-from lowtide.storage.spans import Lengths, Offsets, Spans, each_of, few_files
+from lowtide.storage.spans import Lengths, Offsets, Spans, each_of, placed
 from lowtide.storage.store import InTurns, StartedReads, Store
-from lowtide.storage.watched_files import KEPT, Extent, Files
+from lowtide.storage.watched_files import Extent, Files
 from lowtide.units import MIB, format_duration, format_size
 
 AHEAD = 32 * MIB // BLOCK  # blocks asked for ahead of sequential reads
@@ -236,8 +237,7 @@ class BlockStore(Store):
             kept = ~np.broadcast_to(here, len(offsets)) & (np.broadcast_to(length, len(offsets)) > 0)
             first, last = first[kept], last[kept]
         if len(first) and int((last - first).max()) > 1:
-            runs = [np.arange(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-            return np.concatenate(runs)
+            return np.concatenate([np.arange(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)])
         return np.concatenate((first, last))
 
     def _taken(self) -> int:
@@ -292,8 +292,7 @@ class BlockStore(Store):
 
     def _by_file(self, blocks: Blocks) -> list[tuple[MadeFile, int, Blocks]]:
         """Blocks, ascending, as those of each file, counted from its first."""
-        found = []
-        which = np.searchsorted(self._bases, blocks, side="right") - 1
+        found, which = [], np.searchsorted(self._bases, blocks, side="right") - 1
         for number in np.unique(which).tolist():
             file, base = self._made[number], int(self._bases[number])
             assert file is not None
@@ -402,7 +401,8 @@ class BlockStore(Store):
         return self._in_rounds(numbers * stride, length, target, how)
 
     def _in_rounds(self, offsets: Offsets, length: Lengths, target: Any, how: int) -> Refused | None:
-        """More blocks than the disk holds at once: some of the spans at a time, long ones in parts."""
+        """More blocks than the disk holds at once: some of the spans at a time, long ones in parts. In the order of the
+        data, so that each block has to come only once."""
         lengths = np.broadcast_to(length, len(offsets)).astype(np.int64)
         longest = (self._round - 2) * BLOCK
         if int(lengths.max()) > longest and not isinstance(target, tuple):
@@ -410,15 +410,20 @@ class BlockStore(Store):
             part = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
             offsets = np.repeat(offsets, counts) + part * longest
             lengths = np.minimum(longest, np.repeat(lengths, counts) - part * longest)
-        starts = np.cumsum(lengths) - lengths
+        places = np.cumsum(lengths) - lengths
+        order = np.argsort(offsets, kind="stable")
+        offsets, lengths, places = offsets[order], lengths[order], places[order]
+
+        def between(first: int, last: int) -> Spans:
+            return self.located.spans(offsets[first:last], 1, lengths[first:last])
+
         first = 0
         while first < len(offsets):
-            touched = np.cumsum((lengths[first:] - 1) // BLOCK + 2)
-            last = first + max(1, int(np.searchsorted(touched, self._round, side="right")))
-            spans = self.located.spans(offsets[first:last], 1, lengths[first:last])
-            parts = [(some, int(starts[first]) + at) for some, at in few_files(spans, KEPT.together)]
-            turn = InTurns(self, self.strategy, parts, target, how)
-            refused = self._surely(self._blocks(spans), turn.finish)
+            many = range(first + 2, len(offsets) + 1)
+            last = first + 1 + bisect_right(many, self._round, key=lambda end: len(self._blocks(between(first, end))))
+            spans = between(first, last)
+            here = placed(spans, lengths[first:last], places[first:last])
+            refused = self._surely(self._blocks(spans), InTurns(self.strategy, spans, target, how, here).finish)
             if refused is not None:
                 return refused
             first = last

@@ -52,8 +52,8 @@ class Holding:
 
 
 class Budget:
-    """A stated budget is strict. ``"auto"`` is 64 MiB, or three batches where batches are larger than that; for a window
-    of a local shuffle that is to be read at once it grows further, within bounds."""
+    """A stated budget is strict. ``"auto"`` is 64 MiB, or three batches where batches are larger than that; it may grow
+    to what reading a whole window of a local shuffle takes."""
 
     def __init__(self, budget: int | str) -> None:
         self.stated = budget != "auto"

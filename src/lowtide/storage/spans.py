@@ -51,13 +51,22 @@ def each_of(spans: Spans) -> Iterator[tuple[int, int, int]]:
     return (place_of(spans, number) for number in range(len(spans[1])))
 
 
+def placed(spans: Spans, lengths: Offsets, places: Offsets) -> Offsets:
+    """Where each of these spans goes: those of ``lengths`` bytes go to ``places``, and some may be cut since."""
+    parts = np.broadcast_to(spans[4], len(spans[1]))
+    begins, wholes = np.cumsum(parts) - parts, np.cumsum(lengths) - lengths
+    which = np.searchsorted(wholes, begins, side="right") - 1
+    found: Offsets = places[which] + begins - wholes[which]
+    return found
+
+
 def few_files(spans: Spans, most: int) -> Iterator[tuple[Spans, int]]:
-    """The same spans in turns of at most ``most`` files, each turn with the byte of the target where it begins."""
+    """The same spans in turns of at most ``most`` files, each turn with the number of its first span."""
     files, numbers, stride, shift, length = spans
     if isinstance(files, int) or len(set(files)) <= most:
         yield spans, 0
         return
-    first, start = 0, 0
+    first = 0
     while first < len(files):
         seen: set[int] = set()
         last = first
@@ -65,9 +74,7 @@ def few_files(spans: Spans, most: int) -> Iterator[tuple[Spans, int]]:
             seen.add(files[last])
             last += 1
         part = length if isinstance(length, int) else length[first:last]
-        some: Spans = files[first:last], numbers[first:last], stride, shift, part
-        yield some, start
-        start += total_of(some)
+        yield (files[first:last], numbers[first:last], stride, shift, part), first
         first = last
 
 

@@ -281,10 +281,9 @@ class Store:
             if found is not None:
                 return found
         spans = self.located.spans(numbers, stride, length)
-        parts = list(few_files(spans, KEPT.together))
-        if len(parts) == 1:
+        if isinstance(spans[0], int) or len(set(spans[0])) <= KEPT.together:
             return strategy.start(spans, target, how, early)
-        return InTurns(self, strategy, parts, target, how)
+        return InTurns(strategy, spans, target, how)
 
     def _watched(
         self, strategy: Any, numbers: Offsets, stride: int, length: Lengths, target: Any
@@ -384,20 +383,25 @@ class Store:
 
 
 class InTurns:
-    """Spans of more files than one call may hold open, read some of the files at a time."""
+    """Spans of more files than one call may hold open, read some of the files at a time.
 
-    __slots__ = ("_how", "_parts", "_store", "_strategy", "_target")
+    ``places``: the byte of the target at which each span goes; by default one behind the other.
+    """
 
-    def __init__(self, store: Store, strategy: Strategy, parts: list[tuple[Spans, int]], target: Any, how: int) -> None:
-        self._store, self._strategy, self._parts, self._target, self._how = store, strategy, parts, target, how
+    __slots__ = ("_how", "_places", "_spans", "_strategy", "_target")
+
+    def __init__(self, strategy: Strategy, spans: Spans, target: Any, how: int, places: Offsets | None = None) -> None:
+        self._strategy, self._spans, self._target, self._how, self._places = strategy, spans, target, how, places
 
     def finish(self) -> Refused | None:
-        item = item_of(self._target)
-        for (files, numbers, stride, shift, length), start in self._parts:
-            lengths = np.full(len(numbers), length, np.int64) if isinstance(length, int) else length
-            places = (np.cumsum(lengths) - lengths + start) // item  # each turn's spans say where they go
-            spans: Spans = files, numbers, stride, shift, lengths
-            refused = self._strategy.start(spans, self._target, self._how, False, places).finish()
+        item, places = item_of(self._target), self._places
+        if places is None:
+            lengths = np.broadcast_to(self._spans[4], len(self._spans[1])).astype(np.int64)
+            places = np.cumsum(lengths) - lengths
+        for some, first in few_files(self._spans, KEPT.together):
+            lengths = np.broadcast_to(some[4], len(some[1])).astype(np.int64)
+            here = places[first : first + len(lengths)] // item  # each turn's spans say where they go
+            refused = self._strategy.start((*some[:4], lengths), self._target, self._how, False, here).finish()
             if refused is not None:
                 return refused
         if isinstance(self._target, tuple) and self._target[5] is not None:
