@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lowtide.errors import LowtideError
 
@@ -54,6 +54,11 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {self._reworded(message)} Run '{self.prog} --help' to see what it takes.\n")
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What an abbreviation may stand for: two spellings of one option are not ambiguous."""
+        found = {one[0].dest: one for one in reversed(super()._get_option_tuples(option_string))}
+        return list(reversed(found.values()))
+
     def _reworded(self, message: str) -> str:
         """argparse's messages, worded like ours."""
         message = message.removeprefix("argument ")
@@ -72,6 +77,9 @@ class _Parser(argparse.ArgumentParser):
                 return f"{unknown[1]}: expected an option of '{self.prog}', got another.{near}"
             more = f" Name a corpus with --data {unknown[1]}." if "--data" in self._option_string_actions else ""
             return f"expected only options after '{self.prog}' here, got {unknown[1]!r}.{more}"
+        if several := re.fullmatch(r"ambiguous option: (\S+) could match (.*)", message, re.DOTALL):
+            shown = [one for one in several[2].split(", ") if self._option_string_actions[one].help != SUPPRESS]
+            return f"{several[1]}: expected the name of one option, got the beginning of {' and '.join(shown)}."
         return f"{message}."
 
 
