@@ -37,7 +37,7 @@ from lowtide.engine import engine
         ("peek t.bin --step 1", "lowtide peek: t.bin: expected --dtype for a file without a header, got none."),
         ("peek t.bin --dtype u2 --step 0 --rank 1", "got --rank 1 and no --world. "),
         ("train --out x --data nothere", "nothere: expected a file"),  # both spellings of --out-dir begin so
-        ("train --eval 3", "--eval: expected the name of one option, got the beginning of --eval-interval and --eval-it"),
+        ("train --eval 3", "--eval: expected the name of one option, got the beginning of --eval-interval and"),
         ("verify nothere", "nothere: expected a file, got nothing of that name. Check the path."),
         ("peek nothere --step 1", "nothere: expected a file, got nothing of that name. Check the path."),
     ],
