@@ -1,6 +1,6 @@
 """The pictures and numbers of docs/what-is-holding-memory.md: each kind on purpose, and the known cures measured.
 
-Run it: ``python benchmarks/kinds_pictures.py`` (about two minutes; 1 GiB in a temporary directory). Programs
+Run it: ``python -m benchmarks.kinds_pictures`` (about two minutes; 1 GiB in a temporary directory). Programs
 run in processes of their own, watched from outside by Lowtide and by memory-profiler at once. The page's tables
 are rewritten in place between their marks, so that no number in it is typed by hand; the report's screenshot
 needs chromium and is left alone without it.
@@ -23,13 +23,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from memory_profiler import memory_usage
 
-from kinds_passes import BATCH, BATCHES, CHUNK, ROW, SIZE, WAYS
+from benchmarks.kinds_passes import BATCH, BATCHES, CHUNK, ROW, SIZE, WAYS
+from benchmarks.measure import drop, facts, read_ahead
 from lowtide.machine import page_cache
 from lowtide.memory import Trace, Verdict, judge, watch
+from lowtide.memory.judge.findings import COLOURS
 from lowtide.report import html, png
-from lowtide.report.series import COLOURS, STACK, series, size_ticks, time_ticks
+from lowtide.report.series import STACK, series, size_ticks, time_ticks
 from lowtide.units import MIB, format_size
-from measure import drop, facts, read_ahead
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, PICTURES = ROOT / "docs" / "what-is-holding-memory.md", ROOT / "docs" / "pictures"

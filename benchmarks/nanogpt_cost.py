@@ -25,7 +25,7 @@ import lowtide
 from benchmarks.measure import GIB, RESULTS, drop, facts, make_file, read_ahead, warm
 from lowtide import machine
 from lowtide.memory import process_memory
-from lowtide.report.series import COLOURS
+from lowtide.memory.judge.findings import COLOURS
 from lowtide.torch import nanogpt, tensors
 
 LENGTH, BATCH = 1024, 64
