@@ -114,3 +114,42 @@ def test_a_fault_names_its_file_once(tmp_path: Path) -> None:
         file.truncate(150)
     said = " ".join(called("verify", tmp_path / "x.npy").stdout.split())
     assert said.count("x.npy") == 1, said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info", ""],
+        ["info", "x.npy", "--dtype="],
+        ["prepare", "a.txt", "-o", ""],
+        ["convert", "t.bin", "-o", "out", "--to", ""],
+        ["peek", "", "--step", "0"],
+        ["doctor", "--cgroup", ""],
+        ["doctor", "--save", "", "--", "true"],
+        ["train", "--data", ""],
+        ["train", "--mix="],
+        ["train", "--out-dir", ""],
+        ["train", "--config", ""],
+        ["train", "--resume", ""],
+        ["sample", ""],
+    ],
+)
+def test_empty_text_is_neither_this_directory_nor_an_option_left_out(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a shell makes of a variable that is not set: `train --data "$DATA"` learned from this machine's own text."""
+    if words[0] in ("train", "sample"):
+        pytest.importorskip("torch", reason=f"NOT TESTED: {words[0]}, because torch is not installed")
+    monkeypatch.chdir(tmp_path)
+    done = called(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "expected a value, got empty text; is a shell variable unset? Run 'lowtide" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_watched_command_may_have_empty_words(tmp_path: Path) -> None:
+    words = ["doctor", "--json", "--", sys.executable, "-c", "import sys; sys.exit(len(sys.argv))", "", "x"]
+    done = subprocess.run([sys.executable, "-m", "lowtide", *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr

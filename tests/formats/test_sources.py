@@ -206,3 +206,11 @@ def test_a_local_path_with_a_colon_is_a_path(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "s3:").mkdir()
     save(tmp_path / "s3:" / "x.npy", np.zeros(3))
     assert layout_of("s3:/x.npy").shape == (3,)
+
+
+@pytest.mark.parametrize("opener", [layout_of, token_layout])
+@pytest.mark.parametrize("address", ["s3://", "gs:///key", "az://", "S3:///", "http://", "https:///x.npy"])
+def test_an_address_of_nothing_is_told_what_is_missing(opener: Callable[..., Layout], address: str) -> None:
+    """`s3://` was asked of the network, and `s3:///x` was told to be one of s3:// instead."""
+    with pytest.raises(ValueError, match=r"expected a (host|bucket) after \w+://, got none. Use \w+://NAME/x.npy"):
+        opener(address)

@@ -49,6 +49,7 @@ def test_a_wrong_toml_file_is_refused_with_the_way_out(tmp_path: Path, text: str
         ({"dropout": 1.0}, "--dropout"),
         ({"budget": "lots"}, "--budget: expected a size"),
         ({"keep": 0}, "--keep: expected 1 or more"),
+        ({"out_dir": ""}, "--out-dir: expected a directory, got empty text"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_flag(given: dict[str, object], message: str) -> None:

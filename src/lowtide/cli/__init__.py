@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lowtide.errors import LowtideError
 
@@ -45,11 +45,19 @@ GROUPS = {
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 SUPPRESS = argparse.SUPPRESS  # as the help of a second spelling
+MAY_BE_EMPTY = ("command", "words", "prompt")  # which parser reads the rest; a command to watch; text to go on from
 STOPPED = 130  # what shells give for a program that Ctrl-C ended
 
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest right word; the whole usage is one ``--help`` away."""
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Most often a variable of the shell that is not set. Taken as a path it would be the current directory, as an
+        # option left out: `lowtide train --data "$DATA"` would learn from other text, without a word.
+        if "" in arg_strings and action.dest not in MAY_BE_EMPTY:
+            raise argparse.ArgumentError(action, "expected a value, got empty text; is a shell variable unset?")
+        return super()._get_values(action, arg_strings)  # type: ignore[misc]
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {self._reworded(message)} Run '{self.prog} --help' to see what it takes.\n")
@@ -72,7 +80,7 @@ class _Parser(argparse.ArgumentParser):
                 return f"{unknown[1]}: expected an option of '{self.prog}', got another.{near}"
             more = f" Name a corpus with --data {unknown[1]}." if "--data" in self._option_string_actions else ""
             return f"expected only options after '{self.prog}' here, got {unknown[1]!r}.{more}"
-        return f"{message}."
+        return message if message.endswith("?") else f"{message}."
 
 
 def _nearest(got: str, known: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lowtide.feed import Feed, FeedStats
 from lowtide.reading.rows.iteration import BatchIterator
 from lowtide.storage.buffers import Pool
-from lowtide.torch.devices import CopyEvent, DeviceApi, api_of
+from lowtide.torch.devices import CopyEvent, DeviceApi, api_of, device_of
 
 DtypeFor = torch.dtype | Sequence[torch.dtype | None] | dict[str, torch.dtype | None] | None
 
@@ -49,7 +49,7 @@ def tensors(batches: Feed | BatchIterator, device: str | torch.device = "cpu", d
             "Use tensors(a.shuffled(64)) or tensors(tokens.batches(64, length=1024))."
         )
     refuse_same_data_for_all(batches)
-    return TensorFeed(batches, Shipping(torch.device(device), dtype, batches.pools))
+    return TensorFeed(batches, Shipping(device_of(device), dtype, batches.pools))
 
 
 class TensorFeed:

@@ -118,6 +118,8 @@ class Settings:
                 f"--n-embd: expected an even number of features for each of {self.n_head} heads, "
                 f"got {self.n_embd}. Use --n-embd {nearest}."
             )
+        if not self.out_dir:
+            raise ValueError("--out-dir: expected a directory, got empty text. Use --out-dir out.")
         if self.dtype not in NUMBER_FORMATS:
             raise ValueError(
                 f"--dtype: expected one of {', '.join(NUMBER_FORMATS)}, got {self.dtype!r}. "
