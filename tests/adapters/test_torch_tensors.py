@@ -101,6 +101,12 @@ def test_a_device_that_torch_does_not_know_is_refused_by_name(tokens: lowtide.To
         tensors(feed_of(tokens), device=device)
 
 
+@pytest.mark.parametrize("dtype", ["int32", np.int32, np.dtype("int32"), (torch.int32, "int32"), 5])
+def test_a_dtype_of_somebody_else_is_refused_by_name(tokens: lowtide.Tokens, dtype: Any) -> None:
+    with pytest.raises(TypeError, match="dtype: expected a dtype of torch, got"):
+        tensors(feed_of(tokens), dtype=dtype)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NOT TESTED: this machine has CUDA, so its absence is not seen")
 def test_cuda_where_there_is_none_is_refused_and_the_feed_stays_usable(tokens: lowtide.Tokens) -> None:
     feed = feed_of(tokens)
