@@ -258,3 +258,21 @@ def test_the_command_reads_line_ends_in_a_separator_and_shows_what_came_out(tmp_
     assert documents_of(tmp_path / "out") == as_bytes(["one", "two", "three"])
     assert "lowtide verify" in done.stdout
     assert "14 x uint16, vocabulary 257" in done.stdout
+
+
+def test_what_is_left_out_of_a_directory_is_said(tmp_path: Path) -> None:
+    (tmp_path / "in" / ".git").mkdir(parents=True)
+    for name in ("a.txt", "b.txt.bz2", "c.txt.bz2", "d.py", ".hidden.py", ".git/e.py"):
+        (tmp_path / "in" / name).write_text("text")
+    found = prepare([str(tmp_path / "in")], tmp_path / "out", Request())
+    assert found.notes == ("left out: 3 files with other endings, 2 of them .bz2",)
+    assert prepare([str(tmp_path / "in")], tmp_path / "more", Request(endings="py,bz2")).notes == ()
+
+
+def test_nobody_is_told_to_read_packed_bytes_as_text(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt.bz2").write_bytes(b"BZh9")
+    for named in (tmp_path / "in", tmp_path / "in" / "a.txt.bz2"):
+        done = called("prepare", named, "-o", tmp_path / "out")
+        assert done.returncode == 1
+        assert done.stderr.endswith("Unpack it first, or pack it with gzip or zstd.\n")

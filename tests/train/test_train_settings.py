@@ -49,6 +49,12 @@ def test_a_wrong_toml_file_is_refused_with_the_way_out(tmp_path: Path, text: str
         ({"dropout": 1.0}, "--dropout"),
         ({"budget": "lots"}, "--budget: expected a size"),
         ({"keep": 0}, "--keep: expected 1 or more"),
+        (
+            {"learning_rate": float("nan")},
+            "--learning-rate: expected a finite number, got nan. Use --learning-rate 0.003",
+        ),
+        ({"weight_decay": float("inf")}, "--weight-decay: expected a finite number, got inf"),
+        ({"seed": 2**63}, "--seed: expected a number of 64 bits, got 9223372036854775808"),
         ({"out_dir": ""}, "--out-dir: expected a directory, got empty text"),
     ],
 )

@@ -26,7 +26,7 @@ from lowtide.machine import memory_limit
 from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.cluster import encoded_by_ray
 from lowtide.prepare.encoding import EncodedBlock, Recipe
-from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, inputs_digest, list_inputs
+from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, inputs_digest, left_out, list_inputs
 from lowtide.prepare.inputs.sampling import sample_texts
 from lowtide.prepare.inputs.sections import sections_of
 from lowtide.prepare.processes import encoded_by_processes, encoded_here
@@ -115,6 +115,7 @@ def prepare(
             _remove_temporaries(target)
             manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
         _remove_work(journal)
+    notes = (*notes, *left_out(inputs, request))
     return _prepared(target, manifests, notes, time.monotonic() - begun, went_on=went_on)
 
 
