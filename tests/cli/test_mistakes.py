@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -153,3 +154,25 @@ def test_a_watched_command_may_have_empty_words(tmp_path: Path) -> None:
     words = ["doctor", "--json", "--", sys.executable, "-c", "import sys; sys.exit(len(sys.argv))", "", "x"]
     done = subprocess.run([sys.executable, "-m", "lowtide", *words], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
+
+
+def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((8, 4), "f4"))
+    for words in ("info x.npy", "info x.npy --json", "--version", "info nothere.npy"):
+        line = f"{sys.executable} -m lowtide {words} >&-"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == int("nothere" in words)
+        assert done.stderr.count("\n") == done.returncode, done.stderr
+
+
+def test_a_stdout_without_the_signs_of_a_name_shows_their_numbers(tmp_path: Path) -> None:
+    np.save(tmp_path / "é漢.npy", np.zeros((8, 4), "f4"))
+    done = subprocess.run(
+        [sys.executable, "-m", "lowtide", "info", "é漢.npy"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/\\xe9\\u6f22.npy" in done.stdout

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import re
 import signal
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = [*words[1:2], "--help"]
     name = f"lowtide {words[0]}" if words and words[0] in COMMANDS else "lowtide"
     try:
+        _mend_streams()
         code = _run(words)
         sys.stdout.flush()  # here, where a reader that has gone is no error
         return code
@@ -114,6 +116,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: {_in_flags(_one_line(problem), words)}", file=sys.stderr)
         # Wrong arguments stay TypeError and ValueError in the library: usage. Errors of our own are about the data.
         return 2 if isinstance(problem, (TypeError, ValueError)) and not isinstance(problem, LowtideError) else 1
+
+
+def _mend_streams() -> None:
+    """A closed stdout (``>&-``, some daemons) drops what is printed; one of an older encoding shows what it has no sign
+    for by its number, instead of an error."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parsers(words: Sequence[str]) -> tuple[_Parser, dict[str, _Parser]]:
@@ -176,11 +189,17 @@ def no_interrupt_lost() -> Iterator[None]:
         heard.append(number)
         signal.default_int_handler(number, frame)
 
+    def told(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:  # that one is raised below, and not printed with a traceback
+            before(unraisable)
+
+    before, sys.unraisablehook = sys.unraisablehook, told
     signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = before
     if heard:
         raise KeyboardInterrupt
 
