@@ -118,6 +118,20 @@ def test_standard_input_that_begins_like_json_is_lines_of_json(tmp_path: Path, m
     assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])
 
 
+@pytest.mark.parametrize("refused", [b"", b'{"text": "one"}\n{"text": 5}\n'])
+def test_standard_input_that_was_refused_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bytes
+) -> None:
+    """The copy of what had failed was read again and again, whatever was piped in."""
+    for piped in (refused, b'{"text": "one"}\n{"text": "two"}\n'):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
+        if piped == refused:
+            with pytest.raises(FormatError):
+                prepare(["-"], tmp_path / "out")
+    prepare(["-"], tmp_path / "out")
+    assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])
+
+
 def test_train_and_val_share_no_document_and_lose_none(tmp_path: Path) -> None:
     texts = make_documents(400, longest=20)
     prepare([str(write_jsonl(tmp_path / "a.jsonl", texts))], tmp_path / "out", Request(val=0.2))

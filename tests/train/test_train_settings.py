@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,12 @@ def test_a_toml_file_uses_the_same_names(tmp_path: Path) -> None:
         ("compile = 1", "compile: expected true or false, got 1"),
         ("data = 5", "data: expected text, got 5"),
         ("batch_size = = 3", "expected TOML"),
+        ("\udcff\udcfe", r"run\.toml: expected TOML, got 'utf-8' codec"),
     ],
 )
 def test_a_wrong_toml_file_is_refused_with_the_way_out(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(text)
+    path.write_bytes(os.fsencode(text))
     with pytest.raises(ValueError, match=message):
         from_toml(path)
 

@@ -227,4 +227,6 @@ def _spelled(name: str, found: re.Match[str]) -> str:
 def _one_line(problem: BaseException) -> str:
     if isinstance(problem, FileNotFoundError) and problem.filename is not None:
         return f"{problem.filename}: expected a file, got nothing of that name. Check the path."
+    if isinstance(problem, OSError) and isinstance(problem.filename, str) and not isinstance(problem, LowtideError):
+        return f"{problem.filename}: expected a path that can be used so, got: {problem.strerror}. Check it with ls -l."
     return " ".join(str(problem).split())

@@ -193,7 +193,7 @@ def from_toml(path: str | Path) -> dict[str, Any]:
     with Path(path).open("rb") as file:
         try:
             table = tomllib.load(file)
-        except tomllib.TOMLDecodeError as problem:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise ValueError(f"{path}: expected TOML, got {problem}. Write one `name = value` per line.") from problem
     return {name: checked_setting(name, value, f"{path}: {name}") for name, value in table.items()}
 
