@@ -38,7 +38,7 @@ from lowtide.engine import engine
         ("peek t.bin --step 1", "lowtide peek: t.bin: expected --dtype for a file without a header, got none."),
         ("peek t.bin --dtype u2 --step 0 --rank 1", "got --rank 1 and no --world. "),
         ("verify x.npy --vocab 0", "lowtide verify: --vocab: expected more than 0, got 0. Use --vocab 50257."),
-        ("doctor --trace x.npy/", "doctor: x.npy/: expected a path that can be used so, got: Not a directory. Check it"),
+        ("doctor --trace x.npy/", "doctor: x.npy/: expected a path that can be used so, got: Not a directory. Chec"),
         ("verify nothere", "nothere: expected a file, got nothing of that name. Check the path."),
         ("peek nothere --step 1", "nothere: expected a file, got nothing of that name. Check the path."),
     ],
