@@ -129,12 +129,11 @@ class Together(RowIteration, OnDisk):
         return [f"{one.where} {one.dtype}{list(one.shape) if one.shape else ''}" for one in self._members.members]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self._members.members, self.names, self.budget, self.budget.limit)
+        return _rebuilt, (self._members,)
 
 
-def _rebuilt(members: tuple[Member, ...], names: tuple[str, ...] | None, budget: Budget, limit: int) -> Together:
-    budget.limit = max(budget.limit, limit)  # an unstated budget is pickled without its growth
-    return Together(members, names, budget)
+def _rebuilt(rows: MemberRows) -> Together:
+    return Together(rows.members, rows.names, rows.budget)
 
 
 def _in_memory(one: object) -> bool:

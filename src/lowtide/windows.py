@@ -180,8 +180,8 @@ def checked_ranks(batch: int, rank: int | None, world: int | None) -> Ranks:
             f"rank: expected rank= and world= together, got rank={rank} and world={world}. "
             "Pass both, or neither when one process reads everything."
         )
-    size = 1 if world is None else at_least("world", world, 1)
-    mine = 0 if rank is None else at_least("rank", rank, 0)
+    size = 1 if world is None else at_least("world", world, 1, example="world=1")
+    mine = 0 if rank is None else at_least("rank", rank, 0, example="rank=0")
     if mine >= size:
         raise ValueError(f"rank: expected 0 to {size - 1} for world={size}, got {mine}. Ranks count from 0.")
     if batch % size:

@@ -131,3 +131,9 @@ def test_a_batch_of_nothing_is_refused_by_name(tmp_path: Path, name: str) -> Non
     sizes: Any = {"block_size": 8, "batch_size": 4, name: 0}
     with pytest.raises(ValueError, match=f"{name}: expected 1 or more, got 0"):
         nanogpt(tmp_path, **sizes)
+
+
+def test_an_empty_name_is_not_the_current_directory(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data_dir)
+    with pytest.raises(ValueError, match="data_dir: expected a directory, got empty text"):
+        nanogpt("", block_size=8, batch_size=4)

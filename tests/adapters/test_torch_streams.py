@@ -17,7 +17,7 @@ import lowtide
 torch = pytest.importorskip("torch", reason="NOT TESTED: torch is not installed, so no stream of rows was read")
 from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
 
-from lowtide.torch import FeedDataset, StreamDataset, WindowDataset  # noqa: E402
+from lowtide.torch import FeedDataset, RowDataset, StreamDataset, WindowDataset  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -232,3 +232,13 @@ def test_a_sampler_for_ranks_over_a_feed_that_has_ranks_is_refused(tokens: lowti
         DataLoader(dataset, batch_size=None, sampler=sampler)
     with pytest.raises(TypeError, match=r"feed: expected a sequential order to have a length, got 'shuffled'"):
         DistributedSampler(FeedDataset(feed_of(tokens, rank=0, world=2)), num_replicas=2, rank=0)
+
+
+@pytest.mark.parametrize("index", [1.5, "a", slice(0, 3), [1, 2], None, True])
+def test_what_is_no_row_number_is_refused_by_every_dataset(tokens: lowtide.Tokens, place: Path, index: Any) -> None:
+    """1.5 was row 1."""
+    np.save(place / "rows.npy", np.zeros((9, 2), "f4"))
+    for dataset in (StreamDataset(tokens.batches(4, length=LENGTH)), RowDataset(lowtide.open(place / "rows.npy"))):
+        with pytest.raises(TypeError, match="dataset: expected whole numbers of rows, got"):
+            dataset[index]
+        dataset[torch.tensor(1)], dataset[np.uint8(1)]

@@ -95,6 +95,18 @@ def test_a_device_that_is_neither_cpu_nor_cuda_gets_a_copy(tokens: lowtide.Token
     assert tokens.store.pool.lent == 0
 
 
+@pytest.mark.parametrize("device", ["", "gpu", "cpu:x"])
+def test_a_device_that_torch_does_not_know_is_refused_by_name(tokens: lowtide.Tokens, device: str) -> None:
+    with pytest.raises(ValueError, match=f"device: expected cpu, cuda or cuda:N, say, got '{device}'"):
+        tensors(feed_of(tokens), device=device)
+
+
+@pytest.mark.parametrize("dtype", ["int32", np.int32, np.dtype("int32"), (torch.int32, "int32"), 5])
+def test_a_dtype_of_somebody_else_is_refused_by_name(tokens: lowtide.Tokens, dtype: Any) -> None:
+    with pytest.raises(TypeError, match="dtype: expected a dtype of torch, got"):
+        tensors(feed_of(tokens), dtype=dtype)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NOT TESTED: this machine has CUDA, so its absence is not seen")
 def test_cuda_where_there_is_none_is_refused_and_the_feed_stays_usable(tokens: lowtide.Tokens) -> None:
     feed = feed_of(tokens)

@@ -293,3 +293,23 @@ def test_rows_come_one_by_one_too(both: lowtide.Together) -> None:
     assert rows[7][0].shape == (64,)
     assert rows[7][1] == 70
     assert "2,500 rows" in repr(both)
+
+
+@pytest.mark.parametrize("budget", ["auto", "128KiB"])
+def test_an_iterator_that_gave_batches_crosses_pickle(tmp_path: Path, budget: str) -> None:
+    """It took the pool with the leases of its batches along, which cannot be pickled."""
+    np.save(tmp_path / "x.npy", np.arange(60_000, dtype="f4").reshape(20_000, 3))
+    both = lowtide.together(x=lowtide.open(tmp_path / "x.npy"), y=np.arange(20_000), budget=budget)
+    for iterator in (
+        both.shuffled(64, seed=1, epochs=2),
+        both.chunks(50),
+        both.sample(7),
+        both.gather([5, 3, 9, 1], 2),
+    ):
+        held = next(iterator)
+        copy = pickle.loads(pickle.dumps(iterator))
+        assert copy.state_dict() == iterator.state_dict()
+        here, there = next(iterator), next(copy)
+        np.testing.assert_array_equal(here["x"], there["x"])
+        np.testing.assert_array_equal(here["y"], there["y"])
+        assert len(held) == 2

@@ -181,7 +181,7 @@ def test_ctrl_c_in_the_first_run_that_nobody_counts_is_one_line(tokens: Path) ->
         time.sleep(0.01)
     os.killpg(run.pid, signal.SIGINT)
     out, problem = run.communicate()
-    assert (run.returncode, out) == (1, "")
+    assert (run.returncode, out) == (130, "")
     assert problem == "lowtide bench: stopped by Ctrl-C before the first figure.\n"
 
 

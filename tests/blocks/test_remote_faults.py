@@ -85,10 +85,22 @@ def test_refusals_say_what_to_do(behind: Behind) -> None:
         behind.open()
 
 
-@pytest.mark.parametrize("stated", [{"disk": "1MiB"}, {"remote": 5}, {"remote": {"x": object()}}, {"disk": "much"}])
+@pytest.mark.parametrize(
+    "stated",
+    [{"disk": "1MiB"}, {"remote": 5}, {"remote": {"x": object()}}, {"disk": "much"}, {"cache_dir": ""}],
+)
 def test_options_that_make_no_sense_are_refused(behind: Behind, stated: dict[str, object]) -> None:
-    with pytest.raises((ValueError, TypeError), match=r"(disk|remote): expected"):
+    with pytest.raises((ValueError, TypeError), match=r"(disk|remote|cache_dir): expected"):
         behind.open(**stated)
+
+
+def test_a_host_that_is_not_known_is_named_and_not_waited_for() -> None:
+    """It was asked for again for three minutes. No resolver asks anybody about a name with an empty part."""
+    with pytest.raises(
+        lowtide.ReadError, match=r"network address of no\.\.such\.host:9000, got .* how the name"
+    ) as told:
+        lowtide.open("http://me:s3cr3t@no..such.host:9000/x.npy?sig=s3cr3t")
+    assert "s3cr3t" not in str(told.value)
 
 
 def test_no_secret_is_printed_stored_or_left_in_a_state(behind: Behind, capfd: pytest.CaptureFixture[str]) -> None:

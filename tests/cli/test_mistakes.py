@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,8 @@ from lowtide.engine import engine
         ("peek t.bin --dtype u2 --step 0 --rank 1", "got --rank 1 and no --world. "),
         ("train --out x --data nothere", "nothere: expected a file"),  # both spellings of --out-dir begin so
         ("train --eval 3", "--eval: expected the name of one option, got the beginning of --eval-interval and"),
+        ("verify x.npy --vocab 0", "lowtide verify: --vocab: expected more than 0, got 0. Use --vocab 50257."),
+        ("doctor --trace x.npy/", "doctor: x.npy/: expected a path that can be used so, got: Not a directory. Chec"),
         ("verify nothere", "nothere: expected a file, got nothing of that name. Check the path."),
         ("peek nothere --step 1", "nothere: expected a file, got nothing of that name. Check the path."),
     ],
@@ -116,3 +119,64 @@ def test_a_fault_names_its_file_once(tmp_path: Path) -> None:
         file.truncate(150)
     said = " ".join(called("verify", tmp_path / "x.npy").stdout.split())
     assert said.count("x.npy") == 1, said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["info", ""],
+        ["info", "x.npy", "--dtype="],
+        ["prepare", "a.txt", "-o", ""],
+        ["convert", "t.bin", "-o", "out", "--to", ""],
+        ["peek", "", "--step", "0"],
+        ["doctor", "--cgroup", ""],
+        ["doctor", "--save", "", "--", "true"],
+        ["train", "--data", ""],
+        ["train", "--mix="],
+        ["train", "--out-dir", ""],
+        ["train", "--config", ""],
+        ["train", "--resume", ""],
+        ["sample", ""],
+    ],
+)
+def test_empty_text_is_neither_this_directory_nor_an_option_left_out(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a shell makes of a variable that is not set: `train --data "$DATA"` learned from this machine's own text."""
+    if words[0] in ("train", "sample"):
+        pytest.importorskip("torch", reason=f"NOT TESTED: {words[0]}, because torch is not installed")
+    monkeypatch.chdir(tmp_path)
+    done = called(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "expected a value, got empty text; is a shell variable unset? Run 'lowtide" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_watched_command_may_have_empty_words(tmp_path: Path) -> None:
+    words = ["doctor", "--json", "--", sys.executable, "-c", "import sys; sys.exit(len(sys.argv))", "", "x"]
+    done = subprocess.run([sys.executable, "-m", "lowtide", *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+
+
+def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((8, 4), "f4"))
+    for words in ("info x.npy", "info x.npy --json", "--version", "info nothere.npy"):
+        line = f"{sys.executable} -m lowtide {words} >&-"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == int("nothere" in words)
+        assert done.stderr.count("\n") == done.returncode, done.stderr
+
+
+def test_a_stdout_without_the_signs_of_a_name_shows_their_numbers(tmp_path: Path) -> None:
+    np.save(tmp_path / "é漢.npy", np.zeros((8, 4), "f4"))
+    done = subprocess.run(
+        [sys.executable, "-m", "lowtide", "info", "é漢.npy"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/\\xe9\\u6f22.npy" in done.stdout

@@ -202,3 +202,15 @@ def test_a_corpus_whose_last_document_is_unfinished_converts_into_one_without_a_
     convert(tmp_path / "train.bin", tmp_path / "out", "lowtide", Stated("uint16", eot=0), shard_tokens=2_000)
     assert verify([tmp_path / "out"]).faults == ()
     assert len(list((tmp_path / "out").glob("*.bin"))) > 1
+
+
+@pytest.mark.parametrize("to", ["megatron", "lowtide"])
+def test_an_end_of_text_that_occurs_nowhere_is_refused_and_the_right_one_goes_on(tmp_path: Path, to: str) -> None:
+    """All tokens became one document, without a word."""
+    np.arange(5000, dtype="u2").tofile(tmp_path / "train.bin")
+    words = ["convert", tmp_path / "train.bin", "-o", tmp_path / "out", "--to", to, "--dtype", "uint16"]
+    done = called(*words, "--eot", 50256)
+    assert done.returncode == 1
+    assert "expected the id 50256 at the end of documents, got none among 5000 tokens. State the id" in done.stderr
+    assert not list((tmp_path / "out").glob("[a-z]*"))
+    assert called(*words, "--eot", 100).returncode == 0

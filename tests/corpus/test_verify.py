@@ -302,3 +302,27 @@ def test_an_array_is_read_to_its_end(tmp_path: Path) -> None:
     with (tmp_path / "a.npy").open("r+b") as file:
         file.truncate(500)
     assert verify([tmp_path / "a.npy"]).faults
+
+
+@pytest.mark.parametrize("damage", ["removed", "emptied", "begins otherwise"])
+def test_an_index_of_megatron_that_is_gone_or_no_index_is_a_fault(corpus: Path, tmp_path: Path, damage: str) -> None:
+    """Beside a manifest the tokens alone were read, and nothing was found."""
+    convert(str(corpus), tmp_path / "megatron", "megatron")
+    index = tmp_path / "megatron" / "train_text_document.idx"
+    assert verify([tmp_path / "megatron"]).faults == ()
+    content = index.read_bytes()
+    index.write_bytes(b"" if damage == "emptied" else b"x" + content[1:])
+    if damage == "removed":
+        index.unlink()
+    faults = verify([tmp_path / "megatron"]).faults
+    assert [Path(fault.file).name for fault in faults] == [index.name], faults
+
+
+def test_a_part_that_lost_its_manifest_is_a_fault(tmp_path: Path) -> None:
+    """The other part was read, and nothing was said about this one."""
+    prepare([str(write_jsonl(tmp_path / "a.jsonl", TEXTS))], tmp_path / "out", Request(val=0.3))
+    (tmp_path / "out" / "train" / "manifest.json").unlink()
+    (fault,) = verify([tmp_path / "out"]).faults
+    assert fault.file == str(tmp_path / "out" / "train" / "manifest.json")
+    assert verify([tmp_path / "out"], part="val").faults == ()
+    assert called("verify", tmp_path / "out").returncode == 1

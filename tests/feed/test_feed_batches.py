@@ -215,6 +215,10 @@ def test_a_feed_says_what_it_is(plain: lowtide.Tokens) -> None:
         ({"skip": [(1, 2, 3)]}, TypeError, "skip: expected pairs"),
         ({"skip": [(5, 3)]}, ValueError, r"skip: expected 0 <= first <= last, got \(5, 3\)"),
         ({"skip": [(-1, 3)]}, ValueError, r"skip: expected 0 <= first <= last, got \(-1, 3\). Steps count from 0"),
+        ({"skip": [(0, 10**30)]}, ValueError, r"skip: expected steps below \d+, got \(0, 10{30}\)"),
+        ({"dtype": "int46"}, TypeError, "dtype: expected a native integer type for tokens, got 'int46'. Use dtype='in"),
+        ({"rank": -1, "world": 2}, ValueError, "rank: expected 0 or more, got -1. Use rank=0"),
+        ({"rank": 0, "world": 0}, ValueError, "world: expected 1 or more, got 0. Use world=1"),
         ({"order": "shuffle", "length": 10**9}, ValueError, "order: expected one of"),
     ],
 )

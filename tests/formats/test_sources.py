@@ -206,3 +206,18 @@ def test_a_local_path_with_a_colon_is_a_path(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "s3:").mkdir()
     save(tmp_path / "s3:" / "x.npy", np.zeros(3))
     assert layout_of("s3:/x.npy").shape == (3,)
+
+
+@pytest.mark.parametrize("opener", [layout_of, token_layout])
+@pytest.mark.parametrize("address", ["s3://", "gs:///key", "az://", "S3:///", "http://", "https:///x.npy"])
+def test_an_address_of_nothing_is_told_what_is_missing(opener: Callable[..., Layout], address: str) -> None:
+    """`s3://` was asked of the network, and `s3:///x` was told to be one of s3:// instead."""
+    with pytest.raises(ValueError, match=r"expected a (host|bucket) after \w+://, got none. Use \w+://NAME/x.npy"):
+        opener(address)
+
+
+@pytest.mark.parametrize("stated", [{"shape": (2.0, 3)}, {"shape": (None,)}, {"shape": 6.0}, {"offset": 1.0}])
+def test_a_shape_or_offset_that_is_not_whole_is_refused_by_name(tmp_path: Path, stated: dict[str, Any]) -> None:
+    np.zeros(6, "f4").tofile(tmp_path / "x.f4")
+    with pytest.raises(TypeError, match=f"{next(iter(stated))}: expected "):
+        layout_of(tmp_path / "x.f4", dtype="f4", **stated)

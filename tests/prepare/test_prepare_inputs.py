@@ -118,6 +118,20 @@ def test_standard_input_that_begins_like_json_is_lines_of_json(tmp_path: Path, m
     assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])
 
 
+@pytest.mark.parametrize("refused", [b"", b'{"text": "one"}\n{"text": 5}\n'])
+def test_standard_input_that_was_refused_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bytes
+) -> None:
+    """The copy of what had failed was read again and again, whatever was piped in."""
+    for piped in (refused, b'{"text": "one"}\n{"text": "two"}\n'):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
+        if piped == refused:
+            with pytest.raises(FormatError):
+                prepare(["-"], tmp_path / "out")
+    prepare(["-"], tmp_path / "out")
+    assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])
+
+
 def test_train_and_val_share_no_document_and_lose_none(tmp_path: Path) -> None:
     texts = make_documents(400, longest=20)
     prepare([str(write_jsonl(tmp_path / "a.jsonl", texts))], tmp_path / "out", Request(val=0.2))
@@ -258,3 +272,21 @@ def test_the_command_reads_line_ends_in_a_separator_and_shows_what_came_out(tmp_
     assert documents_of(tmp_path / "out") == as_bytes(["one", "two", "three"])
     assert "lowtide verify" in done.stdout
     assert "14 x uint16, vocabulary 257" in done.stdout
+
+
+def test_what_is_left_out_of_a_directory_is_said(tmp_path: Path) -> None:
+    (tmp_path / "in" / ".git").mkdir(parents=True)
+    for name in ("a.txt", "b.txt.bz2", "c.txt.bz2", "d.py", ".hidden.py", ".git/e.py"):
+        (tmp_path / "in" / name).write_text("text")
+    found = prepare([str(tmp_path / "in")], tmp_path / "out", Request())
+    assert found.notes == ("left out: 3 files with other endings, 2 of them .bz2",)
+    assert prepare([str(tmp_path / "in")], tmp_path / "more", Request(endings="py,bz2")).notes == ()
+
+
+def test_nobody_is_told_to_read_packed_bytes_as_text(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt.bz2").write_bytes(b"BZh9")
+    for named in (tmp_path / "in", tmp_path / "in" / "a.txt.bz2"):
+        done = called("prepare", named, "-o", tmp_path / "out")
+        assert done.returncode == 1
+        assert done.stderr.endswith("Unpack it first, or pack it with gzip or zstd.\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,12 @@ def test_a_toml_file_uses_the_same_names(tmp_path: Path) -> None:
         ("compile = 1", "compile: expected true or false, got 1"),
         ("data = 5", "data: expected text, got 5"),
         ("batch_size = = 3", "expected TOML"),
+        ("\udcff\udcfe", r"run\.toml: expected TOML, got 'utf-8' codec"),
     ],
 )
 def test_a_wrong_toml_file_is_refused_with_the_way_out(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(text)
+    path.write_bytes(os.fsencode(text))
     with pytest.raises(ValueError, match=message):
         from_toml(path)
 
@@ -49,6 +51,13 @@ def test_a_wrong_toml_file_is_refused_with_the_way_out(tmp_path: Path, text: str
         ({"dropout": 1.0}, "--dropout"),
         ({"budget": "lots"}, "--budget: expected a size"),
         ({"keep": 0}, "--keep: expected 1 or more"),
+        (
+            {"learning_rate": float("nan")},
+            "--learning-rate: expected a finite number, got nan. Use --learning-rate 0.003",
+        ),
+        ({"weight_decay": float("inf")}, "--weight-decay: expected a finite number, got inf"),
+        ({"seed": 2**63}, "--seed: expected a number of 64 bits, got 9223372036854775808"),
+        ({"out_dir": ""}, "--out-dir: expected a directory, got empty text"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_flag(given: dict[str, object], message: str) -> None:

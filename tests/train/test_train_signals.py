@@ -127,6 +127,22 @@ def test_a_ctrl_c_that_an_import_swallows_is_raised_behind_it() -> None:
         pass  # the control: nothing came, nothing is raised
 
 
+def test_a_ctrl_c_in_a_finalizer_is_raised_behind_it_and_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """A lock's callback in the import system was one such, with a traceback before the one line."""
+
+    class Ends:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    hook = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt), no_interrupt_lost():
+        inside = Ends()
+        del inside
+    assert sys.unraisablehook is hook
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("module", ["lowtide.cli", "lowtide.errors", "lowtide.train.run"])
 def test_ctrl_c_while_a_module_of_ours_is_imported_is_one_line(module: str) -> None:
     """As a rank gets it that torchrun has just started."""

@@ -74,6 +74,11 @@ def reaching(
         options = json.dumps(remote or {})
     except TypeError as problem:
         raise TypeError(f"remote: expected plain values, got {problem}. Use text, numbers and dicts.") from None
+    if cache_dir is not None and not os.fspath(cache_dir):
+        raise ValueError(
+            "cache_dir: expected a directory to keep blocks in, got empty text. "
+            "Leave cache_dir= out for ~/.cache/lowtide."
+        )
     place = None if cache_dir is None else str(Path(cache_dir).absolute())
     before, _REACHING.now = _REACHING.now, Reach(place, stated, options, json.dumps(environment()))
     try:

@@ -34,8 +34,11 @@ PIECE = 512 * 1024
 WHOLE = 5 * 256 * 1024  # bytes taken in one piece, a block of a local shuffle: every piece crosses threads
 BODIES = 6  # received at a time
 PATIENCE = 180.0  # seconds for which a request is tried again
+UNKNOWN, UNSURE = 3.0, 20.0  # the same where the host's name is not known, and where nobody could say whether it is
 _PAUSES = (0.1, 20.0)  # the first and the longest
 _EXPLAINED = re.compile(r"\s*\n|\. ?Debug")  # what obstore says for its own programmers begins there
+_LOOKED_UP = re.compile(r"dns error.*?lookup address information: ([^\"]*)", re.DOTALL)
+_HOST = re.compile(r"https?://(?:[^/?#\s]*@)?([^/?#\s]+)")
 _STATUS = re.compile(r"status code: (\d{3})")
 _LOOKED_FOR = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE's role or the machine's own",
@@ -169,8 +172,12 @@ class RemoteObject:
             except (ReadError, WriteError, FormatError):
                 raise
             except Exception as problem:
-                got = self._final(problem, offset)
-                if monotonic() - began + pause > self.patience:
+                got, patience = self._final(problem, offset), self.patience
+                if looked_up := _LOOKED_UP.search(str(problem)):
+                    patience = min(patience, UNSURE if _passes(looked_up[1]) else UNKNOWN)
+                    if monotonic() - began + pause > patience:
+                        raise self._nowhere(str(problem), looked_up[1], offset) from None
+                elif monotonic() - began + pause > patience:
                     where = shown(self.address)
                     raise ReadError(
                         f"{where}: expected an answer within {self.patience:.0f} s, got {got} at the last of {tries} "
@@ -180,6 +187,16 @@ class RemoteObject:
                     ) from None
             sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _PAUSES[1])
+
+    def _nowhere(self, problem: str, said: str, offset: int) -> ReadError:
+        """The name of the host leads nowhere: the address's own, that of an endpoint, or of one that gives tokens."""
+        where, host = shown(self.address), _HOST.search(problem)
+        return ReadError(
+            f"{where}: expected the network address of {host[1] if host else 'its host'}, got {said!r}. Check how the "
+            "name is spelt, and the network.",
+            path=where,
+            offset=offset,
+        )
 
     def _final(self, problem: Exception, offset: int) -> str:
         """What went wrong, where trying again may help; raised, where it will not."""
@@ -219,7 +236,14 @@ class RemoteObject:
             return str(problem)
         if status:
             return f"status {status}"
+        if "ConnectionRefused" in str(problem):
+            return "a refused connection"
         return "a wrong range" if "Requested" in str(problem) else "a failed or cut connection"
+
+
+def _passes(said: str) -> bool:
+    """Whether a lookup failed for want of an answer, in the words of glibc and of musl."""
+    return said.startswith(("Temporary failure", "Try again"))
 
 
 class _PassingError(Exception):

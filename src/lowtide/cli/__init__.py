@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import re
 import signal
@@ -45,11 +46,19 @@ GROUPS = {
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 SUPPRESS = argparse.SUPPRESS  # as the help of a second spelling
+MAY_BE_EMPTY = ("command", "words", "prompt")  # which parser reads the rest; a command to watch; text to go on from
 STOPPED = 130  # what shells give for a program that Ctrl-C ended
 
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest right word; the whole usage is one ``--help`` away."""
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Most often a variable of the shell that is not set. Taken as a path it would be the current directory, as an
+        # option left out: `lowtide train --data "$DATA"` would learn from other text, without a word.
+        if "" in arg_strings and action.dest not in MAY_BE_EMPTY:
+            raise argparse.ArgumentError(action, "expected a value, got empty text; is a shell variable unset?")
+        return super()._get_values(action, arg_strings)  # type: ignore[misc]
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {self._reworded(message)} Run '{self.prog} --help' to see what it takes.\n")
@@ -80,7 +89,7 @@ class _Parser(argparse.ArgumentParser):
         if several := re.fullmatch(r"ambiguous option: (\S+) could match (.*)", message, re.DOTALL):
             shown = [one for one in several[2].split(", ") if self._option_string_actions[one].help != SUPPRESS]
             return f"{several[1]}: expected the name of one option, got the beginning of {' and '.join(shown)}."
-        return f"{message}."
+        return message if message.endswith("?") else f"{message}."
 
 
 def _nearest(got: str, known: Sequence[str]) -> str:
@@ -95,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = [*words[1:2], "--help"]
     name = f"lowtide {words[0]}" if words and words[0] in COMMANDS else "lowtide"
     try:
+        _mend_streams()
         code = _run(words)
         sys.stdout.flush()  # here, where a reader that has gone is no error
         return code
@@ -114,6 +124,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: {_in_flags(_one_line(problem), words)}", file=sys.stderr)
         # Wrong arguments stay TypeError and ValueError in the library: usage. Errors of our own are about the data.
         return 2 if isinstance(problem, (TypeError, ValueError)) and not isinstance(problem, LowtideError) else 1
+
+
+def _mend_streams() -> None:
+    """A closed stdout (``>&-``, some daemons) drops what is printed; one of an older encoding shows what it has no sign
+    for by its number, instead of an error."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parsers(words: Sequence[str]) -> tuple[_Parser, dict[str, _Parser]]:
@@ -176,11 +197,17 @@ def no_interrupt_lost() -> Iterator[None]:
         heard.append(number)
         signal.default_int_handler(number, frame)
 
+    def told(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:  # that one is raised below, and not printed with a traceback
+            before(unraisable)
+
+    before, sys.unraisablehook = sys.unraisablehook, told
     signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = before
     if heard:
         raise KeyboardInterrupt
 
@@ -208,4 +235,6 @@ def _spelled(name: str, found: re.Match[str]) -> str:
 def _one_line(problem: BaseException) -> str:
     if isinstance(problem, FileNotFoundError) and problem.filename is not None:
         return f"{problem.filename}: expected a file, got nothing of that name. Check the path."
+    if isinstance(problem, OSError) and isinstance(problem.filename, str) and not isinstance(problem, LowtideError):
+        return f"{problem.filename}: expected a path that can be used so, got: {problem.strerror}. Check it with ls -l."
     return " ".join(str(problem).split())

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = measure_all(layout, ask, on_job)
     if outcome.stopped and not any(case.rounds for case in outcome.cases):
         print("lowtide bench: stopped by Ctrl-C before the first figure.", file=sys.stderr)
-        return 1
+        return 130
     advice = recommend(outcome.cases, keep=keeps_cache(plan), cache_why=cache_reason(plan), budget=plan.budget)
     line = subject.call(Opening(advice.strategy, advice.cache, _stated_size(plan.budget)))
     if arguments.json:

@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> None:
     at_least("--tokens", arguments.tokens, 1, example="--tokens 200")
     at_least("--top-k", arguments.top_k, 0, example="--top-k 50")
-    at_least("--seed", arguments.seed, 0, example="--seed 1337")
+    if at_least("--seed", arguments.seed, 0, example="--seed 1337") >= 2**63:
+        raise ValueError(f"--seed: expected a number below 2**63, got {arguments.seed}. Use --seed 1337.")
     if not 0 <= arguments.temperature < float("inf"):
         raise ValueError(f"--temperature: expected 0 or more, got {arguments.temperature}. Use --temperature 0.8.")
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from lowtide.cli.flags import add_json, add_part, add_paths
+from lowtide.cli.flags import above_zero, add_json, add_part, add_paths
 from lowtide.cli.options import option, whole
 from lowtide.cli.tables import HowFar, Styled, counted, facts, show
 from lowtide.corpus import Verified, verify
@@ -28,6 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    above_zero(arguments, vocab="50257")
     begun = time.monotonic()
     with HowFar() as far:
         tell = lambda done: far.show(f"{format_size(done)} read")  # noqa: E731

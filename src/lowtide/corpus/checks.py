@@ -24,13 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowtide.blocks.objects import normal_address
-from lowtide.corpus.finding import corpora_in, stated_manifest
+from lowtide.corpus.finding import MEGATRONS, corpora_of, parts_without_manifest, stated_manifest
 from lowtide.corpus.journal import WORK
 from lowtide.engine import Checked, IdsWithin, checks_of, engine
 from lowtide.errors import FormatError, LowtideError, discreet
 from lowtide.formats import Extent, Layout, document_ends, dtype_smell, layout_of, token_layout
 from lowtide.formats.corpus_parts import checked_part
 from lowtide.formats.header import HeaderFile, contents_of, is_file, names_in, size_of
+from lowtide.formats.tokens import megatron
 from lowtide.formats.tokens.llmc import HEADER, looks_like
 from lowtide.formats.tokens.manifest import (
     CHECKED,
@@ -111,16 +112,16 @@ def verify(
 ) -> Verified:
     """Check ``paths``: corpora of ours or any format we open; of a directory with parts, all of them or ``part``."""
     findings = _Findings(progress)
-    corpora = [_corpora(Path(path), checked_part(part)) for path in paths]
+    corpora = [corpora_of(Path(path), checked_part(part)) for path in paths]
     if all(corpora):
+        for place in chain.from_iterable(parts_without_manifest(Path(path), part) for path in paths):
+            findings.fault(place / MANIFEST, None, "expected the manifest of its shards, got no file: copy it again")
         found = [_corpus(directory, name, findings, vocab) for one in corpora for directory, name in one]
     else:
         found = _others(paths, dtype, vocab, part, findings)
     documents = [one.documents for one in found if one.documents is not None]
-    parts = {one.part: 0 for one in found if one.part}
-    for one in found:
-        if one.part:
-            parts[one.part] += one.tokens
+    names = dict.fromkeys(one.part for one in found if one.part)
+    parts = {name: sum(one.tokens for one in found if one.part == name) for name in names}
     return Verified(
         sum(one.files for one in found),
         findings.bytes,
@@ -131,14 +132,6 @@ def verify(
         tuple(dict.fromkeys(check for one in found for check in one.checks)),
         tuple(map(discreet, findings.unverifiable)),
     )
-
-
-def _corpora(path: Path, part: str | None) -> list[tuple[Path, str]]:
-    """The corpora of ours that a directory is or holds, finished or not, and which part each is."""
-    found = [(place, "" if place == path else place.name) for place in corpora_in(path)]
-    if part is not None and any(name for _, name in found):
-        return [(place, name) for place, name in found if name == part]
-    return found or ([(path, "")] if (path / WORK).is_dir() else [])
 
 
 def _corpus(directory: Path, part: str, findings: _Findings, vocab: int | None) -> _Read:
@@ -217,20 +210,27 @@ class _Shard:
         found: list[Callable[[], None]] = []
         with self._told():
             size, lead = self._check_size()
-            if self._path.with_suffix(".idx").is_file():  # Megatron's: it has its own table
-                _count_documents(token_layout(str(self._path)), self._findings)
+            self._check_index(self._path.with_suffix(".idx"))
             with_ends = self._ends_in_order() and self._eot is not None
             ends = _ends_of(self._ends) if with_ends and self._ends is not None else None
             found = [partial(self._check, first, lead, ends) for first in range(0, size, STRETCH)]
         return found  # noqa: RET504 - empty where a fault was told
 
+    def _check_index(self, index: Path) -> None:
+        """Megatron's own table of documents, where there is one or the shard's name says that there was."""
+        if is_file(str(index)):
+            with self._told(index), HeaderFile(str(index)) as table, HeaderFile(str(self._path)) as data:
+                _count_documents(megatron.read(table, data, tokens=True), self._findings)
+        elif self._path.stem in MEGATRONS:
+            self._findings.fault(index, None, "expected Megatron's index beside its tokens, got no file")
+
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _told(self, path: Path | None = None) -> Iterator[None]:
         """A file that cannot be read is a fault of it."""
         try:
             yield
         except (LowtideError, OSError) as problem:
-            where = getattr(problem, "filename", None) or getattr(problem, "path", None) or self._path
+            where = getattr(problem, "filename", None) or getattr(problem, "path", None) or path or self._path
             self._findings.fault(where, None, getattr(problem, "strerror", None) or str(problem))
 
     def _check_size(self) -> tuple[int, int]:

@@ -218,6 +218,7 @@ class _Part:
                 f"{self._source}: expected documents for megatron, got tokens without boundaries. State the id that "
                 "ends a document with --eot."
             )
+        marked = False
         for first in range(start, self.tokens, IDS_AT_ONCE):
             last = min(first + IDS_AT_ONCE, self.tokens)
             ids = self._ids(tokens, first, last)
@@ -225,12 +226,24 @@ class _Part:
                 ends = stored(first, last)
             elif self._ends_known:
                 ends = np.flatnonzero(ids == self._boundary) + 1
+                marked = marked or len(ends) > 0
+                if last == self.tokens and start == 0 and not marked:
+                    self._refuse_unseen()
             else:  # no documents: our shards end wherever they are full
                 step = self._request.shard_tokens
                 ends = np.arange((first // step + 1) * step, last + 1, step, dtype=np.int64) - first
             if last == self.tokens and self.to in ("lowtide", "megatron") and (not len(ends) or ends[-1] != len(ids)):
                 ends = np.append(ends, len(ids))  # tokens after the last boundary are a document too
             yield ids, ends
+
+    def _refuse_unseen(self) -> None:
+        """Of an id that occurs nowhere all would be one document. A small val part may have no end of one."""
+        if self._name in ("", "train"):
+            flag = "--eot" if self._stated.bos is None else "--bos"
+            raise FormatError(
+                f"{self._source}: expected the id {self._boundary} at the end of documents, got none among "
+                f"{self.tokens} tokens. State the id that this tokenizer writes with {flag}."
+            )
 
     def _ids(self, tokens: Tokens, first: int, last: int) -> NDArray[Any]:
         if self.shift == 0:

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.blocks.objects import normal_address
+from lowtide.corpus.journal import WORK
 from lowtide.errors import LowtideError
 from lowtide.formats.corpus_parts import PARTS
 from lowtide.formats.header import is_file
 from lowtide.formats.tokens.manifest import MANIFEST, manifest_content
+from lowtide.formats.tokens.token_files import SUFFIXES
+
+MEGATRONS = tuple(f"{part}_text_document" for part in PARTS)  # what our writer calls tokens with an index beside them
 
 
 def stated_manifest(directory: Path) -> dict[str, Any]:
@@ -31,3 +35,20 @@ def corpora_in(directory: Path) -> list[Path]:
         return []
     places = (directory, *(directory / part for part in PARTS))
     return [place for place in places if is_file(str(place / MANIFEST))]
+
+
+def corpora_of(path: Path, part: str | None) -> list[tuple[Path, str]]:
+    """The corpora of ours that a directory is or holds, finished or not, and which part each is."""
+    found = [(place, "" if place == path else place.name) for place in corpora_in(path)]
+    if part is not None and any(name for _, name in found):
+        return [(place, name) for place, name in found if name == part]
+    return found or ([(path, "")] if (path / WORK).is_dir() else [])
+
+
+def parts_without_manifest(directory: Path, part: str | None) -> list[Path]:
+    """Parts of a directory, or this one of them, that hold shards and have lost their manifest."""
+    if is_file(str(directory / MANIFEST)) or str(directory).startswith("http"):
+        return []  # one manifest for all; a web server does not say what it has
+    places = [directory / name for name in PARTS if part in (None, name)]
+    lost = [place for place in places if place.is_dir() and not is_file(str(place / MANIFEST))]
+    return [place for place in lost if any(one.suffix in SUFFIXES for one in place.iterdir())]

@@ -41,6 +41,8 @@ def layout_of(
     """
     stated = stated_dtype(dtype)
     wanted = None if shape is None else _stated_shape(shape)
+    if not hasattr(offset, "__index__"):
+        raise TypeError(f"offset: expected a number of bytes, got {offset!r}. Use offset=0.")
     start = operator.index(offset)
     if start < 0:
         raise ValueError(f"offset: expected 0 or more, got {start}. Count bytes from the start of the file.")
@@ -68,7 +70,7 @@ def _stated_shape(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
     if isinstance(shape, (str, bytes)):
         raise TypeError(f"shape: expected integers, got {shape!r}. Write shape=(-1, 162).")
     axes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-    if any(isinstance(axis, (bool, np.bool_)) for axis in axes):
+    if any(isinstance(axis, (bool, np.bool_)) or not hasattr(axis, "__index__") for axis in axes):
         raise TypeError(f"shape: expected integers, got {axes}. Write shape=(-1, 162).")
     whole = tuple(operator.index(axis) for axis in axes)
     if not whole or whole.count(-1) > 1 or any(axis < -1 for axis in whole):

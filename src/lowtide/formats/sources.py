@@ -24,7 +24,7 @@ Mapped: TypeAlias = "npt.NDArray[Any]"  # among arrays, only an np.memmap or a v
 Source: TypeAlias = "str | os.PathLike[str] | Mapped | Sequence[str | os.PathLike[str] | Mapped]"
 
 _DIGITS = re.compile(r"([0-9]+)")
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,3}[^/]")  # pathlib makes s3://x into s3:/x
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/{1,3}[^/]|/{2,}$)")  # pathlib makes s3://x into s3:/x
 
 
 def natural_key(path: str) -> list[tuple[int, str]]:
@@ -55,6 +55,8 @@ def _files_of(item: object) -> list[str | Mapped]:
     path = os.fsdecode(os.fspath(item))
     if not path:
         raise ValueError("source: expected a path, got empty text. Name the file to open.")
+    if "\0" in path:
+        raise ValueError(f"source: expected a path, got {path!r} with a zero byte. Name the file to open.")
     if os.path.lexists(path):
         return [path]
     address = normal_address(path)
@@ -95,6 +97,9 @@ def _refuse_address(path: str) -> None:
     if address is None:
         return
     scheme = address[1].lower()
+    if scheme in SCHEMES:
+        what = "a host" if scheme.startswith("http") else "a bucket"
+        raise ValueError(f"{path}: expected {what} after {scheme}://, got none. Use {scheme}://NAME/x.npy.")
     if scheme == "file":
         raise ValueError(f"{path}: expected a path, got an address, file://. Leave out 'file://'.")
     path = discreet(path)

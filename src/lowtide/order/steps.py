@@ -86,6 +86,9 @@ class GlobalSteps:
         self.rank, self.world, self.rows, self.tail = rank, world, rows, int(tail)
         self.whole_only = False
         self.skip = _united(map(_checked_skip, skip if isinstance(skip, Iterable) else [skip]))
+        most = MOST_ROWS // batch
+        if self.skip and rows is None and self.skip[-1][1] >= most:
+            raise ValueError(f"skip: expected steps below {most}, got {self.skip[-1]}. Skip fewer of them.")
 
     def begin(self, position: int) -> int | None:
         if self.skip:

@@ -26,7 +26,7 @@ from lowtide.machine import memory_limit
 from lowtide.prepare.assemble import Assembler
 from lowtide.prepare.cluster import encoded_by_ray
 from lowtide.prepare.encoding import EncodedBlock, Recipe
-from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, inputs_digest, list_inputs
+from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, inputs_digest, left_out, list_inputs
 from lowtide.prepare.inputs.sampling import sample_texts
 from lowtide.prepare.inputs.sections import sections_of
 from lowtide.prepare.processes import encoded_by_processes, encoded_here
@@ -113,8 +113,14 @@ def prepare(
             manifests, notes = before["manifests"], tuple(before["notes"])
         else:
             _remove_temporaries(target)
-            manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
+            try:
+                manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
+            except FormatError:
+                if stdin:
+                    _forget_unless_written(target, journal)
+                raise
         _remove_work(journal)
+    notes = (*notes, *left_out(inputs, request))
     return _prepared(target, manifests, notes, time.monotonic() - begun, went_on=went_on)
 
 
@@ -122,6 +128,17 @@ def _remove_temporaries(target: Path) -> None:
     """Files without their final name that a killed run left beside the shards."""
     for place in (target, *(target / part for part in ("train", "val", "test"))):
         for stray in place.glob(".*.tmp"):
+            stray.unlink(missing_ok=True)
+
+
+def _forget_unless_written(target: Path, journal: Journal) -> None:
+    """Text that was refused before its first shard was whole: what is piped in next is read, and not its copy."""
+    if any(WORK not in path.parts for path in target.rglob("*.bin")):
+        return
+    for stray in journal.path.iterdir():
+        if stray.is_dir():
+            shutil.rmtree(stray, ignore_errors=True)
+        elif stray.name != "lock":
             stray.unlink(missing_ok=True)
 
 

@@ -47,9 +47,7 @@ class WindowReader:
     def __init__(self, tokens: TokenRange, length: int, dtype: DTypeLike = "int64", *, how: int = SCATTERED) -> None:
         self.tokens = tokens
         self.length = length
-        self.dtype = np.dtype(dtype)
-        if self.dtype.kind not in "iu" or not self.dtype.isnative:
-            raise ValueError(f"dtype: expected a native integer type for tokens, got {dtype}. Use dtype='int64'.")
+        self.dtype = _native_integers(dtype)
         self.store = store = tokens.store
         self.stores, self.pools, self.temperatures = (store,), (store.pool,), (store.temperature,)
         self.where, self.budget = store.where, store.budget
@@ -223,3 +221,15 @@ class WindowReader:
             why.append(f"the index's tables, {format_size(self.held.nbytes)}, {how}")
             held += self.held.nbytes if fits else 0
         return project(self.store, held, announced=2 * rows * (self.window + 2 * PAGE), why=tuple(why))
+
+
+def _native_integers(stated: DTypeLike) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(stated)
+    except (TypeError, ValueError, SyntaxError):
+        raise TypeError(
+            f"dtype: expected a native integer type for tokens, got {stated!r}. Use dtype='int64'."
+        ) from None
+    if dtype.kind not in "iu" or not dtype.isnative:
+        raise ValueError(f"dtype: expected a native integer type for tokens, got {stated}. Use dtype='int64'.")
+    return dtype

@@ -86,12 +86,16 @@ class Mapped:
         total = total_of(spans)
         self.files.counters.asked += total
         self.files.counters.read += total
+        calls = 0
         for some, runs, file in copies(spans, target, places):
             for part in rounds(some, runs, item_of(target), self.allowance) if self.cured else (runs,):
                 descriptor = self.files.descriptor(file, how != SEQUENTIAL)
                 refused = (self._round if self.cured else self._copied)(file, descriptor, some, part, target, how)
                 if refused is not None:
                     return refused
+                calls += 1
+        if calls > 1:
+            forget_marks(target)
         return None
 
     def _copied(
@@ -191,6 +195,12 @@ def copies(spans: Spans, target: Any, places: Any) -> list[tuple[Spans, Any, int
         some: Spans = file, numbers[mine], stride, shift, lengths[mine]
         found.append((some, (-1, some[1], some[4], places[mine], None, stride, shift), file))
     return found
+
+
+def forget_marks(target: Any) -> None:
+    """Each call notes only its own marks: after several there are none for the whole batch."""
+    if isinstance(target, tuple) and target[5] is not None:
+        target[5][0] = -1
 
 
 def item_of(target: Any) -> int:

@@ -19,7 +19,7 @@ from lowtide.machine import direct_alignment, file_kind, room_for_cache
 from lowtide.storage.budget import Budget, Holding
 from lowtide.storage.buffers import Bytes, Pool
 from lowtide.storage.forks import Turn, renew_in_children
-from lowtide.storage.mapped import Mapped, MappedReads, item_of
+from lowtide.storage.mapped import Mapped, MappedReads, forget_marks, item_of
 from lowtide.storage.read import (
     SCATTERED,
     SEQUENTIAL,
@@ -404,8 +404,7 @@ class InTurns:
             refused = self._strategy.start((*some[:4], lengths), self._target, self._how, False, here).finish()
             if refused is not None:
                 return refused
-        if isinstance(self._target, tuple) and self._target[5] is not None:
-            self._target[5][0] = -1  # each turn noted only its own marks: there are none for the whole batch
+        forget_marks(self._target)
         return None
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-import numpy as np
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from lowtide.array import Array
@@ -18,6 +17,7 @@ from lowtide.errors import StateError
 from lowtide.feed import Feed
 from lowtide.reading.rows.iteration import BatchIterator
 from lowtide.together import Together
+from lowtide.torch.row_streams import row_numbers
 from lowtide.torch.shipping import as_tensor, each, refuse_same_data_for_all
 
 
@@ -43,7 +43,7 @@ class RowDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        found = each(as_tensor, self.rows[np.asarray(indices, np.int64)])
+        found = each(as_tensor, self.rows[row_numbers(indices)])
         if isinstance(found, dict):
             return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
         return list(zip(*found, strict=True)) if isinstance(found, tuple) else list(found)

@@ -64,6 +64,14 @@ class AcceleratorApi:  # untested: no machine with an accelerator has run this
         return event
 
 
+def device_of(stated: str | torch.device) -> torch.device:
+    """What the caller wrote, as a device; ValueError for a name that torch does not know."""
+    try:
+        return torch.device(stated)
+    except RuntimeError:
+        raise ValueError(f"device: expected cpu, cuda or cuda:N, say, got {stated!r}. Use device='cpu'.") from None
+
+
 def api_of(device: torch.device) -> DeviceApi | None:
     """How batches reach ``device``; None for those that need no streaming: the CPU, and ``meta``."""
     if device.type in ("cpu", "meta"):

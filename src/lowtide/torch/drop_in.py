@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from lowtide.errors import FormatError
 from lowtide.feed import admit_rows
 from lowtide.reading.window_reader import WindowReader
 from lowtide.tokens import open_tokens
+from lowtide.torch.devices import device_of
 from lowtide.torch.shipping import Shipping
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -35,7 +37,9 @@ def nanogpt(
     """
     at_least("block_size", block_size, 1)
     at_least("batch_size", batch_size, 1)
-    target = torch.device(device)
+    if not os.fspath(data_dir):
+        raise ValueError("data_dir: expected a directory, got empty text. Use data_dir='data/openwebtext'.")
+    target = device_of(device)
     ready: dict[str, tuple[int, WindowReader, Shipping]] = {}
 
     def get_batch(split: str) -> Pair:

@@ -84,7 +84,7 @@ class StreamDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         count = self._rows
-        numbers: Numbers = np.asarray(indices, np.int64)
+        numbers = row_numbers(indices)
         if len(numbers) and not (-count <= numbers.min() and numbers.max() < count):
             outside = next(int(number) for number in numbers if not -count <= number < count)
             raise IndexError(f"dataset: expected rows from 0 to {count - 1}, got {outside}. Use range(len(dataset)).")
@@ -99,6 +99,15 @@ class StreamDataset(Dataset[Any]):
         of_rows = _row_docs(docs[0])
         each_docs = (RowDocs(*row) for row in zip(*of_rows, strict=True))
         return list(zip(torch.from_numpy(x), torch.from_numpy(y), each_docs, strict=True))
+
+
+def row_numbers(indices: Sequence[int]) -> Numbers:
+    """What a sampler asks for; TypeError for anything but whole numbers, of which NumPy would make row numbers too."""
+    numbers = np.asarray(indices)
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+        raise TypeError(f"dataset: expected whole numbers of rows, got {list(indices)!r}. Use dataset[0].")
+    found: Numbers = numbers.astype(np.int64)
+    return found
 
 
 def _row_docs(docs: Docs) -> RowDocs:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lowtide.feed import Feed, FeedStats
 from lowtide.reading.rows.iteration import BatchIterator
 from lowtide.storage.buffers import Pool
-from lowtide.torch.devices import CopyEvent, DeviceApi, api_of
+from lowtide.torch.devices import CopyEvent, DeviceApi, api_of, device_of
 
 DtypeFor = torch.dtype | Sequence[torch.dtype | None] | dict[str, torch.dtype | None] | None
 
@@ -49,7 +49,7 @@ def tensors(batches: Feed | BatchIterator, device: str | torch.device = "cpu", d
             "Use tensors(a.shuffled(64)) or tensors(tokens.batches(64, length=1024))."
         )
     refuse_same_data_for_all(batches)
-    return TensorFeed(batches, Shipping(torch.device(device), dtype, batches.pools))
+    return TensorFeed(batches, Shipping(device_of(device), dtype, batches.pools))
 
 
 class TensorFeed:
@@ -176,7 +176,7 @@ class Shipping:
         self, device: torch.device, dtype: DtypeFor, pools: Sequence[Pool], api: DeviceApi | None = None
     ) -> None:
         self.device = device
-        self.dtype = dtype
+        self.dtype = _of_torch(dtype)
         api = api_of(device) if api is None else api
         self._copies = None if api is None else Copies(api, pools)
         self._plain = api is None and device.type == "cpu" and dtype is None
@@ -211,6 +211,14 @@ class Shipping:
             if one is not None:
                 given[name] = each(methodcaller("to", one), given[name])
         return given if isinstance(batch, dict) else tuple(given.values()) if isinstance(batch, tuple) else given[0]
+
+
+def _of_torch(dtype: DtypeFor) -> DtypeFor:
+    single = isinstance(dtype, (str, type, np.dtype)) or not isinstance(dtype, (Sequence, dict))
+    for one in (dtype,) if single else dtype.values() if isinstance(dtype, dict) else dtype:  # type: ignore[union-attr]
+        if one is not None and not isinstance(one, torch.dtype):
+            raise TypeError(f"dtype: expected a dtype of torch, got {one!r}. Use torch.int64, say.")
+    return dtype
 
 
 def as_tensor(rows: NDArray[Any]) -> torch.Tensor:

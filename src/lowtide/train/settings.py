@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -110,6 +111,8 @@ class Settings:
     def __post_init__(self) -> None:
         for setting in fields(self):
             value, least, flag = getattr(self, setting.name), setting.metadata["least"], _flag(setting.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{flag}: expected a finite number, got {value}. Use {flag} {setting.default}.")
             if least is not None and value < least:
                 raise ValueError(f"{flag}: expected {least} or more, got {value}. Use {flag} {least}.")
         if self.n_embd % (2 * self.n_head):
@@ -118,6 +121,10 @@ class Settings:
                 f"--n-embd: expected an even number of features for each of {self.n_head} heads, "
                 f"got {self.n_embd}. Use --n-embd {nearest}."
             )
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"--seed: expected a number of 64 bits, got {self.seed}. Use --seed 1337.")
+        if not self.out_dir:
+            raise ValueError("--out-dir: expected a directory, got empty text. Use --out-dir out.")
         if self.dtype not in NUMBER_FORMATS:
             raise ValueError(
                 f"--dtype: expected one of {', '.join(NUMBER_FORMATS)}, got {self.dtype!r}. "
@@ -186,7 +193,7 @@ def from_toml(path: str | Path) -> dict[str, Any]:
     with Path(path).open("rb") as file:
         try:
             table = tomllib.load(file)
-        except tomllib.TOMLDecodeError as problem:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise ValueError(f"{path}: expected TOML, got {problem}. Write one `name = value` per line.") from problem
     return {name: checked_setting(name, value, f"{path}: {name}") for name, value in table.items()}
 

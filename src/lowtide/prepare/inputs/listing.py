@@ -24,6 +24,16 @@ from lowtide.formats.sources import natural_key
 STDIN = "-"
 _KINDS = {".txt": "text", ".text": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_OTHER_COMPRESSIONS = (
+    ".bz2",
+    ".xz",
+    ".lz4",
+    ".lzma",
+    ".br",
+    ".zip",
+    ".7z",
+    ".rar",
+)  # no text, whatever is said of them
 _ENDINGS = f"{', '.join(_KINDS)} (the text kinds also {' and '.join(_COMPRESSIONS)})"
 _COPIED = 8 * 1024 * 1024
 
@@ -52,27 +62,42 @@ def list_inputs(named: Sequence[str], request: Request, spool: Path | None = Non
             kind = kind_of(path, request)
             if kind is None:
                 _status(path)  # a missing file is reported as missing, not for its ending
-                ending = os.path.splitext(path)[1]  # noqa: PTH122
-                way = f"Add --endings {ending}" if ending else "Give its name an ending, such as .txt,"
-                raise FormatError(f"{path}: expected {_ENDINGS}, got another ending. {way} if it is text.")
+                way = _way_out(os.path.splitext(path)[1])  # noqa: PTH122
+                raise FormatError(f"{path}: expected {_ENDINGS}, got another ending. {way}.")
             found.append(_input(path, name, kind, request))
     if not found:
-        raise FormatError(_nothing(named))
+        others, most = _others(named, request)
+        if not others:
+            raise FormatError(f"{', '.join(named)}: expected files of text, got none. Name another directory.")
+        raise FormatError(f"{', '.join(named)}: expected {_ENDINGS}, got {others}. {_way_out(most)}.")
     return found
 
 
-def _nothing(named: Sequence[str]) -> str:
-    """The error for directories without a known text file: what they hold instead, and the flag that reads it."""
+def left_out(named: Sequence[str], request: Request) -> tuple[str, ...]:
+    """A note about files of directories that are not read, where there are any."""
+    others, _ = _others(named, request)
+    return (f"left out: {others}",) if others else ()
+
+
+def _others(named: Sequence[str], request: Request) -> tuple[str, str]:
+    """How many files of directories have another ending, in words, and the most frequent one."""
     endings: dict[str, int] = {}
     for item in named:
-        for _, _, files in os.walk(item):
-            for ending in (os.path.splitext(name)[1] for name in files if not name.startswith(".")):  # noqa: PTH122
+        for _, name in _walked(item):
+            if kind_of(name, request) is None:
+                ending = os.path.splitext(name)[1]  # noqa: PTH122
                 endings[ending] = endings.get(ending, 0) + 1
-    most = max(endings, key=lambda ending: endings[ending], default="")
-    if not most:
-        return f"{', '.join(named)}: expected files of text, got none. Name another directory."
-    count = f"{sum(endings.values())} files with other endings, {endings[most]} of them {most}"
-    return f"{', '.join(named)}: expected {_ENDINGS}, got {count}. Add --endings {most} if these are text."
+    count, most = sum(endings.values()), max(endings, key=lambda ending: endings[ending], default="")
+    told = f"{count} file{'s' * (count != 1)} with other endings"
+    return (f"{told}, {endings[most]} of them {most or 'without one'}" if count else ""), most
+
+
+def _way_out(ending: str) -> str:
+    if ending.lower() in _OTHER_COMPRESSIONS:
+        return "Unpack it first, or pack it with gzip or zstd"
+    return (
+        f"Add --endings {ending} if it is text" if ending else "Give the names an ending, such as .txt, if it is text"
+    )
 
 
 def kind_of(path: str, request: Request) -> str | None:
@@ -108,27 +133,32 @@ def copy_stdin(target: Path, stream: BinaryIO | None = None) -> None:
 def _files(item: str, request: Request) -> Iterator[tuple[str, str]]:
     """(path, recorded name) of every file an argument stands for."""
     if os.path.isdir(item):  # noqa: PTH112
-        yield from _walked(item, request)
+        yield from _known(item, request)
     elif glob.has_magic(item) and not os.path.lexists(item):
         matches = sorted(glob.glob(item, recursive=True), key=natural_key)
         if not matches:
             raise FileNotFoundError(f"{item}: expected files that match this pattern, got none. Check it with ls.")
         for match in matches:
             if os.path.isdir(match):  # noqa: PTH112
-                yield from _walked(match, request)
+                yield from _known(match, request)
             else:
                 yield match, os.path.basename(match)  # noqa: PTH119
     else:
         yield item, os.path.basename(item)  # noqa: PTH119
 
 
-def _walked(top: str, request: Request) -> Iterator[tuple[str, str]]:
-    """Every file with a known ending below ``top``, directories and files in sorted order; hidden ones left out."""
+def _known(top: str, request: Request) -> Iterator[tuple[str, str]]:
+    """Every file with a known ending below a directory."""
+    return ((path, name) for path, name in _walked(top) if kind_of(name, request) is not None)
+
+
+def _walked(top: str) -> Iterator[tuple[str, str]]:
+    """(path, path below ``top``) of every file, directories and files in sorted order; hidden ones left out."""
     for directory, inner, files in os.walk(top):
         inner[:] = sorted((name for name in inner if not name.startswith(".")), key=natural_key)
         for name in sorted(files, key=natural_key):
-            path = os.path.join(directory, name)  # noqa: PTH118
-            if not name.startswith(".") and kind_of(name, request) is not None:
+            if not name.startswith("."):
+                path = os.path.join(directory, name)  # noqa: PTH118
                 yield path, os.path.relpath(path, top)
 
 

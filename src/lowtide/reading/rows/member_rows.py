@@ -57,6 +57,9 @@ class MemberRows:
             memory.hold()
         self.resident = sum(memory.size for memory in memories.values())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.members, self.names, self.budget, self.budget.limit)
+
     def start(self, numbers: Wanted, early: bool = False) -> Batch:
         if not isinstance(numbers, (range, np.ndarray)) and len(numbers) <= REMEMBERED:
             numbers = numbers[0 : len(numbers)]
@@ -134,6 +137,11 @@ class MemberRows:
         for name, one in zip(self.called, self.members, strict=True):
             found |= {f"{name}.{what}": value for what, value in one.fingerprint().items()}
         return found
+
+
+def _again(members: tuple[Member, ...], names: tuple[str, ...] | None, budget: Budget, limit: int) -> MemberRows:
+    budget.limit = max(budget.limit, limit)  # an unstated budget is pickled without its growth
+    return MemberRows(members, names, budget)
 
 
 def _all_of(words: Sequence[str]) -> str:
