@@ -89,8 +89,17 @@ static int is_refused(int wide, int64_t id, uint64_t limit) {
     return wide == 4 && (id > INT32_MAX || id < INT32_MIN);
 }
 
+/* A token to x or y alone: each piece of a packed row has two of them. */
+static int widen_one(int source, int wide, const void *from, void *to, uint64_t limit) {
+    int64_t id = token_at(source, from, 0);
+    if (wide == 8) *(int64_t *)to = id;
+    else *(int32_t *)to = (int32_t)id;
+    return is_refused(wide, id, limit);
+}
+
 int lt_widen(int source, int wide, const void *from, int64_t count, void *x, void *y, uint64_t limit) {
     if (count <= 0) return 0;
+    if (count == 1 && !(x && y)) return widen_one(source, wide, from, x ? x : y, limit);
     uint64_t worst = widen(source, wide, from, count, x, y);
     if (limit == 0 && (wide == 8 || source == LT_UINT8 || source == LT_UINT16 || source == LT_INT32)) return 0;
     /* int32 ids are compared as unsigned 32-bit numbers, which a limit above 2^31 cannot tell from negative ones. */

@@ -78,9 +78,7 @@ class WindowReader:
 
     def start(self, numbers: Starts, early: bool = False) -> Batch:
         rows, store = len(numbers), self.store
-        known, half, size = self._known
-        if known != rows:
-            half, size = self.sizes(rows)
+        half, size = self.sizes(rows)
         root = self.room(size) if early else store.pool.take(size)
         if root is None:
             return self.announced(numbers)
@@ -182,6 +180,8 @@ class WindowReader:
 
     def sizes(self, rows: int) -> tuple[int, int]:
         """Bytes of x (y has as many), and of x, y and docs."""
+        if self._known[0] == rows:
+            return self._known[1:]
         half = whole_pages(rows * self.length * self.dtype.itemsize)
         size = 2 * half + (0 if self.docs is None else self.docs.nbytes(rows))
         self._known = rows, half, size
