@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -51,6 +52,19 @@ def written(directory: Path, kind: str) -> tuple[list[str], Request]:
         path.write_bytes(packed(write_jsonl(directory / "plain", TEXTS).read_bytes(), ".zst"))
         (directory / "plain").unlink()
     return [str(path)], Request()
+
+
+def test_without_isal_gzip_is_unpacked_by_zlib(tmp_path: Path) -> None:
+    data = "\n".join(TEXTS).encode()
+    (tmp_path / "a.gz").write_bytes(packed(data, ".gz"))
+    code = """
+import sys
+sys.modules["isal"] = None
+from lowtide.prepare.inputs.decompress import decompressed
+sys.stdout.buffer.write(b"".join(text for text, _ in decompressed(sys.argv[1], "gzip")))
+"""
+    told = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.gz")], capture_output=True, check=True)
+    assert told.stdout == data
 
 
 def packed(data: bytes, ending: str) -> bytes:

@@ -7,14 +7,32 @@
 #include <string.h>
 
 #define STEP 32 /* bytes moved at a time where there is room for more than are wanted */
+#define LITTLE (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
 
-/* A copy that may overlap what it makes: `back` bytes behind `to`. `spare`: bytes that may be written from `to` on. */
+/* A copy from 1 to 7 bytes back repeats itself: by how far back, those bytes of a word, what repeats them all over it,
+ * and the bytes that are whole repetitions. From 8 back on, the word as it is. */
+static const uint64_t KEPT[] = {
+    0, 0xff, 0xffff, 0xffffff, 0xffffffff, 0xffffffffff, 0xffffffffffff, 0xffffffffffffff, 0xffffffffffffffff,
+};
+static const uint64_t TIMES[] = {
+    0, 0x101010101010101, 0x1000100010001, 0x1000001000001, 0x100000001, 1ull << 40 | 1, 1ull << 48 | 1, 1ull << 56 | 1, 1,
+};
+static const int64_t WHOLE[] = {8, 8, 8, 6, 8, 5, 6, 7, 8};
+
+/* A copy that may overlap what it makes: `back` bytes behind `to`. `spare`: bytes that may be written from `to` on.
+ * Most are short, from anywhere: no branch asks how far back, because none would be foreseen. */
 static void copy_back(uint8_t *to, int64_t back, int64_t length, int64_t spare) {
     const uint8_t *from = to - back;
-    if (back >= STEP && length + STEP <= spare) {
+    if (length > 8 && back >= STEP && length + STEP <= spare) {
         for (int64_t i = 0; i < length; i += STEP) memcpy(to + i, from + i, STEP);
-    } else if (back >= 8 && length + 8 <= spare) {
-        for (int64_t i = 0; i < length; i += 8) memcpy(to + i, from + i, 8);
+    } else if (LITTLE && length + 8 <= spare) {
+        int64_t period = back < 8 ? back : 8;
+        for (int64_t i = 0; i < length; i += WHOLE[period]) {
+            uint64_t word;
+            memcpy(&word, from + i, sizeof word);
+            word = (word & KEPT[period]) * TIMES[period];
+            memcpy(to + i, &word, sizeof word);
+        }
     } else {
         for (int64_t i = 0; i < length; i++) to[i] = from[i];
     }

@@ -100,6 +100,70 @@ def test_chunks_that_were_written_anew_are_decoded_anew(tmp_path: Path) -> None:
     assert lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")[15_000, 0] == 77
 
 
+@pytest.mark.parametrize(
+    "settings", [{"zarr_format": 3}, {"zarr_format": 2}, {"zarr_format": 3, "shards": (4_000, 40)}]
+)
+@pytest.mark.parametrize("how", ["by zarr", "in place", "taken away", "with its directory"])
+def test_a_chunk_that_changes_between_opening_and_decoding_is_noticed(
+    tmp_path: Path, settings: dict[str, Any], how: str
+) -> None:
+    write(tmp_path / "x.zarr", chunks=(2_000, 40), **settings)
+    a = lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(a[0], ROWS[0])
+    name = "7.0" if settings["zarr_format"] == 2 else "c/3/0" if "shards" in settings else "c/7/0"
+    chunk = tmp_path / "x.zarr" / name
+    if how == "by zarr":
+        zarr_writes("zarr.open_array(sys.argv[1], mode='r+')[14_000:16_000] = 77", str(tmp_path / "x.zarr"))
+    elif how == "in place":
+        with chunk.open("r+b") as file:
+            file.write(file.read())
+    else:
+        chunk.unlink()
+        if how == "with its directory" and settings["zarr_format"] == 3:
+            chunk.parent.rmdir()
+    with pytest.raises(lowtide.ReadError, match=r"x.zarr: expected the file that was opened, got it changed meanwhile"):
+        a[15_000]
+    np.testing.assert_array_equal(a[1], ROWS[1])  # decoded before
+
+
+def test_a_chunk_that_appears_after_opening_is_noticed(tmp_path: Path) -> None:
+    settings = "shape=rows.shape, dtype='f4', chunks=(2_000, 40), fill_value=5"
+    zarr_writes(f"zarr.create_array(sys.argv[1], {settings})[:2_000] = rows[:2_000]", str(tmp_path / "x.zarr"))
+    a = lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")
+    assert (a[3_000] == 5).all()
+    zarr_writes("zarr.open_array(sys.argv[1], mode='r+')[14_000:16_000] = 77", str(tmp_path / "x.zarr"))
+    with pytest.raises(lowtide.ReadError, match="got it changed meanwhile"):
+        a[15_000]
+    assert lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")[15_000, 0] == 77
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (5, 0), (0, 0)])
+def test_an_array_without_data_reads_as_a_npy_file_without_any(
+    tmp_path: Path, shape: tuple[int, ...], zarr_format: int
+) -> None:
+    program = "shape, version = json.loads(sys.argv[2])\n"
+    program += "zarr.create_array(sys.argv[1], shape=shape, dtype='i2', chunks=[4] * len(shape), zarr_format=version)"
+    zarr_writes(program, str(tmp_path / "x.zarr"), json.dumps([shape, zarr_format]))
+    np.save(tmp_path / "x.npy", np.zeros(shape, "i2"))
+    found, plain = (lowtide.open(tmp_path / name, cache_dir=tmp_path / "cache") for name in ("x.zarr", "x.npy"))
+    for a in (found, plain):
+        assert (a.shape, a.dtype, a[:].shape, a[:].dtype) == (shape, np.dtype("i2"), shape, np.dtype("i2"))
+        for batches in (a.chunks(2), a.shuffled(2), a.shuffled(2, locality="1MiB")):
+            assert [len(rows) for rows in batches] == ([2, 2, 1] if shape[0] else [])
+        assert a.subset(np.zeros(len(a), bool)).shape == (0, *shape[1:])
+        if shape[0]:
+            assert [len(part) for part in a.split(val=0.4)] == [3, 2]
+    assert str(found.stats()) == str(plain.stats())
+
+
+def test_a_link_back_into_an_array_is_not_followed_for_ever(tmp_path: Path) -> None:
+    write(tmp_path / "x.zarr", zarr_format=3, chunks=(2_000, 40))
+    for name in ("one", "two"):
+        (tmp_path / "x.zarr" / name).symlink_to(tmp_path / "x.zarr", target_is_directory=True)
+    np.testing.assert_array_equal(lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")[0], ROWS[0])
+
+
 def test_an_array_of_a_group_that_was_made_anew_is_decoded_anew(tmp_path: Path) -> None:
     zarr_writes("zarr.open_group(sys.argv[1], mode='w').create_group('deep')", str(tmp_path / "g.zarr"))
     for added in (0, 1):

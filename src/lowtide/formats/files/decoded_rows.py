@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from lowtide.units import MIB, format_size
 
 LEAST_UNIT = MIB
 MOST_UNIT = 512 * MIB  # more is not decoded: it would have to be held whole
+_TICK = 20_000_000  # nanoseconds that a filesystem may have the same time; more than its clock takes
+_LOOKS = 4  # at a directory that is being written
 
 
 def decoded(
@@ -36,7 +39,7 @@ def decoded(
     ``behind``: the object that holds it, if it does not lie here."""
     row = math.prod(shape[1:]) * itemsize
     rows = band * max(1, LEAST_UNIT // max(1, band * row))
-    rows = min(rows, shape[0])
+    rows = max(1, min(rows, shape[0]))
     if rows * row > MOST_UNIT:
         raise FormatError(
             f"{path}, {clip(name)}: expected chunks whose rows are at most {format_size(MOST_UNIT)}, got "
@@ -44,16 +47,16 @@ def decoded(
         )
     length, count = shape[0] * row, -(-shape[0] // rows)
     region = blocks_for(rows * row) if count > 1 else rows * row
-    size = (count - 1) * region + length - (count - 1) * rows * row
+    size = max(0, count - 1) * (region - rows * row) + length
     source = None if behind is None else json.loads(behind.source)
     identity = identity_of(kind, path, name) if behind is None else None
-    contents = _contents(f"{path}/{name}") if kind == "zarr" and behind is None else ""
+    contents = _contents(f"{path}/{name}") if kind == "zarr" and behind is None else ("", 0)
     arguments = {"kind": kind, "path": path, "name": name, "rows": rows, "region": region}
     function = {
         "function": "lowtide.formats.files.decoding:DecodedRows",
-        "arguments": {**arguments, "identity": identity, "contents": contents, "source": source},
+        "arguments": {**arguments, "identity": identity, "contents": list(contents), "source": source},
     }
-    key = seal("decoded", [path, name, behind.key if behind else identity, contents, size, rows, region])
+    key = seal("decoded", [path, name, behind.key if behind else identity, contents[0], size, rows, region])
     made = Made(path, key, size, json.dumps(function), behind.reach if behind else reach())
     pieces = None
     if region != rows * row:
@@ -100,21 +103,35 @@ def identity_of(kind: str, path: str, name: str = "") -> list[Any]:
     return found
 
 
-def _contents(directory: str) -> str:
-    """A digest of which files a Zarr array has and when each was written: writing into a chunk changes nothing else,
-    and what was decoded before must not be taken for it. Some microseconds per file, once, at opening."""
-    digest = hashlib.blake2b(digest_size=16)
+def _contents(directory: str) -> tuple[str, int]:
+    """A digest of which files a Zarr array has and when each was written, and the newest of these times: writing into a
+    chunk changes nothing else. What was decoded before is not taken for it, and a file that is newer than all were at
+    opening is not decoded. Some microseconds per file, once, at opening; twice where one was written just now: what
+    is written next could have the same time."""
+    for _ in range(_LOOKS):
+        began = time.time_ns()
+        digest, newest = _looked_at(directory)
+        if not 0 <= began - newest < _TICK:
+            break
+        time.sleep(_TICK / 1e9)
+    return digest, newest
+
+
+def _looked_at(directory: str) -> tuple[str, int]:
+    digest, newest = hashlib.blake2b(digest_size=16), 0
     left = [directory]
     while left:
+        newest = max(newest, os.stat(left[-1]).st_ctime_ns)  # noqa: PTH116
         with os.scandir(left.pop()) as entries:
             for entry in sorted(entries, key=lambda one: one.name):
-                if entry.is_dir():
+                if entry.is_dir(follow_symlinks=False):  # a link might lead back here
                     left.append(entry.path)
                     continue
-                status = entry.stat()
-                digest.update(
-                    f"{entry.path} {status.st_ino} {status.st_size} {status.st_mtime_ns}\n".encode(
-                        "utf-8", "surrogateescape"
-                    )
-                )
-    return digest.hexdigest()
+                try:
+                    found = entry.stat()
+                except OSError:  # gone meanwhile, or a link to nothing
+                    continue
+                newest = max(newest, found.st_ctime_ns)
+                about = f"{entry.path} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}\n"
+                digest.update(about.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest(), newest

@@ -39,11 +39,9 @@ def read(path: str, tensor: str | None) -> Layout:
     said = MAKER.call("lowtide.formats.files.zarr_inside:described", question)
     where = path if not said["name"] else f"{path}, array {clip(said['name'])}"
     dtype, shape = checked_dtype(np.dtype(said["dtype"]), where), tuple(said["shape"])
-    length = checked_nbytes(shape, dtype.itemsize, where)
+    checked_nbytes(shape, dtype.itemsize, where)
     if not shape:
         raise FormatError(f"{where}: expected rows, got a single value of shape (). Read it with zarr.")
-    if length == 0:
-        raise FormatError(f"{where}: expected data, got shape {shape} without any. Leave it out.")
     behind = None
     if source is not None:
         behind = Made(path, seal("zarr", [path, said["pinned"]]), 0, json.dumps(source), reached)

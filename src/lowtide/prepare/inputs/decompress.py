@@ -3,19 +3,24 @@
 Feeds a decompressor from a plain read loop, so that damage and a missing end are errors with the file and the
 compressed offset, never a shorter text. Several members or frames in one file are read as one. zstandard unpacks all
 its input at once, and a few bytes may unpack to any amount, so it is fed one block at a time: at most 128 KiB of text.
-Costs one input buffer and the decompressor's own window. zstandard is imported only for .zst.
+Costs one input buffer and the decompressor's own window. isal unpacks .gz where it is installed, else zlib;
+zstandard is imported only for .zst.
 """
 
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from lowtide.errors import FormatError, LowtideError
 from lowtide.prepare.resources import refuse_little_memory
 from lowtide.units import MIB
+
+try:
+    from isal import isal_zlib as zlib  # the same calls, almost three times as fast
+except ImportError:
+    import zlib
 
 _READ = 256 * 1024
 _MOST = 1024 * 1024  # bytes yielded at once
