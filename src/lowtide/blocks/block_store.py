@@ -183,8 +183,8 @@ class BlockStore(Store):
     def announce(self, numbers: Offsets, stride: int, length: Lengths) -> bool:
         return self._want(numbers, stride, length, urgent=False) or super().announce(numbers, stride, length)
 
-    def announce_long(self, offsets: Offsets, length: int) -> None:
-        if not self._want(offsets, 1, length, urgent=False):
+    def announce_long(self, offsets: Offsets, length: int, urgent: bool = False) -> None:
+        if not self._want(offsets, 1, length, urgent=urgent):
             super().announce_long(offsets, length)
 
     def read_again(self, offsets: Offsets, length: int, when: Offsets) -> None:
