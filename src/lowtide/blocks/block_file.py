@@ -92,6 +92,18 @@ def fast_checksum() -> Callable[[Any, int], int]:
     return found
 
 
+def fallocate(number: int, mode: int, start: int, length: int) -> None:
+    import ctypes  # here: the reading process needs none of it
+
+    global _LIBC
+    _LIBC = _LIBC or ctypes.CDLL(None, use_errno=True)
+    _LIBC.fallocate(number, ctypes.c_int(mode), ctypes.c_int64(start), ctypes.c_int64(length))
+
+
+_LIBC: Any = None
+_KEEP_SIZE = 1
+
+
 def open_ledger(root: str) -> Descriptor:
     """The file that all block files of a directory share: ``disk.py`` keeps it, readers look at its first number."""
     return owned(f"{root}/ledger", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -201,6 +213,9 @@ class BlockFile:
             return False
         self.mark(block, [checksum], self.read_marks(block, 1))
         return True
+
+    def allocate(self, offset: int, length: int) -> None:
+        fallocate(self.data.number, _KEEP_SIZE, offset, length)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         view = memoryview(data)

@@ -53,6 +53,16 @@ def open_store(
     return kind(extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
 
 
+def _once(blocks: Blocks) -> Blocks:
+    """Each of them once, ascending."""
+    # Not np.unique: its first call imports numpy.ma, before anything was asked for, and a child forked meanwhile waits
+    # for the import for ever.
+    blocks = np.sort(blocks)
+    kept = np.ones(len(blocks), bool)
+    np.not_equal(blocks[1:], blocks[:-1], out=kept[1:])
+    return blocks[kept]
+
+
 class MissingTemperature(Temperature):
     """Cold, too, while blocks are missing: then starting early pays, whatever the page cache says."""
 
@@ -150,7 +160,7 @@ class BlockStore(Store):
             if (marks & 1).all():  # the usual case while some other block is missing, kept short
                 self._look_at_all()
                 return _Checked(self, asked, (touched, marks, taken), self._begun(asked, early))
-        needed = np.unique(touched)
+        needed = _once(touched)
         missing = self._missing(needed)
         if len(missing):
             self._ask(missing[: self._round], urgent=not early)
@@ -178,14 +188,14 @@ class BlockStore(Store):
 
     def sample(self, offsets: list[int], length: int) -> bytes:
         read = super().sample
-        needed = np.unique(np.concatenate([self._between(offset, length) for offset in offsets]))
+        needed = _once(np.concatenate([self._between(offset, length) for offset in offsets]))
         return self._surely(needed, lambda: read(offsets, length))
 
     def announce(self, numbers: Offsets, stride: int, length: Lengths) -> bool:
         return self._want(numbers, stride, length, urgent=False) or super().announce(numbers, stride, length)
 
-    def announce_long(self, offsets: Offsets, length: int) -> None:
-        if not self._want(offsets, 1, length, urgent=False):
+    def announce_long(self, offsets: Offsets, length: int, urgent: bool = False) -> None:
+        if not self._want(offsets, 1, length, urgent=urgent):
             super().announce_long(offsets, length)
 
     def read_again(self, offsets: Offsets, length: int, when: Offsets) -> None:
@@ -221,7 +231,7 @@ class BlockStore(Store):
 
     def _blocks(self, spans: Spans) -> Blocks:
         """The blocks these spans touch, each once, ascending."""
-        return np.unique(self._touched(spans))
+        return _once(self._touched(spans))
 
     def _touched(self, spans: Spans) -> Blocks:
         """The same, in any order and perhaps more than once."""
@@ -293,7 +303,7 @@ class BlockStore(Store):
     def _by_file(self, blocks: Blocks) -> list[tuple[MadeFile, int, Blocks]]:
         """Blocks, ascending, as those of each file, counted from its first."""
         found, which = [], np.searchsorted(self._bases, blocks, side="right") - 1
-        for number in np.unique(which).tolist():
+        for number in _once(which).tolist():
             file, base = self._made[number], int(self._bases[number])
             assert file is not None
             found.append((file, base, blocks[which == number] - base))
@@ -357,7 +367,7 @@ class BlockStore(Store):
         needed, marks, seen = known
         if self._taken() == seen:
             return True
-        if needed is None or marks is None or len(self._missing(np.unique(needed))):
+        if needed is None or marks is None or len(self._missing(_once(needed))):
             return False
         return bool((self._marks[needed] == marks).all())
 
@@ -389,7 +399,7 @@ class BlockStore(Store):
             else:
                 if self._unchanged(known):
                     return found
-        needed = self._blocks(self.located.spans(numbers, stride, length)) if known[0] is None else np.unique(known[0])
+        needed = self._blocks(self.located.spans(numbers, stride, length)) if known[0] is None else _once(known[0])
         if len(needed) <= self._round:
             return self._surely(needed, lambda: Store.start(self, numbers, stride, length, target, how).finish())
         if isinstance(target, list):  # a sweep over more windows than the disk holds: batch by batch, each as it fits

@@ -15,6 +15,7 @@ decoders need. Ends when its socket closes, or its parent is gone.
 
 from __future__ import annotations
 
+import _thread
 import heapq
 import itertools
 import json
@@ -368,10 +369,12 @@ class Writing:
         if offset == self._first * BLOCK:
             self._checksum = 0  # from the beginning, perhaps once more
         first, whole = offset // BLOCK, array("I")
-        had_its_length = self._file.has_its_length  # before too: what is written at the end makes it longer
+        # Before too, where it ends: what is written there makes it longer.
+        had_its_length = offset + len(view) < self._file.size or self._file.has_its_length
         for at in range(0, len(view), _TOGETHER):
             part = view[at : at + _TOGETHER]
             self._sum(offset + at, part, whole)
+            self._file.allocate(offset + at, len(part))
             self._put(offset + at, part)
         if not (had_its_length and self._file.has_its_length):
             raise self._cut()
@@ -424,7 +427,7 @@ def described(problem: BaseException) -> dict[str, Any]:
 
 
 def _begin(work: Any, *arguments: Any) -> None:
-    threading.Thread(target=work, args=arguments, daemon=True).start()
+    _thread.start_new_thread(work, arguments)  # a Thread would wait until it runs, while others wait for their turn
 
 
 def _built(function: str, arguments: dict[str, Any], environment: dict[str, str]) -> Any:

@@ -15,12 +15,15 @@ however far away the store is. Long bodies are written as they come, in pieces o
 from __future__ import annotations
 
 import base64
+import contextlib
+import heapq
+import itertools
 import json
 import os
 import random
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from time import monotonic, sleep
@@ -46,15 +49,51 @@ _LOOKED_FOR = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or the machine's own",
     "http": "those in the address itself, its query or remote={'client_options': {'default_headers': ...}}",
 }
-_RECEIVING = threading.Semaphore(BODIES)
 Write = Callable[[int, Any], None]
 _FIRST: dict[tuple[str, str], bytes] = {}  # first bytes of objects that were looked at, until their first block is made
+
+
+class Places:
+    """So many threads go on at a time; of those that wait, the one that began first is next."""
+
+    def __init__(self, places: int) -> None:
+        self._turn, self._free = threading.Lock(), places
+        self._waiting: list[tuple[int, threading.Lock]] = []
+        self._numbers = itertools.count()
+
+    def number(self) -> int:
+        """Of whoever begins now."""
+        return next(self._numbers)
+
+    @contextlib.contextmanager
+    def one(self, number: int) -> Iterator[None]:
+        with self._turn:
+            waits = self._free == 0
+            if waits:
+                called = threading.Lock()
+                called.acquire()
+                heapq.heappush(self._waiting, (number, called))
+            else:
+                self._free -= 1
+        if waits:
+            called.acquire()  # the place is handed over: whoever comes meanwhile cannot take it
+        try:
+            yield
+        finally:
+            with self._turn:
+                if self._waiting:
+                    heapq.heappop(self._waiting)[1].release()
+                else:
+                    self._free += 1
+
+
+_RECEIVING = Places(BODIES)
 
 
 class RemoteObject:
     """One object: what it is, and bytes of it. ``options``: of ``remote=``, passed to obstore's store."""
 
-    at_once = 48  # requests under way: those that wait for their answer cost little
+    at_once = 64  # requests under way: those that wait for their answer cost little
 
     def __init__(self, address: str, options: dict[str, Any], pinned: dict[str, Any] | None = None) -> None:
         self.address, self.pinned = address, pinned
@@ -115,6 +154,8 @@ class RemoteObject:
             write(0, known)
             return
 
+        number = _RECEIVING.number()
+
         def put(at: int, piece: Any) -> int:
             if at + len(piece) > offset + length:
                 raise _PassingError(f"more than the {length} bytes asked for")
@@ -127,7 +168,7 @@ class RemoteObject:
             at, end = result.range
             if (at, end) != (offset, offset + length):
                 raise _PassingError(f"bytes {at} to {end} instead of {offset} to {offset + length}")
-            with _RECEIVING:
+            with _RECEIVING.one(number):
                 for piece in (result.bytes(),) if length <= WHOLE else result.stream(min_chunk_size=PIECE):
                     at += put(at, piece)
             if at != offset + length:

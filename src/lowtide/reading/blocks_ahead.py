@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ from lowtide.units import MIB, format_size
 
 STEP = 4 * MIB  # announced at a time: long for any disk, short beside a window
 AT_ONCE = 8192  # blocks whose offsets are computed at a time: 64 KiB of them
+FURTHER = 256 * MIB  # asked for where blocks are fetched: enough for the way to a store and for a reader's pauses
 MOST_PASSED = 64  # windows that one batch may reach over; more than these were not read but jumped over
 MOST_RANKS = 16  # ranks on one machine share the page cache; more than this are many machines
 
@@ -67,6 +69,7 @@ class BlockFollower:
         self._now: LocalWindow | None = None
         self._next: LocalWindow | None = None
         self._announced = 0  # blocks of the next one
+        self._asked = 0  # positions whose windows were asked for, where blocks are fetched
         self._behind: list[tuple[LocalWindow, int]] = []  # windows that were read, and how many of their blocks to drop
 
     def swept_by(self, reader: Any, told: Any, rows: int) -> Any:
@@ -112,6 +115,8 @@ class BlockFollower:
     def _next_window(self, position: int) -> LocalWindow:
         before, now = self._now, self._stream.window(position)
         already = self._announced if self._next == now else 0
+        if self._next != now:
+            self._asked = 0
         if self.drop and before is not None:
             for _ in range(MOST_PASSED):  # also what lies between: a batch longer than a window reads from several
                 self._behind.append((before, before.blocks))
@@ -123,21 +128,24 @@ class BlockFollower:
         if self._now is not None:
             self._each(self._hand_down, self._now, 0, self._now.blocks)
         self._now, self._next, self._announced = now, None, 0
-        self._each(self._store.announce_long, now, already, now.blocks)
+        # Whole and before the others: the first batch needs some of nearly all its blocks, the next ones the rest.
+        self._each(partial(self._store.announce_long, urgent=True), now, already, now.blocks)
         room = self._store.room
         if self._store.makes_blocks and (room is None or 4 * self.largest <= room):
-            self._ask_further(now)
+            self._ask_further(now, FURTHER if room is None else min(FURTHER, room // 2))
         return now
 
-    def _ask_further(self, window: LocalWindow) -> None:
-        """Where blocks are fetched: the next two windows at once. While one is read and another comes, the requests of
-        the third are on their way already."""
-        for number in range(2):
+    def _ask_further(self, window: LocalWindow, most: int) -> None:
+        """Where blocks are fetched: the next two windows at once, and more of them up to ``most`` bytes. While one is
+        read and another comes, the requests of the third are on their way already."""
+        for number in range(max(2, most // self.largest)):
             after = window.position + window.positions
             if self._rows is not None and after >= self._rows:
                 return
             window = self._stream.window(after)
-            self._each(self._store.announce_long, window, 0, window.blocks)
+            if after >= self._asked:  # else it was when an earlier window was entered
+                self._each(self._store.announce_long, window, 0, window.blocks)
+                self._asked = after + window.positions
             if number == 0:
                 self._next, self._announced = window, window.blocks
 
@@ -152,7 +160,7 @@ class BlockFollower:
         for window in (self._now, self._next, *(window for window, _ in self._behind)):
             if self.drop and window is not None:
                 self._each(self._store.drop_long, window, 0, window.blocks)
-        self._now, self._next, self._announced, self._behind = None, None, 0, []
+        self._now, self._next, self._announced, self._asked, self._behind = None, None, 0, 0, []
 
     def _each(self, call: Callable[[Offsets, int], None], window: LocalWindow, first: int, last: int) -> None:
         """Call with where blocks ``[first, last)`` of a window begin, and their length; a short one comes apart."""
@@ -195,7 +203,7 @@ class BlockFollower:
 
     def __getstate__(self) -> dict[str, object]:
         """Another process has its own place in the order."""
-        return {**self.__dict__, "_now": None, "_next": None, "_announced": 0, "_behind": []}
+        return {**self.__dict__, "_now": None, "_next": None, "_announced": 0, "_asked": 0, "_behind": []}
 
 
 class FollowersTogether:
