@@ -369,7 +369,8 @@ static void check_texts(void) {
             lt_joined to = {.out = malloc((size_t)lt_joined_room(whole, between, end))};
             int fine = json ? lt_join_json(whole, key, end, &to) : lt_join_lines(whole, between, end, &to);
             CHECK(to.size <= size + 2 * end.size + 8);
-            int64_t place = -1;
+            int64_t place = -1, begin = (int64_t)(word() % (uint64_t)(size + 1)), over = lt_string_units(whole, begin);
+            CHECK(over >= begin && over <= size);
             if (fine) taken += json && lt_find_code_points((lt_bytes){to.out, to.size}, ranges, 2, &place, 1) > 0;
             CHECK(turn || fine);
             free(to.out);

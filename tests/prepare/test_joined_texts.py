@@ -11,6 +11,7 @@ from lowtide.corpus.request import Request
 from lowtide.engine import engine
 from lowtide.errors import FormatError
 from lowtide.prepare.inputs.cuts import _PLACE
+from lowtide.prepare.inputs.json_lines import _UNITS
 from lowtide.prepare.inputs.text_blocks import TextBlock
 from lowtide.prepare.inputs.texts import Joined, Tally, joined_texts, texts
 from lowtide.prepare.tokenizers.features import RANGES, unlike_places
@@ -151,6 +152,19 @@ def test_places_to_cut_are_those_of_the_pattern() -> None:
         assert engine().cut_after(text, mark, end) == expected, (text, mark, end)
         met["none" if expected < 0 else "one"] += 1
     assert min(met.values()) > 500
+
+
+def test_units_of_strings_end_where_the_pattern_says() -> None:
+    rng, parts = random.Random(6), [b"a", b"\n", "ж".encode(), b"\\", b"\\u", b"u", b"1", b"F", b"g", b'"', b"\\ud83d"]
+    met = set()
+    for _ in range(6000):
+        text = b"".join(rng.choices(parts, k=rng.randrange(14)))
+        first = rng.randrange(len(text) + 1)
+        found = _UNITS.match(text, first)
+        assert found is not None
+        assert engine("native").string_units(text, first) == found.end(), (text, first)
+        met.add(text[found.end() : found.end() + 2])
+    assert {b"", b"\\", b"\\u", b'"'} <= met
 
 
 def test_every_two_and_three_bytes_before_a_blank_are_a_letter_or_not_as_in_the_pattern() -> None:

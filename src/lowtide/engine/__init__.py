@@ -216,6 +216,10 @@ class Engine:
         """Where code points of ``ranges`` begin, as int64. None: this engine cannot, or the text is not UTF-8."""
         return _core.code_points(text, ranges) if self._native else None
 
+    def string_units(self, text: bytes, first: int) -> int | None:
+        """Where whole units of a JSON string end, bytes and escapes before a quote. None: this engine cannot."""
+        return _core.string_units(text, first) if self._native else None
+
     def cut_after(self, text: bytes | bytearray, mark: int, end: int) -> int | None:
         """The first place where a document may be cut between words, -1 if there is none. None: this engine cannot."""
         return _core.cut_after(text, mark, end) if self._native else None

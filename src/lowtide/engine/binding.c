@@ -154,6 +154,7 @@ static PyMethodDef functions[] = {
     {"joined_texts", (PyCFunction)(void (*)(void))lt_py_joined_texts, METH_FASTCALL, "joined_texts(block, key, between, end, ranges): documents, each followed by end; None: look closer."},
     {"unpack_lzf", (PyCFunction)(void (*)(void))unpack_lzf, METH_FASTCALL, "unpack_lzf(packed, into): bytes that came; -1: damaged."},
     {"code_points", (PyCFunction)(void (*)(void))lt_py_code_points, METH_FASTCALL, "code_points(text, ranges): where code points of ranges begin, as int64; None: not UTF-8."},
+    {"string_units", (PyCFunction)(void (*)(void))lt_py_string_units, METH_FASTCALL, "string_units(text, first): where whole units of a JSON string end, which begin there."},
     {"cut_after", (PyCFunction)(void (*)(void))lt_py_cut_after, METH_FASTCALL, "cut_after(text, mark, end): the first place where a document may be cut between words; -1: none."},
     {"unavailable", unavailable, METH_NOARGS, "Each way, and why it cannot be had ('': it can)."},
     {NULL, NULL, 0, NULL},

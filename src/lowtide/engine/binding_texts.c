@@ -102,6 +102,20 @@ text:
     return result;
 }
 
+/* string_units(text, first): where whole units of a JSON string end, which begin there; a quote is none. */
+PyObject *lt_py_string_units(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "string_units: expected 2 arguments, got %zd. Pass both.", count);
+    long long first = PyLong_AsLongLong(args[1]), found;
+    Py_buffer view;
+    lt_bytes text;
+    if (PyErr_Occurred() || !hold(args[0], &view, &text)) return NULL;
+    first = first < 0 ? 0 : first;
+    found = first < text.size ? lt_string_units(text, first) : first;
+    PyBuffer_Release(&view);
+    return PyLong_FromLongLong(found);
+}
+
 /* cut_after(text, mark, end): the first place where a document may be cut between words; -1: none. */
 PyObject *lt_py_cut_after(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;

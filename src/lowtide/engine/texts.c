@@ -246,6 +246,17 @@ int lt_join_json(lt_bytes block, lt_bytes key, lt_bytes end, lt_joined *to) {
     return 1;
 }
 
+int64_t lt_string_units(lt_bytes text, int64_t first) {
+    const uint8_t *at = text.at + first, *stop = text.at + text.size;
+    uint32_t code;
+    while (at < stop && *at != '"') {
+        if (*at != '\\') at++;
+        else if (stop - at < 2 || (at[1] == 'u' && !hex4(at + 2, stop, &code))) break;
+        else at += at[1] == 'u' ? 6 : 2;
+    }
+    return at - text.at;
+}
+
 static int within(uint32_t code, const uint32_t *ranges, int64_t count) {
     int64_t low = 0, high = count;
     while (low < high) {

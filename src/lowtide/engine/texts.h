@@ -20,6 +20,9 @@ int64_t lt_joined_room(lt_bytes block, lt_bytes between, lt_bytes end);
 int lt_join_lines(lt_bytes block, lt_bytes between, lt_bytes end, lt_joined *to);
 int lt_join_json(lt_bytes block, lt_bytes key, lt_bytes end, lt_joined *to);
 
+/* Where whole units of a JSON string end (bytes and escapes, no quote), which begin at `first`. */
+int64_t lt_string_units(lt_bytes text, int64_t first);
+
 /* Code points of `count` ranges (first, last), which ascend: how many, and where the first `most` begin. -1: not UTF-8. */
 int64_t lt_find_code_points(lt_bytes text, const uint32_t *ranges, int64_t count, int64_t *places, int64_t most);
 

@@ -29,7 +29,7 @@ from lowtide.prepare.encoding import EncodedBlock, Recipe
 from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, inputs_digest, left_out, list_inputs
 from lowtide.prepare.inputs.sampling import sample_texts
 from lowtide.prepare.inputs.sections import sections_of
-from lowtide.prepare.processes import encoded_by_processes, encoded_here
+from lowtide.prepare.processes import Pool, encoded_here
 from lowtide.prepare.resources import Resources, refuse_little_memory
 from lowtide.prepare.tokenizers.bpe import LEAST_SAMPLE, SAMPLE, trained, training_memory
 from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder, needed_memory
@@ -207,28 +207,17 @@ class _Job:
         self._journal.agree(self._request, planned, tokenizer=fingerprint)
         if vocabulary is None:
             vocabulary = self._trained()
-        limit = memory_limit()  # measured before the libraries are loaded: `needed_memory` includes them
-        choice = self._chosen(vocabulary, limit.left)
-        needed = needed_memory(choice.name, vocabulary)
-        self._workers = self._resources.worker_count(needed, limit.left)
-        if not self._workers:
-            refuse_little_memory(self._tokenizer, needed, limit)
-        if self._request.dedup:
-            refuse_little_memory("--dedup", self._resources.seen_bytes)
-        self._budget = self._resources.budget_bytes(self._workers)
-        # A quarter is for blocks that wait here; of the rest, each worker has 16 MiB for the blocks at hand.
-        spare = self._budget * 3 // 4 - 16 * MIB * self._workers if self._workers else 0
-        cache = min(CACHE, max(self._budget // 4, spare) // max(1, self._workers))
-        recipe = Recipe(self._request, vocabulary, choice.name, cache)
         foreign = self._request.format != "lowtide"
         target = self._journal.path / "corpus" if foreign else self._journal.output
         parted = self._request.val + self._request.test > 0
         single = self._total if parted and len(self._inputs) == 1 and self._inputs[0].kind == "text" else 0
-        assembler = Assembler(self._journal, recipe, target, self._resources.seen_bytes, single)
-        try:
-            self._encode(assembler, recipe)
-        finally:
-            assembler.close()
+        with Pool() as pool:
+            recipe, choice = self._planned(vocabulary, pool)
+            assembler = Assembler(self._journal, recipe, target, self._resources.seen_bytes, single)
+            try:
+                self._encode(assembler, recipe, pool)
+            finally:
+                assembler.close()
         self._progress(replace(self._status(assembler), stage="writing"))
         manifests = [self._manifest(assembler, writer, vocabulary, choice) for writer in assembler.writers]
         if foreign:
@@ -238,9 +227,30 @@ class _Job:
         self._journal.write(_FINISHED, {"manifests": manifests, "notes": notes})
         return manifests, notes
 
-    def _encode(self, assembler: Assembler, recipe: Recipe) -> None:
+    def _planned(self, vocabulary: Vocabulary, pool: Pool) -> tuple[Recipe, Choice]:
+        """Who encodes, in which memory. Workers start while that is found out; gigatoken needs the most memory."""
+        limit = memory_limit()  # measured before the libraries are loaded: `needed_memory` includes them
+        if self._request.dedup:
+            refuse_little_memory("--dedup", self._resources.seen_bytes, limit)
+        alone = self._resources.engine == "ray" or vocabulary.kind == "bytes"
+        if not alone:
+            pool.start(self._resources.worker_count(needed_memory("gigatoken", vocabulary), limit.left))
+        choice = self._chosen(vocabulary, limit.left)
+        needed = needed_memory(choice.name, vocabulary)
+        self._workers = self._resources.worker_count(needed, limit.left)
+        if not self._workers:
+            refuse_little_memory(self._tokenizer, needed, limit)
+        if not alone:
+            pool.start(self._workers)
+        self._budget = self._resources.budget_bytes(self._workers)
+        # A quarter is for blocks that wait here; of the rest, each worker has 16 MiB for the blocks at hand.
+        spare = self._budget * 3 // 4 - 16 * MIB * self._workers if self._workers else 0
+        cache = min(CACHE, max(self._budget // 4, spare) // max(1, self._workers))
+        return Recipe(self._request, vocabulary, choice.name, cache), choice
+
+    def _encode(self, assembler: Assembler, recipe: Recipe, pool: Pool) -> None:
         self._progress(self._status(assembler))
-        for block in self._blocks(assembler, recipe):
+        for block in self._blocks(assembler, recipe, pool):
             assembler.take(block)
             self._progress(self._status(assembler))
         assembler.end()
@@ -262,7 +272,7 @@ class _Job:
                     f"the hash of a document decides its part. {way}, in an empty directory."
                 )
 
-    def _blocks(self, assembler: Assembler, recipe: Recipe) -> Iterator[EncodedBlock]:
+    def _blocks(self, assembler: Assembler, recipe: Recipe, pool: Pool) -> Iterator[EncodedBlock]:
         sections = sections_of(self._inputs, self._request, recipe.vocabulary.features.cut)
         sections = islice(sections, assembler.section, None)
         skip, workers = assembler.block, self._workers
@@ -270,8 +280,7 @@ class _Job:
             return encoded_by_ray(sections, recipe, skip, self._resources.address, self._resources.workers)
         if recipe.encoder == "bytes" or not workers:
             return encoded_here(sections, recipe, skip, 2 if workers else 0)
-        held = max(16 << 20, self._budget // 4)
-        return encoded_by_processes(sections, recipe, skip, workers, held)
+        return pool.encoded(sections, recipe, skip, max(16 << 20, self._budget // 4))
 
     def _status(self, assembler: Assembler) -> Status:
         documents = sum(writer.documents for writer in assembler.writers)

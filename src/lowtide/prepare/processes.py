@@ -78,7 +78,7 @@ class _Task:
 class _Process:
     """One worker and what it has to do."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self) -> None:
         self.end, theirs = Pipe()
         with theirs, _memory_file() as file:
             self._ids = mmap.mmap(file.fileno(), SLOTS * SLOT)
@@ -89,7 +89,12 @@ class _Process:
                 env=os.environ | _ENVIRONMENT,
             )
         self.tasks: deque[_Task] = deque()
-        self.end.send(recipe)
+
+    def begin(self, recipe: Recipe) -> None:
+        """Waits until the worker has read its recipe, which is more than a socket holds. One that is already gone is
+        noticed with its first task."""
+        with contextlib.suppress(OSError):
+            self.end.send(recipe)
 
     def give(self, task: _Task) -> None:
         self.tasks.append(task)
@@ -135,26 +140,39 @@ def encoded_here(sections: Iterator[InputSection], recipe: Recipe, skip: int, de
     return ahead(blocks(), depth) if depth else blocks()
 
 
-def encoded_by_processes(
-    sections: Iterator[InputSection], recipe: Recipe, skip: int, workers: int, held: int
-) -> Iterator[EncodedBlock]:
-    """Every block in order, encoded by ``workers`` processes; at most ``held`` bytes of blocks wait here. The ids of a
-    block are lent until the next one is asked for."""
-    pool = _Pool(recipe, workers, held)
-    try:
-        yield from pool.blocks(ahead(_tasks(sections, recipe, skip), 2))
-    finally:
-        pool.stop()
+class Pool:
+    """Worker processes. They can be started before it is known what they will do: their imports take a while."""
 
-
-class _Pool:
-    def __init__(self, recipe: Recipe, workers: int, held: int) -> None:
-        self._recipe, self._most = recipe, held
-        self._processes = [_Process(recipe) for _ in range(workers)]
+    def __init__(self) -> None:
+        self._processes: list[_Process] = []
         self._waiting: deque[_Task] = deque()  # in input order, the next one to be given out first
         self._held = 0
 
-    def blocks(self, tasks: Iterator[_Task]) -> Iterator[EncodedBlock]:
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.process.kill()  # all of them first: a large process takes a while to end
+        for process in self._processes:
+            process.stop()
+
+    def start(self, workers: int) -> None:
+        """Have at least so many."""
+        while len(self._processes) < workers:
+            self._processes.append(_Process())
+
+    def encoded(
+        self, sections: Iterator[InputSection], recipe: Recipe, skip: int, held: int
+    ) -> Iterator[EncodedBlock]:
+        """Every block in order; at most ``held`` bytes of blocks wait here. The ids of a block are lent until the next
+        one is asked for."""
+        self._recipe, self._most = recipe, held
+        for process in self._processes:
+            process.begin(recipe)
+        return self._blocks(ahead(_tasks(sections, recipe, skip), 2))
+
+    def _blocks(self, tasks: Iterator[_Task]) -> Iterator[EncodedBlock]:
         exhausted = False
         while True:
             while not exhausted and (process := self._idlest()) is not None:
@@ -179,10 +197,6 @@ class _Pool:
                 self._waiting.popleft()
             else:
                 self._receive(head)
-
-    def stop(self) -> None:
-        for process in self._processes:
-            process.stop()
 
     def _idlest(self) -> _Process | None:
         """A worker that can take another task; none while too many blocks wait for their turn."""
@@ -227,7 +241,8 @@ class _Pool:
                     "Leave more memory for each with a smaller --workers, and run the same command again."
                 )
         process.stop()
-        fresh = _Process(self._recipe)
+        fresh = _Process()
+        fresh.begin(self._recipe)
         self._processes[self._processes.index(process)] = fresh
         for task in tasks:
             fresh.give(task)
