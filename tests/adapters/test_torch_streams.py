@@ -238,7 +238,8 @@ def test_a_sampler_for_ranks_over_a_feed_that_has_ranks_is_refused(tokens: lowti
 def test_what_is_no_row_number_is_refused_by_every_dataset(tokens: lowtide.Tokens, place: Path, index: Any) -> None:
     """1.5 was row 1."""
     np.save(place / "rows.npy", np.zeros((9, 2), "f4"))
-    for dataset in (StreamDataset(tokens.batches(4, length=LENGTH)), RowDataset(lowtide.open(place / "rows.npy"))):
+    sets: list[Any] = [StreamDataset(tokens.batches(4, length=LENGTH)), RowDataset(lowtide.open(place / "rows.npy"))]
+    for dataset in sets:
         with pytest.raises(TypeError, match="dataset: expected whole numbers of rows, got"):
             dataset[index]
         dataset[torch.tensor(1)], dataset[np.uint8(1)]

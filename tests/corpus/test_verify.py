@@ -324,5 +324,18 @@ def test_a_part_that_lost_its_manifest_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "out" / "train" / "manifest.json").unlink()
     (fault,) = verify([tmp_path / "out"]).faults
     assert fault.file == str(tmp_path / "out" / "train" / "manifest.json")
+    (tmp_path / "plain" / "train").mkdir(parents=True)  # the control: parts that never had one
+    np.arange(99, dtype="u2").tofile(tmp_path / "plain" / "train" / "a.bin")
+    assert verify([tmp_path / "plain"], dtype="uint16").faults == ()
     assert verify([tmp_path / "out"], part="val").faults == ()
     assert called("verify", tmp_path / "out").returncode == 1
+
+
+def test_a_corpus_and_another_file_are_verified_in_one_call(corpus: Path, tmp_path: Path) -> None:
+    """Neither was read: the corpus was said to be an array of the wrong shape."""
+    np.save(tmp_path / "x.npy", np.zeros((100, 3)))
+    both = verify([corpus, tmp_path / "x.npy"])
+    assert (both.faults, both.tokens) == ((), verify([corpus]).tokens)
+    assert both.bytes == verify([corpus]).bytes + 2400
+    flip(corpus / "shard-00000.bin")
+    assert verify([corpus, tmp_path / "x.npy"]).faults

@@ -310,3 +310,10 @@ def test_judging_a_long_trace_takes_less_than_64_mib(tmp_path: Path) -> None:
     )
     assert stream < 64
     assert whole > 64  # the control
+
+
+def test_a_trace_without_a_name_is_refused_before_anything_is_watched(recorded: Trace) -> None:
+    with pytest.raises(ValueError, match="save: expected the name of a file, got empty text"):
+        traces.save(recorded, "")
+    with pytest.raises(ValueError, match="save: expected the name of a file, got empty text"), watch(save=""):
+        pytest.fail("it began")

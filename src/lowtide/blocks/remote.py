@@ -37,7 +37,7 @@ PIECE = 512 * 1024
 WHOLE = 5 * 256 * 1024  # bytes taken in one piece, a block of a local shuffle: every piece crosses threads
 BODIES = 6  # received at a time
 PATIENCE = 180.0  # seconds for which a request is tried again
-UNKNOWN, UNSURE = 3.0, 20.0  # the same where the host's name is not known, and where nobody could say whether it is
+UNKNOWN, UNSURE = 3.0, 20.0  # the same where the host's name is not known, and where it was or nobody could say
 _PAUSES = (0.1, 20.0)  # the first and the longest
 _EXPLAINED = re.compile(r"\s*\n|\. ?Debug")  # what obstore says for its own programmers begins there
 _LOOKED_UP = re.compile(r"dns error.*?lookup address information: ([^\"]*)", re.DOTALL)
@@ -215,7 +215,8 @@ class RemoteObject:
             except Exception as problem:
                 got, patience = self._final(problem, offset), self.patience
                 if looked_up := _LOOKED_UP.search(str(problem)):
-                    patience = min(patience, UNSURE if _passes(looked_up[1]) else UNKNOWN)
+                    known = self.pinned is not None  # when it was opened
+                    patience = min(patience, UNSURE if known or _passes(looked_up[1]) else UNKNOWN)
                     if monotonic() - began + pause > patience:
                         raise self._nowhere(str(problem), looked_up[1], offset) from None
                 elif monotonic() - began + pause > patience:

@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
         # option left out: `lowtide train --data "$DATA"` would learn from other text, without a word.
         if "" in arg_strings and action.dest not in MAY_BE_EMPTY:
             raise argparse.ArgumentError(action, "expected a value, got empty text; is a shell variable unset?")
-        return super()._get_values(action, arg_strings)  # type: ignore[misc]
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {self._reworded(message)} Run '{self.prog} --help' to see what it takes.\n")

@@ -113,12 +113,12 @@ def verify(
     """Check ``paths``: corpora of ours or any format we open; of a directory with parts, all of them or ``part``."""
     findings = _Findings(progress)
     corpora = [corpora_of(Path(path), checked_part(part)) for path in paths]
-    if all(corpora):
-        for place in chain.from_iterable(parts_without_manifest(Path(path), part) for path in paths):
-            findings.fault(place / MANIFEST, None, "expected the manifest of its shards, got no file: copy it again")
-        found = [_corpus(directory, name, findings, vocab) for one in corpora for directory, name in one]
-    else:
-        found = _others(paths, dtype, vocab, part, findings)
+    ours = [path for path, one in zip(paths, corpora, strict=True) if one]
+    for place in chain.from_iterable(parts_without_manifest(Path(path), part) for path in ours):
+        findings.fault(place / MANIFEST, None, "expected the manifest of its shards, got no file: copy it again")
+    found = [_corpus(directory, name, findings, vocab) for one in corpora for directory, name in one]
+    if others := [path for path in paths if path not in ours]:
+        found += _others(others, dtype, vocab, part, findings)
     documents = [one.documents for one in found if one.documents is not None]
     names = dict.fromkeys(one.part for one in found if one.part)
     parts = {name: sum(one.tokens for one in found if one.part == name) for name in names}

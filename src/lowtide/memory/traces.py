@@ -74,6 +74,8 @@ class TraceWriter:
     """Writes a trace as it happens. What was written survives a SIGKILL of the writer; not a crash of the machine."""
 
     def __init__(self, path: str | os.PathLike[str], head: Trace) -> None:
+        if not os.fspath(path):
+            raise ValueError("save: expected the name of a file, got empty text. Use save='trace.jsonl'.")
         self._path = Path(path).resolve()  # a link stays a link when the file is rewritten
         flags = os.O_RDWR if self._path.is_file() or not self._path.exists() else os.O_WRONLY
         self._fd = os.open(self._path, flags | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
