@@ -185,6 +185,11 @@ class Ahead:
         self._begun: Any = None  # a batch of two windows, of which one was swept
         self._missed = -1  # the last step that was asked for and not started
 
+    def approach(self, at: int) -> None:
+        """Announce the window of the first step."""
+        if self._follower is not None and (self._sweep is None or not self._sweep.whole):
+            self._follower.approach(at)
+
     def take(self, at: int) -> Batch | None:
         """The batch of this step, if it was started."""
         if self._sweep is not None and self._sweep.whole and at not in self._started:

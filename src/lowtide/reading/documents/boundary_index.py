@@ -24,6 +24,7 @@ from lowtide.reading.fingerprint import digest
 from lowtide.reading.token_range import TokenRange
 from lowtide.storage.store import Store
 
+VERSION = 2  # of what builds an index: those of the first may lack documents of mapped files
 BITS = 16
 BLOCK_TOKENS = 1 << BITS
 WRITTEN = 4096  # blocks of tokens scanned before their ends are written: 512 MiB of uint16, under a second
@@ -141,7 +142,7 @@ def _some(counts: Numbers, most: int) -> Iterator[tuple[int, int]]:
 
 def identity_of(corpus: TokenRange, marks: Marks) -> dict[str, Any]:
     """What an index belongs to."""
-    own = {"documents": str(marks), **corpus.fingerprint()}
+    own = {"version": VERSION, "documents": str(marks), **corpus.fingerprint()}
     tables = corpus.layout.documents or ()
     return own if not tables else {**own, "tables": digest(*(f"{one.size} {one.count} ".encode() for one in tables))}
 
