@@ -22,6 +22,7 @@ class Faults:
     """What goes wrong from now on."""
 
     latency: float = 0.0
+    together: int = 0  # answers wait for so many requests, half a minute at most
     busy_every: int = 0  # 503 for every n-th GET
     cut_every: int = 0  # half of the body for every n-th GET
     shift_range_every: int = 0  # the bytes before those asked for, and a Content-Range that says so
@@ -40,6 +41,7 @@ class Seen:
         default_factory=list
     )  # path, first byte, bytes; only of answers that were whole
     heads: int = 0
+    alone: int = 0  # answers that waited in vain for other requests
     requests: int = 0
 
 
@@ -66,6 +68,10 @@ class _Handler(BaseHTTPRequestHandler):
             number = owner.number
         if faults.latency:
             time.sleep(faults.latency)
+        until = time.monotonic() + 30
+        while number < faults.together and owner.number < faults.together and not seen.alone:
+            time.sleep(0.005)
+            seen.alone += time.monotonic() > until
         asked = urlsplit(self.path)
         if faults.gone:
             self.close_connection = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import resource
@@ -132,6 +133,37 @@ def test_blocks_that_are_settled_count_once_at_every_moment(tmp_path: Path) -> N
     two.reserve(2, 9 * BLOCK, all_stay)
     with pytest.raises(lowtide.WriteError, match=r"got 1\.00 MiB of blocks that .* and 1\.00 MiB being made"):
         two.reserve(1, 9 * BLOCK, all_stay)
+
+
+def test_room_is_reserved_for_several_requests_where_there_is_plenty(tmp_path: Path) -> None:
+    """They do not wait for the ledger, what is reserved counts as taken, and is free again when all was made."""
+    a_file(tmp_path, 8)
+    one, two = Disk(str(tmp_path)), Disk(str(tmp_path))
+    one.reserve(4, 1000 * BLOCK, ())
+    with (tmp_path / "ledger").open("rb") as ledger:
+        fcntl.flock(ledger, fcntl.LOCK_EX)  # whoever wanted it now would wait for ever
+        for _ in range(8):
+            one.reserve(4, 1000 * BLOCK, ())
+        fcntl.flock(ledger, fcntl.LOCK_UN)
+    with pytest.raises(lowtide.WriteError, match=r"and 9\.00 MiB being made"):
+        two.reserve(40, 76 * BLOCK, ())
+    for _ in range(9):
+        one.settle(4, 0)
+    two.reserve(72, 76 * BLOCK, ())
+    one.reserve(2, 76 * BLOCK, ())  # no more than that where there is little room
+    with pytest.raises(lowtide.WriteError, match=r"and 18\.5 MiB being made"):
+        two.reserve(1, 76 * BLOCK, ())
+
+
+def test_bytes_are_allotted_before_they_are_written_and_a_cut_file_stays_cut(tmp_path: Path) -> None:
+    file = a_file(tmp_path, 8)
+    file.allocate(2 * BLOCK, 4 * BLOCK)
+    if os.fstat(file.data.number).st_blocks == 0:
+        pytest.skip("a filesystem without fallocate")
+    assert os.fstat(file.data.number).st_blocks * 512 >= 4 * BLOCK
+    os.truncate(f"{file.place}/data", BLOCK)
+    file.allocate(2 * BLOCK, 4 * BLOCK)
+    assert not file.has_its_length
 
 
 def test_what_comes_again_last_goes_first(tmp_path: Path) -> None:

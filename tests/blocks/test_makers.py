@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +20,10 @@ from tests.blocks.conftest import Behind
 
 import lowtide
 from lowtide.blocks.asking import MAKER
+from lowtide.blocks.block_file import BLOCK, BlockFile, make_files
+from lowtide.blocks.disk import Disk
+from lowtide.blocks.maker import BlockJob, Maker, _Pending, _QueuedRun
+from lowtide.blocks.remote import Places
 
 READS = """
     import os, sys, time
@@ -174,3 +180,36 @@ def test_what_makers_hold_stays_small_for_any_object(tmp_path: Path, behind: Beh
         assert one.stdout is not None
         most, control = map(int, one.stdout.readline().split())
     assert most <= 16 + 64 < control
+
+
+def test_bodies_are_received_in_the_order_of_their_requests() -> None:
+    places, order = Places(1), list[int]()
+    numbers = [places.number() for _ in range(4)]
+
+    def receive(number: int) -> None:
+        with places.one(number):
+            order.append(number)
+
+    with places.one(numbers[0]):
+        threads = [threading.Thread(target=receive, args=(number,)) for number in reversed(numbers[1:])]
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            while len(places._waiting) < number:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    assert order == numbers[1:]
+    receive(numbers[0])  # the place is free again
+
+
+def test_blocks_on_both_sides_of_one_that_was_made_alone_are_made_at_the_same_time(tmp_path: Path) -> None:
+    make_files(str(tmp_path), 8 * BLOCK)
+    job = BlockJob(BlockFile(str(tmp_path), 8 * BLOCK), None, Disk(str(tmp_path)), None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        maker = Maker(ours)
+        maker._pending = {(str(tmp_path), block): _Pending(False, running=block in (2, 5)) for block in range(7)}
+        taken = [maker._taken(_QueuedRun((True, 0), job, list(range(8))))]
+        while maker._queue:
+            taken.append(maker._taken(maker._queue.pop()))
+    assert taken == [[0, 1], [3, 4], [6]]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -126,3 +128,28 @@ def test_raw_numbers_and_empty_objects_are_opened_as_files_are(behind: Behind) -
     behind.server.objects["nothing.f32"] = b""
     with pytest.raises(lowtide.FormatError, match="empty file"):
         lowtide.open(behind.server.url("nothing.f32"), dtype="float32", cache_dir=behind.cache)
+
+
+@pytest.mark.parametrize("locality", ["12MiB", "1MiB"])  # windows, of which two or all the following are asked for
+def test_requests_are_under_way_before_the_first_answer_is_waited_for(behind: Behind, locality: str) -> None:
+    """Those of many windows where they are small, and none waits for the sixteen blocks of the fingerprint."""
+    data = np.random.default_rng(5).integers(0, 256, 48 * 2**20, dtype=np.uint8)
+    behind.server.objects["many.u8"] = data.tobytes()
+    opened = {"dtype": "uint8", "shape": (-1, 4096), "cache_dir": behind.cache}
+    with lowtide.open(behind.server.url("many.u8"), **opened) as remote:  # type: ignore[arg-type]
+        behind.server.faults.together = behind.server.number + 24
+        seen = sum(int(rows.sum(dtype=np.int64)) for rows in remote.shuffled(64, seed=1, locality=locality))
+    assert behind.server.seen.alone == 0
+    assert seen == int(data.sum(dtype=np.int64))
+    assert sum(size for _, _, size in behind.server.seen.gets) == len(data)
+
+
+def test_a_first_batch_imports_no_part_of_numpy_that_is_not_there_yet(behind: Behind) -> None:
+    code = """
+import sys, lowtide
+with lowtide.open(sys.argv[1], cache_dir=sys.argv[2]) as a:
+    next(a.shuffled(64, seed=0, locality="1MiB"))
+print([name for name in sys.modules if name.startswith("numpy.ma.")])
+"""
+    command = [sys.executable, "-c", code, behind.address, str(behind.cache)]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "[]\n"

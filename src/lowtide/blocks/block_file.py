@@ -17,8 +17,10 @@ calls as one of them. Knows no addresses, formats or decoders; imports nothing h
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import functools
 import os
 import struct
 from array import array
@@ -27,13 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.errors import ReadError
-from lowtide.machine import Descriptor, owned
+from lowtide.machine import Descriptor, file_kind, owned
 
 BLOCK = 256 * 1024
 MARK = struct.Struct("<I")
 # Of hints: checksums of the bytes (0: none kept), when last needed, when next used (0: unknown).
 CHECKSUM, NEEDED, NEXT_USE, HINTS = range(4)
 FILES = ("data", "marks", "hints")
+KEEP_SIZE, PUNCH_HOLE = 0x01, 0x02  # modes of fallocate
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
 
@@ -92,16 +95,19 @@ def fast_checksum() -> Callable[[Any, int], int]:
     return found
 
 
-def fallocate(number: int, mode: int, start: int, length: int) -> None:
+@functools.cache
+def _libc() -> Any:
     import ctypes  # here: the reading process needs none of it
 
-    global _LIBC
-    _LIBC = _LIBC or ctypes.CDLL(None, use_errno=True)
-    _LIBC.fallocate(number, ctypes.c_int(mode), ctypes.c_int64(start), ctypes.c_int64(length))
+    found = ctypes.CDLL(None, use_errno=True)
+    found.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return found
 
 
-_LIBC: Any = None
-_KEEP_SIZE = 1
+def fallocate(number: int, mode: int, start: int, length: int) -> None:
+    """Linux's call of that name; nothing where there is none or it is refused."""
+    if hasattr(_libc(), "fallocate"):
+        _libc().fallocate(number, mode, start, length)
 
 
 def open_ledger(root: str) -> Descriptor:
@@ -124,6 +130,7 @@ class BlockFile:
     def __init__(self, place: str, size: int) -> None:
         self.place, self.size, self.count = place, size, blocks_of(size)
         self.data, self.marks, self.hints = (self._opened(name) for name in FILES)
+        self._allots: bool | None = None  # not known yet
 
     def _opened(self, name: str) -> Descriptor:
         return owned(f"{self.place}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -215,7 +222,14 @@ class BlockFile:
         return True
 
     def allocate(self, offset: int, length: int) -> None:
-        fallocate(self.data.number, _KEEP_SIZE, offset, length)
+        """Have the filesystem allot bytes that are about to be written, all by one call: else it looks for each 4 KiB
+        of them. Never makes the file longer; where it is refused, writing does without."""
+        if self._allots is None:
+            self._allots = False
+            with contextlib.suppress(OSError):  # somebody may have removed it
+                self._allots = not file_kind(self.place).network  # there it would be one more request to the server
+        if self._allots:
+            fallocate(self.data.number, KEEP_SIZE, offset, length)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         view = memoryview(data)

@@ -26,14 +26,14 @@ from lowtide.blocks.objects import Made, MadeFile
 from lowtide.errors import ReadError
 from lowtide.storage.budget import Budget
 from lowtide.storage.read import SCATTERED, SEQUENTIAL, Refused, Temperature
-from lowtide.storage.spans import Lengths, Offsets, Spans, each_of, placed
+from lowtide.storage.spans import Lengths, Offsets, Spans, each_of, each_once, placed
 from lowtide.storage.store import InTurns, StartedReads, Store
 from lowtide.storage.watched_files import Extent, Files
 from lowtide.units import MIB, format_duration, format_size
 
 AHEAD = 32 * MIB // BLOCK  # blocks asked for ahead of sequential reads
 NEAR = 65_536  # marks this close are read with one call
-STATED_LATENCY, AT_ONCE = 0.05, 48  # seconds and requests: of a plan's arithmetic
+STATED_LATENCY, AT_ONCE = 0.05, 64  # seconds and requests: of a plan's arithmetic
 Blocks = NDArray[np.int64]
 # Blocks (None: all of the store's), their marks, and how often blocks had been taken away before those were looked at.
 Known = tuple[Blocks | None, NDArray[np.uint32] | None, int]
@@ -51,16 +51,6 @@ def open_store(
     """The store of these extents: of files as they lie, or of blocks that are made."""
     kind = Store if all(extent.made is None for extent in extents) else BlockStore
     return kind(extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
-
-
-def _once(blocks: Blocks) -> Blocks:
-    """Each of them once, ascending."""
-    # Not np.unique: its first call imports numpy.ma, before anything was asked for, and a child forked meanwhile waits
-    # for the import for ever.
-    blocks = np.sort(blocks)
-    kept = np.ones(len(blocks), bool)
-    np.not_equal(blocks[1:], blocks[:-1], out=kept[1:])
-    return blocks[kept]
 
 
 class MissingTemperature(Temperature):
@@ -123,7 +113,7 @@ class BlockStore(Store):
         self._bases = ends - counts  # the first block of each file
         self._here = np.array([file is None for file in self._made])
         self._ledgers = [open_ledger(root) for root in sorted({file.root for file in self._opened.values()})]
-        self._round = self._most_at_once()
+        self._round = self._most_ateach_once()
         stated = [file.made.reach.disk for file in self._opened.values() if file.made.reach.disk is not None]
         self.room = min(stated) if stated else None
         self._marks = np.zeros(int(ends[-1]), np.uint32)  # as last seen; 0 where nobody looked since blocks went
@@ -134,7 +124,7 @@ class BlockStore(Store):
                 self._marks[base : base + file.file.count] = np.frombuffer(file.file.read_marks(), np.uint32)
         self._note_whole()
 
-    def _most_at_once(self) -> int:
+    def _most_ateach_once(self) -> int:
         """Blocks one request may touch: half of the disk, so that they stay until they are read."""
         limits = []
         for file in self._opened.values():
@@ -160,7 +150,7 @@ class BlockStore(Store):
             if (marks & 1).all():  # the usual case while some other block is missing, kept short
                 self._look_at_all()
                 return _Checked(self, asked, (touched, marks, taken), self._begun(asked, early))
-        needed = _once(touched)
+        needed = each_once(touched)
         missing = self._missing(needed)
         if len(missing):
             self._ask(missing[: self._round], urgent=not early)
@@ -188,7 +178,7 @@ class BlockStore(Store):
 
     def sample(self, offsets: list[int], length: int) -> bytes:
         read = super().sample
-        needed = _once(np.concatenate([self._between(offset, length) for offset in offsets]))
+        needed = each_once(np.concatenate([self._between(offset, length) for offset in offsets]))
         return self._surely(needed, lambda: read(offsets, length))
 
     def announce(self, numbers: Offsets, stride: int, length: Lengths) -> bool:
@@ -231,7 +221,7 @@ class BlockStore(Store):
 
     def _blocks(self, spans: Spans) -> Blocks:
         """The blocks these spans touch, each once, ascending."""
-        return _once(self._touched(spans))
+        return each_once(self._touched(spans))
 
     def _touched(self, spans: Spans) -> Blocks:
         """The same, in any order and perhaps more than once."""
@@ -303,7 +293,7 @@ class BlockStore(Store):
     def _by_file(self, blocks: Blocks) -> list[tuple[MadeFile, int, Blocks]]:
         """Blocks, ascending, as those of each file, counted from its first."""
         found, which = [], np.searchsorted(self._bases, blocks, side="right") - 1
-        for number in _once(which).tolist():
+        for number in each_once(which).tolist():
             file, base = self._made[number], int(self._bases[number])
             assert file is not None
             found.append((file, base, blocks[which == number] - base))
@@ -367,7 +357,7 @@ class BlockStore(Store):
         needed, marks, seen = known
         if self._taken() == seen:
             return True
-        if needed is None or marks is None or len(self._missing(_once(needed))):
+        if needed is None or marks is None or len(self._missing(each_once(needed))):
             return False
         return bool((self._marks[needed] == marks).all())
 
@@ -399,7 +389,7 @@ class BlockStore(Store):
             else:
                 if self._unchanged(known):
                     return found
-        needed = self._blocks(self.located.spans(numbers, stride, length)) if known[0] is None else _once(known[0])
+        needed = self._blocks(self.located.spans(numbers, stride, length)) if known[0] is None else each_once(known[0])
         if len(needed) <= self._round:
             return self._surely(needed, lambda: Store.start(self, numbers, stride, length, target, how).finish())
         if isinstance(target, list):  # a sweep over more windows than the disk holds: batch by batch, each as it fits

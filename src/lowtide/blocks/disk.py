@@ -8,7 +8,8 @@ maker stamps the blocks that its reader waits for, again and again while it wait
 A maker that was killed leaves a number that no lock protects: then everything is counted again, and the bytes it had
 written without marking them are punched out. So the limit ``disk`` holds at every moment.
 
-Costs one lock per 8 MiB made, because room is reserved for several requests at a time where there is plenty, and a look at all marks whenever room is made, which is for a 32nd of the disk at a time.
+Costs one lock per 8 MiB made: where there is plenty of room, some is reserved for the requests to come. And a look at
+all marks whenever room is made, which is for a 32nd of the disk at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,19 @@ import threading
 import time
 from collections.abc import Container, Iterator
 
-from lowtide.blocks.block_file import BLOCK, CHECKSUM, NEEDED, NEXT_USE, BlockFile, note_taken, open_ledger, try_lock
+from lowtide.blocks.block_file import (
+    BLOCK,
+    CHECKSUM,
+    KEEP_SIZE,
+    NEEDED,
+    NEXT_USE,
+    PUNCH_HOLE,
+    BlockFile,
+    fallocate,
+    note_taken,
+    open_ledger,
+    try_lock,
+)
 from lowtide.errors import WriteError
 from lowtide.units import format_size
 
@@ -32,7 +45,6 @@ _NUMBER = struct.Struct("<q")
 _THERE, _SLOTS = 8, 4096  # where in the ledger: blocks there, and the makers'
 _MOST_MAKERS = 4096
 _TOGETHER = 8 * 1024 * 1024 // BLOCK  # blocks reserved beside those of a request where eight times as many have room
-_PUNCH_KEEP_SIZE = 0x03
 
 Claimed = Container[tuple[str, int]]  # places and blocks that stay
 
@@ -221,11 +233,6 @@ class Disk:
 
 def punch(file: BlockFile, block: int) -> None:
     """Give a block's bytes back to the filesystem."""
-    import ctypes  # here: the reading process needs none of it
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    start, length = block * BLOCK, file.length_of(block)
-    if block == file.count - 1:
-        length = BLOCK  # whole filesystem blocks only are given back
-    arguments = (ctypes.c_int(_PUNCH_KEEP_SIZE), ctypes.c_int64(start), ctypes.c_int64(length))
-    libc.fallocate(file.data.number, *arguments)  # refused: the bytes stay, unmarked, and are written over
+    # All of the last one too: only whole blocks of the filesystem are given back. Refused: the bytes stay, unmarked,
+    # and are written over.
+    fallocate(file.data.number, KEEP_SIZE | PUNCH_HOLE, block * BLOCK, BLOCK)

@@ -15,7 +15,6 @@ decoders need. Ends when its socket closes, or its parent is gone.
 
 from __future__ import annotations
 
-import _thread
 import heapq
 import itertools
 import json
@@ -26,6 +25,7 @@ import signal
 import socket
 import sys
 import threading
+from _thread import start_new_thread
 from array import array
 from collections import Counter
 from contextlib import suppress
@@ -107,7 +107,7 @@ class Maker:
         self._working = self._idle = 0  # threads
 
     def serve(self) -> None:
-        _begin(self._send)
+        start_new_thread(self._send, ())
         coming, stamped = select.poll(), monotonic()
         coming.register(self._end, select.POLLIN)
         while os.getppid() == self._parent:
@@ -133,7 +133,7 @@ class Maker:
                 self._let_go(message["ids"])
             elif message["do"] == "call":
                 work = _built(message["function"], message["arguments"], message["environment"])
-                _begin(self._called, message["id"], work)
+                start_new_thread(self._called, (message["id"], work))
             else:
                 self._make(message)
         except Exception as problem:
@@ -232,7 +232,7 @@ class Maker:
             if self._idle:
                 self._turn.notify()
             else:
-                _begin(self._work)
+                start_new_thread(self._work, ())  # a Thread would wait until it runs, and all others for us
 
     def _startable(self) -> bool:
         return bool(self._queue) and self._working < getattr(self._queue[0].job.source, "at_once", DECODING)
@@ -247,17 +247,24 @@ class Maker:
                     self._turn.wait()
                     self._idle -= 1
                 run = heapq.heappop(self._queue)
-                blocks = []
-                for block in run.blocks:
-                    pending = self._pending.get((run.job.file.place, block))
-                    if pending is not None and not pending.running:
-                        pending.running = True
-                        blocks.append(block)
+                blocks = self._taken(run)
                 self._working += 1
                 self._wake()
             self._worked(run.job, blocks)
             with self._turn:
                 self._working -= 1
+
+    def _taken(self, run: _QueuedRun) -> list[int]:
+        """Blocks of this run that are still to be made, this thread's from now on. Those behind one that was made
+        alone are for another thread: one after the other they would take twice as long."""
+        place, pending = run.job.file.place, self._pending
+        left = [block for block in run.blocks if (place, block) in pending and not pending[place, block].running]
+        blocks = next(in_runs(left, REQUEST), [])
+        for block in blocks:
+            pending[place, block].running = True
+        if len(blocks) < len(left):
+            heapq.heappush(self._queue, _QueuedRun(run.rank, run.job, left[len(blocks) :]))
+        return blocks
 
     def _worked(self, job: BlockJob, blocks: list[int]) -> None:
         """These blocks, made by this process or another."""
@@ -424,10 +431,6 @@ def described(problem: BaseException) -> dict[str, Any]:
     kind = next((one.__name__ for one in type(problem).__mro__ if one.__name__ in KINDS), "ReadError")
     told = {name: getattr(problem, name, None) for name in ("path", "offset", "errno", "wanted", "free")}
     return {"kind": kind, "message": str(problem), **{key: value for key, value in told.items() if value is not None}}
-
-
-def _begin(work: Any, *arguments: Any) -> None:
-    _thread.start_new_thread(work, arguments)  # a Thread would wait until it runs, while others wait for their turn
 
 
 def _built(function: str, arguments: dict[str, Any], environment: dict[str, str]) -> Any:

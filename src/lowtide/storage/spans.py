@@ -144,6 +144,15 @@ class MergedRound:
     inside: Offsets
 
 
+def each_once(numbers: Offsets) -> Offsets:
+    """Each of them once, ascending."""
+    # Not np.unique: its first call imports numpy.ma, which takes 6 ms, and a child forked meanwhile waits for ever.
+    numbers = np.sort(numbers)
+    kept = np.ones(len(numbers), bool)
+    np.not_equal(numbers[1:], numbers[:-1], out=kept[1:])
+    return numbers[kept]
+
+
 def is_dense(numbers: Offsets, stride: int, gap: int) -> bool:
     """Whether numbers grow, with gaps of less than ``gap`` bytes on average between those that follow one another."""
     apart = numbers[1:] - numbers[:-1]

@@ -178,7 +178,7 @@ class Store:
         spans, _ = next(few_files(self.located.spans(numbers, stride, length), KEPT.together))
         return self.strategy.announce(spans)
 
-    def announce_long(self, offsets: Offsets, length: int, urgent: bool = False) -> None:
+    def announce_long(self, offsets: Offsets, length: int, urgent: bool = False) -> None:  # noqa: ARG002
         """Tell the kernel that the ``length`` bytes from each of these offsets on will be read, in any order.
         ``urgent``: they are waited for; it matters where blocks are made."""
         for spans, _ in few_files(self.located.spans(offsets, 1, length), KEPT.together):
