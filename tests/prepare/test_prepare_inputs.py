@@ -54,6 +54,21 @@ def written(directory: Path, kind: str) -> tuple[list[str], Request]:
     return [str(path)], Request()
 
 
+def test_the_name_of_a_column_may_have_dots(tmp_path: Path) -> None:
+    """Parquet parts the names of nested values with them."""
+    pytest.importorskip("pyarrow", reason="NOT TESTED: Parquet - pyarrow is not installed")
+    import pyarrow.parquet
+
+    from lowtide.prepare.inputs.parquet_text import column_texts, row_groups
+
+    table = pyarrow.table({"a": [{"b": number} for number in range(len(TEXTS))], "a.b": TEXTS})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    path = str(tmp_path / "a.parquet")
+    found = [text for texts in column_texts(path, "a.b", range(9), 1000) for text in texts]
+    assert found == [text.encode() for text in TEXTS]
+    assert len(list(row_groups(path, "a.b", 1000))) > 1  # parts of about so many bytes
+
+
 def test_without_isal_gzip_is_unpacked_by_zlib(tmp_path: Path) -> None:
     data = "\n".join(TEXTS).encode()
     (tmp_path / "a.gz").write_bytes(packed(data, ".gz"))

@@ -86,6 +86,15 @@ def test_one_row_is_one_document_in_every_kind_of_file(tmp_path: Path, name: str
     assert ends(layout) == np.cumsum([len(document) for document in DOCUMENTS]).tolist()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_a_column_may_have_dots(tmp_path: Path, name: str) -> None:
+    """Parquet parts the names of nested values with them."""
+    nested = pa.array([{"b": k} for k in range(len(DOCUMENTS))])
+    content = pa.table({"a": nested, "a.b": pa.array(DOCUMENTS, pa.list_(pa.int32()))})
+    path = write(tmp_path / name, content)
+    assert read_back(column_layout(path, "a.b", cache_dir=tmp_path / "cache")).tolist() == ALL
+
+
 def test_rows_of_a_fixed_length_are_documents_too(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", table([[1, 2], [3, 4], [5, 6]], pa.list_(pa.uint16(), 2)))
     layout = column_layout(path, "input_ids", cache_dir=tmp_path)

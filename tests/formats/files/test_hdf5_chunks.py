@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import lowtide
+from lowtide.errors import FormatError
 from lowtide.units import MIB
 
 h5py = pytest.importorskip("h5py", reason="NOT TESTED: HDF5, because h5py is not installed")
@@ -236,3 +237,82 @@ def test_a_shape_without_chunks_for_it_makes_no_table(tmp_path: Path) -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < MIB
+
+
+def typed(path: Path, kind: Any, values: NDArray[Any], chunk: int | None, *, gzip: bool) -> NDArray[Any]:
+    """A dataset of an HDF5 type that numpy cannot name; what h5py reads of it."""
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    if chunk is not None:
+        plist.set_chunk((chunk,))
+    if gzip:
+        plist.set_deflate(4)
+    with h5py.File(path, "w") as out:
+        made = h5py.h5d.create(out.id, b"X", kind, h5py.h5s.create_simple(values.shape), plist)
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+    with h5py.File(path) as file:
+        return np.asarray(file["X"][:])
+
+
+def odd_types() -> dict[str, tuple[Any, NDArray[Any]]]:
+    bits = h5py.h5t.STD_I32LE.copy()
+    bits.set_precision(20)
+    moved = bits.copy()
+    moved.set_offset(8)
+    small = h5py.h5t.IEEE_F32LE.copy()
+    small.set_fields(26, 20, 6, 0, 20)
+    small.set_precision(27)
+    small.set_ebias(31)
+    spaces = h5py.h5t.C_S1.copy()
+    spaces.set_size(5)
+    spaces.set_strpad(h5py.h5t.STR_SPACEPAD)
+    inside = h5py.h5t.create(h5py.h5t.COMPOUND, 8)
+    inside.insert(b"a", 0, h5py.h5t.IEEE_F32LE)
+    inside.insert(b"b", 4, moved)
+    numbers = np.arange(11, dtype="<i4") - 3
+    records = np.zeros(11, [("a", "<f4"), ("b", "<i4")])
+    records["b"] = numbers
+    return {
+        "20 bits": (bits, numbers),
+        "20 bits in the middle": (moved, numbers),
+        "a float of 27 bits": (small, numbers.astype("<f4")),
+        "texts that end in spaces": (spaces, np.array([b"a", b"bc", b"defgh"] * 3, "S5")),
+        "a field of 20 bits": (inside, records),
+    }
+
+
+@pytest.mark.parametrize("name", odd_types())
+def test_items_with_other_bits_than_numpys_are_turned_by_h5py_or_refused(tmp_path: Path, name: str) -> None:
+    kind, values = odd_types()[name]
+    for gzip in (False, True):
+        expected = typed(tmp_path / f"{gzip}.h5", kind, values, 4, gzip=gzip)
+        found = lowtide.open(tmp_path / f"{gzip}.h5", tensor="X", cache_dir=tmp_path / "cache")
+        np.testing.assert_array_equal(found[:], expected)
+    typed(tmp_path / "plain.h5", kind, values, None, gzip=False)
+    with pytest.raises(FormatError, match=r"got items that only h5py turns into numpy's .* np.save\('X.npy'"):
+        lowtide.open(tmp_path / "plain.h5", tensor="X")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"chunks": (2,)},
+        {"chunks": (2,), "compression": "gzip"},
+        {"chunks": (3,), "compression": "gzip", "shuffle": True},
+        {"chunks": (2,), "compression": "lzf"},
+        {"chunks": (3,), "compression": "lzf", "shuffle": True},
+    ],
+)
+def test_items_that_are_arrays_are_more_axes(tmp_path: Path, how: dict[str, Any]) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        out.create_dataset("X", shape=(5,), dtype="(3,2)<f4", **how)[...] = np.arange(30).reshape(5, 3, 2)
+    found = lowtide.open(tmp_path / "x.h5", tensor="X", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(found[:], np.arange(30, dtype="f4").reshape(5, 3, 2))
+
+
+def test_notes_of_h5py_on_a_dtype_are_no_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as out:
+        colours = h5py.enum_dtype({"red": 0, "green": 1}, basetype="i1")
+        out.create_dataset("X", data=[0, 1, 1], dtype=colours, chunks=(2,), compression="gzip")
+    assert lowtide.open(tmp_path / "x.h5", tensor="X", cache_dir=tmp_path / "cache")[:].tolist() == [0, 1, 1]
+    assert capfd.readouterr().err == ""

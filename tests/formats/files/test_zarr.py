@@ -138,6 +138,31 @@ def test_a_chunk_that_appears_after_opening_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
+def test_records_keep_the_names_of_their_fields(tmp_path: Path, zarr_format: int) -> None:
+    made = "records = np.zeros(50, [('a', '<f4'), ('b', '<i2')]); records['a'], records['b'] = rows[:50, 0], range(50)"
+    program = f"{made}\nzarr.create_array(sys.argv[1], data=records, chunks=(20,), zarr_format={zarr_format})"
+    zarr_writes(f"import warnings; warnings.simplefilter('ignore')\n{program}", str(tmp_path / "x.zarr"))
+    a = lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(a[:]["a"], ROWS[:50, 0])
+    assert a[[49, 3]]["b"].tolist() == [49, 3]
+
+
+def test_texts_of_any_length_are_refused_and_a_name_that_cannot_be_one_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = """
+group = zarr.open_group(sys.argv[1], mode="w")
+group.create_array("words", shape=3, dtype=str, chunks=2)[:] = ["a", "bb", "ccc"]
+"""
+    zarr_writes(f"import warnings; warnings.simplefilter('ignore')\n{program}", str(tmp_path / "g.zarr"))
+    with pytest.raises(lowtide.FormatError, match=r"expected items of one fixed size, got .* Read it with zarr\."):
+        lowtide.open(tmp_path / "g.zarr", tensor="words")
+    with pytest.raises(lowtide.FormatError, match=r"expected an array '\.\./words', got 1 arrays: 'words'"):
+        lowtide.open(tmp_path / "g.zarr", tensor="../words")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (5, 0), (0, 0)])
 def test_an_array_without_data_reads_as_a_npy_file_without_any(
     tmp_path: Path, shape: tuple[int, ...], zarr_format: int

@@ -153,14 +153,15 @@ class IdColumn:
 
     def _leaves(self, group: Any) -> list[Any]:
         leaves = [group.column(k) for k in range(group.num_columns)]
-        return [leaf for leaf in leaves if leaf.path_in_schema.split(".")[0] == self.name]
+        # A name may have dots itself. Of another column that begins alike it may find too many, never too few.
+        return [leaf for leaf in leaves if f"{leaf.path_in_schema}.".startswith(f"{self.name}.")]
 
     def _pages(self, opened: Any, group: int) -> Iterator[Any]:
         about = opened.metadata.row_group(group)
         ids = sum(leaf.num_values for leaf in self._leaves(about))
         rows = max(1, min(_MOST_ROWS, MOST_IDS * about.num_rows // max(1, ids)))
         for batch in opened.iter_batches(rows, row_groups=[group], columns=[self.name], use_threads=False):
-            yield _checked(batch.column(0))
+            yield _checked(batch.column(self.name))
 
     def _batches(self, opened: Any, pieces: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
         """Record batches, all where none are named."""

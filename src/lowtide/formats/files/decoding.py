@@ -16,6 +16,7 @@ import math
 import os
 import sys
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -29,16 +30,18 @@ from lowtide.blocks.block_file import BLOCK
 from lowtide.engine import engine
 from lowtide.errors import LowtideError, ReadError
 from lowtide.formats.files.decoded_rows import identity_of
-from lowtide.formats.files.hdf5_inside import opened_by_h5py
+from lowtide.formats.files.hdf5_chunks import lies_as_numpy_has_it
+from lowtide.formats.files.hdf5_inside import form_of, opened_by_h5py
 from lowtide.formats.files.zarr_inside import open_zarr, store_below
 from lowtide.formats.layout import clip
 from lowtide.formats.object_bytes import bytes_of
 from lowtide.units import MIB, format_size
 
-try:
-    from isal import isal_zlib as zlib  # the same calls, 2.4 times as fast
-except ImportError:
-    import zlib
+_zlib: Any = zlib
+with suppress(ImportError):
+    from isal import isal_zlib
+
+    _zlib = isal_zlib  # the same calls, 2.4 times as fast
 
 HELD = 32 * MIB
 KEPT = 16 * MIB
@@ -184,9 +187,10 @@ class Hdf5Chunks:
                 self._shuffled = filters[:1] == [_SHUFFLE]
                 packed = filters[self._shuffled :]
                 self._lzf = packed == [_LZF] and engine().name == "native"
-                if self._lzf or packed == [_GZIP]:
+                if (self._lzf or packed == [_GZIP]) and lies_as_numpy_has_it(self._dataset.id.get_type()):
                     self._lie = self._index()
-            return tuple(self._dataset.shape), self._dataset.dtype
+            dtype, shape = form_of(self._dataset)
+            return shape, dtype
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[tuple[slice, ...], Any]]:
         """Places of chunks, and their bytes where we unpack them: those that lie together come by one read."""
@@ -257,15 +261,16 @@ class Hdf5Chunks:
                 raise
 
     def _unpack(self, raw: Any, target: NDArray[Any]) -> None:
-        dtype, shape = self._dataset.dtype, tuple(self._dataset.chunks)
-        size, shuffled = math.prod(shape) * dtype.itemsize, self._shuffled and dtype.itemsize > 1
+        item, dtype = self._dataset.dtype.itemsize, self._dataset.dtype.base
+        size, shuffled = math.prod(self._dataset.chunks) * item, self._shuffled and item > 1
+        shape = (*self._dataset.chunks, *self._dataset.dtype.shape)
         whole = target.shape == shape and target.flags.c_contiguous
         data: Any
         if self._lzf:
             data = target.reshape(-1).view(np.uint8) if whole and not shuffled else np.empty(size, np.uint8)
             came = engine().unpack_lzf(raw, data)
         else:
-            decoder = zlib.decompressobj()
+            decoder = _zlib.decompressobj()
             data = decoder.decompress(raw, size + 1)  # whatever it says, no more than this
             came = len(data)
             if came == size and not decoder.eof:
@@ -278,9 +283,9 @@ class Hdf5Chunks:
                 target[...] = np.frombuffer(data, dtype).reshape(shape)[inside]
             return
         rows = target if whole else np.empty(shape, dtype)
-        planes, items = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, -1), rows.reshape(-1).view(np.uint8)
+        planes, items = np.frombuffer(data, np.uint8).reshape(item, -1), rows.reshape(-1).view(np.uint8)
         for place, plane in enumerate(planes):  # three times as fast as one transposed copy
-            items[place :: dtype.itemsize] = plane
+            items[place::item] = plane
         if not whole:
             target[...] = rows[inside]
 

@@ -32,6 +32,36 @@ def filters_of(dataset: Any) -> str:
     return " and ".join(NAMES.get(number, f"filter {number}") for number in numbers)
 
 
+def lies_as_numpy_has_it(kind: Any) -> bool:
+    """Whether items of an HDF5 type have the bits of the numpy dtype that h5py gives them: numbers may use a part of
+    their bytes only, and texts may end in spaces, which h5py makes anew when it reads."""
+    from h5py import h5t  # here: only the maker has it
+
+    if isinstance(kind, h5t.TypeIntegerID):
+        return bool(kind.get_precision() == 8 * kind.get_size() and kind.get_offset() == 0)
+    if isinstance(kind, h5t.TypeFloatID):
+        return _form(kind) == _form(h5t.py_create(kind.dtype))
+    if isinstance(kind, h5t.TypeStringID):
+        return bool(kind.is_variable_str() or kind.get_strpad() != h5t.STR_SPACEPAD)
+    if isinstance(kind, h5t.TypeCompoundID):
+        return all(lies_as_numpy_has_it(kind.get_member_type(member)) for member in range(kind.get_nmembers()))
+    if isinstance(kind, h5t.TypeEnumID | h5t.TypeArrayID):
+        return lies_as_numpy_has_it(kind.get_super())
+    return True
+
+
+def _form(kind: Any) -> tuple[Any, ...]:
+    """What the bits of a float mean."""
+    return (
+        kind.get_size(),
+        kind.get_precision(),
+        kind.get_offset(),
+        kind.get_fields(),
+        kind.get_ebias(),
+        kind.get_norm(),
+    )
+
+
 def refuse_beyond(size: int, end: int, where: str) -> None:
     if end > size:
         raise FormatError(

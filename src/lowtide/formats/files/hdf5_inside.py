@@ -18,7 +18,7 @@ import numpy as np
 
 from lowtide.errors import FormatError, LowtideError
 from lowtide.formats.files.decoded_rows import as_text
-from lowtide.formats.files.hdf5_chunks import chunked, filters_of, refuse_beyond
+from lowtide.formats.files.hdf5_chunks import chunked, filters_of, lies_as_numpy_has_it, refuse_beyond
 from lowtide.formats.header import HeaderFile
 from lowtide.formats.layout import checked_dtype, checked_nbytes, clip
 from lowtide.formats.object_bytes import Bytes, LocalBytes, bytes_of
@@ -47,13 +47,14 @@ def _dataset(file: Bytes, typed: str, name: str) -> dict[str, Any] | None:
         why_not = _why_not(typed, dataset)
         if why_not:
             raise FormatError(f"{where}: expected a dataset whose rows lie in the file as they are, got {why_not}.")
-        dtype = checked_dtype(dataset.dtype, where)
-        length = checked_nbytes(dataset.shape, dtype.itemsize, where)
+        dtype, shape = form_of(dataset)
+        dtype = checked_dtype(dtype, where)
+        length = checked_nbytes(shape, dtype.itemsize, where)
         said = {
             "path": holder.path,
             "name": dataset.name,
             "dtype": repr(np.lib.format.dtype_to_descr(dtype)),
-            "shape": [int(axis) for axis in dataset.shape],
+            "shape": [int(axis) for axis in shape],
             "band": 0,  # rows of a chunk that has to be decoded
             "offset": 0,
             "runs": None,
@@ -63,7 +64,8 @@ def _dataset(file: Bytes, typed: str, name: str) -> dict[str, Any] | None:
             refuse_beyond(holder.size, offset + length, where)
             return {**said, "offset": offset}
         rows = int(dataset.chunks[0])
-        if filters_of(dataset) or tuple(dataset.chunks[1:]) != tuple(dataset.shape[1:]):
+        in_place = not filters_of(dataset) and lies_as_numpy_has_it(dataset.id.get_type())
+        if not in_place or tuple(dataset.chunks[1:]) != tuple(dataset.shape[1:]):
             return {**said, "band": rows}
         runs = chunked(holder.size, dataset, length, where, typed)
         if runs is None:
@@ -72,14 +74,21 @@ def _dataset(file: Bytes, typed: str, name: str) -> dict[str, Any] | None:
         return {**said, "offset": int(offsets[0]), "runs": as_text(offsets, ends), "rows": rows}
 
 
+def form_of(dataset: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """dtype and shape of the rows: items that are arrays themselves give more axes, as they do when h5py reads them.
+    Without h5py's notes, of enums and texts."""
+    dtype = np.lib.format.drop_metadata(dataset.dtype)
+    return dtype.base, (*(dataset.shape or ()), *dtype.shape)
+
+
 def _datasets(file: Bytes, typed: str) -> list[Any]:
     found: list[Any] = []
 
     def look(name: str, item: Any) -> None:
         if _is_dataset(item):
-            dtype = item.dtype
-            shape = [int(axis) for axis in item.shape or ()]
-            found.append((f"/{name}", str(dtype), shape, _why_not(typed, item), dtype.kind in "iu"))
+            dtype, shape = form_of(item)
+            axes = [int(axis) for axis in shape]
+            found.append((f"/{name}", str(dtype), axes, _why_not(typed, item), dtype.kind in "iu"))
 
     with opened_by_h5py(file) as root:
         root.visititems(look)
@@ -216,4 +225,6 @@ def _why_not(typed: str, dataset: Any) -> str:
         return ""
     if dataset.id.get_offset() is None and dataset.size:
         return f"one without space of its own (never written, or kept in its header). {save}"
+    if not lies_as_numpy_has_it(dataset.id.get_type()):
+        return f"items that only h5py turns into numpy's (a part of their bytes, or texts that end in spaces). {save}"
     return ""

@@ -6,6 +6,7 @@ other file's. Costs starting the maker, and reading the description; zarr (extra
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -38,7 +39,8 @@ def read(path: str, tensor: str | None) -> Layout:
     question = {"path": path, "source": source, "tensor": (tensor or "").strip("/")}
     said = MAKER.call("lowtide.formats.files.zarr_inside:described", question)
     where = path if not said["name"] else f"{path}, array {clip(said['name'])}"
-    dtype, shape = checked_dtype(np.dtype(said["dtype"]), where), tuple(said["shape"])
+    dtype = checked_dtype(np.lib.format.descr_to_dtype(ast.literal_eval(said["dtype"])), where)
+    shape = tuple(said["shape"])
     checked_nbytes(shape, dtype.itemsize, where)
     if not shape:
         raise FormatError(f"{where}: expected rows, got a single value of shape (). Read it with zarr.")

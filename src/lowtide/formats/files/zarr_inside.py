@@ -45,10 +45,13 @@ def _described(path: str, store: Any, tensor: str) -> dict[str, Any]:
         else:
             name = ""
         dtype = np.dtype(opened.dtype)
+        if dtype.hasobject:
+            raise FormatError(f"{path}: expected items of one fixed size, got {clip(dtype)}. Read it with zarr.")
         outer = getattr(opened, "shards", None) or opened.chunks
         band = int(outer[0]) if opened.shape else 1
         pinned = None if store is None else _pinned(store, name)
-        about = {"name": name, "dtype": dtype.str, "shape": list(opened.shape), "band": max(1, band)}
+        described = repr(np.lib.format.dtype_to_descr(np.lib.format.drop_metadata(dtype)))
+        about = {"name": name, "dtype": described, "shape": list(opened.shape), "band": max(1, band)}
         return {**about, "pinned": pinned}
     except LowtideError:
         raise
@@ -61,7 +64,7 @@ def _described(path: str, store: Any, tensor: str) -> dict[str, Any]:
 def _member(zarr: Any, path: str, group: Any, tensor: str) -> tuple[str, Any]:
     """The array that is meant; one that is named needs no listing, which web servers do not give."""
     if tensor:
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, ValueError):
             found = group[tensor]
             if isinstance(found, zarr.Array):
                 return tensor, found

@@ -10,17 +10,20 @@ zstandard is imported only for .zst.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 from lowtide.errors import FormatError, LowtideError
 from lowtide.prepare.resources import refuse_little_memory
 from lowtide.units import MIB
 
-try:
-    from isal import isal_zlib as zlib  # the same calls, almost three times as fast
-except ImportError:
-    import zlib
+_zlib: Any = zlib
+with suppress(ImportError):
+    from isal import isal_zlib
+
+    _zlib = isal_zlib  # the same calls, almost three times as fast
 
 _READ = 256 * 1024
 _MOST = 1024 * 1024  # bytes yielded at once
@@ -101,7 +104,7 @@ def _blocks(path: str, file: BinaryIO) -> Iterator[bytes]:
 
 def _maker(path: str, compression: str) -> tuple[Callable[[], Any], type[Exception]]:
     if compression == "gzip":
-        return lambda: zlib.decompressobj(wbits=31), zlib.error
+        return lambda: _zlib.decompressobj(wbits=31), _zlib.error
     try:
         import zstandard
     except ModuleNotFoundError:

@@ -49,7 +49,7 @@ def column_texts(path: str, column: str, groups: range, block: int) -> Iterator[
             each = max(1, _column_bytes(file, group, column) // rows)
             count = max(1, min(_MOST_ROWS, block // each))
             for batch in file.iter_batches(count, row_groups=[group], columns=[column], use_threads=False):
-                array = batch.column(0)
+                array = batch.column(column)
                 if pyarrow.types.is_dictionary(array.type):
                     array = array.dictionary_decode()
                 if not _is_text(array.type):
@@ -103,11 +103,7 @@ def _refuse_large_pages(path: str, group: Any, column: str) -> None:
     left = memory_limit().left
     for place in range(group.num_columns):
         one = group.column(place)
-        if (
-            left is None
-            or one.path_in_schema.split(".")[0] != column
-            or one.total_uncompressed_size * _PER_BYTE <= left
-        ):
+        if left is None or not _is_of(one, column) or one.total_uncompressed_size * _PER_BYTE <= left:
             continue
         begin = min(one.dictionary_page_offset or one.data_page_offset, one.data_page_offset)
         largest = _largest_page(path, begin, begin + one.total_compressed_size)
@@ -162,6 +158,11 @@ def _column_bytes(file: Any, group: int, column: str) -> int:
     sizes = [
         one.column(place).total_uncompressed_size
         for place in range(one.num_columns)
-        if one.column(place).path_in_schema.split(".")[0] == column
+        if _is_of(one.column(place), column)
     ]
     return int(sum(sizes))
+
+
+def _is_of(leaf: Any, column: str) -> bool:
+    """Whether values belong to a column, whose name may have dots itself."""
+    return f"{leaf.path_in_schema}.".startswith(f"{column}.")
