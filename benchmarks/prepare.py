@@ -6,8 +6,9 @@ Speeds are ratios within one run, interleaved, from files to shards on disk, wit
 has its text in memory and is loaded before its clock starts; one worker stands beside one of its threads, two beside
 two. Every 250 MB have new words, as text has that is not repeated, for our cache and for its own. Because starting
 weighs more the smaller a corpus is, it has a line (a run over one short document), a second line of speed leaves it
-out, and a third stands beside the engine reading the same files itself, into memory. Memory is measured by
-`benchmarks.prepare_memory`.
+out, a third says what as many loaded processes reach that read, parse, encode and write without order, checks or
+durability, one step after the other (a worker reads while it encodes), and a fourth stands beside the engine reading the same files
+itself, into memory. Memory is measured by `benchmarks.prepare_memory`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import lowtide
 from benchmarks.measure import DIRECTORY, Figure, drop, interleaved, report, warm
 from lowtide.corpus import verify
 from lowtide.prepare import Request, Resources, prepare
+from lowtide.prepare.processes import ENVIRONMENT
 from lowtide.prepare.tokenizers.encoders import hugging_face
 from lowtide.prepare.tokenizers.vocabulary import load_vocabulary
 
@@ -192,6 +194,71 @@ class BareGigatoken:
         return line
 
 
+LEAST = """
+import json, os, sys
+import numpy as np
+from gigatoken.gigatoken_rs import BytesSource, PadTruncate, load_hf_json
+from lowtide.engine import engine
+file, output, part, parts, *paths = sys.argv[1:]
+content = json.load(open(file))
+end, block, none = b"<|endoftext|>", 1 << 20, np.empty(0, np.uint32)
+fds = [os.open(path, os.O_RDONLY) for path in paths]
+blocks = [(fd, at) for fd in fds for at in range(0, os.fstat(fd).st_size, block)][int(part) :: int(parts)]
+while True:
+    tokenizer, options, total = load_hf_json(json.dumps(content)), PadTruncate(0), 0
+    print("ready", flush=True)
+    if not sys.stdin.readline():
+        break
+    with open(f"{output}/{part}.bin", "wb", buffering=0) as target:
+        for fd, at in blocks:
+            text = os.pread(fd, block, at)
+            if paths[0].endswith(".jsonl"):
+                text = text[text.find(b"\\n") + 1 : text.rfind(b"\\n")]  # lines that cross a border are left out
+                found = engine("native").joined_texts(text, b"text", b"\\n", end, none)
+                text = b"" if found is None else found[0]  # inside of a longer line
+            rows, _ = tokenizer.encode_batch_padded(BytesSource(text), options, parallel=False)
+            target.write(rows.reshape(-1).astype(np.uint16))
+            total += len(text)
+    print(total, flush=True)
+"""
+
+
+class LeastProcesses:
+    """Processes that are loaded already and do only what must be done when asked: read, parse, encode, write. No
+    order, documents, checks of ids or text, checksums or bounds, and nothing is made durable."""
+
+    def __init__(self, paths: list[Path], tokenizer: Path, count: int) -> None:
+        (WORK / "least").mkdir(exist_ok=True)
+        words = [sys.executable, "-c", LEAST, str(tokenizer), str(WORK / "least")]
+        self._processes = [
+            subprocess.Popen(
+                [*words, str(part), str(count), *map(str, paths)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | ENVIRONMENT,
+            )
+            for part in range(count)
+        ]
+
+    def rate(self) -> float:
+        """Bytes of text per second."""
+        self._told()
+        begun = time.perf_counter()
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return sum(map(int, self._told())) / (time.perf_counter() - begun)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.communicate()
+
+    def _told(self) -> list[str]:
+        return [process.stdout.readline() for process in self._processes if process.stdout is not None]
+
+
 def bare_tokenizers(path: Path, tokenizer: Path, most: int = 4_000_000) -> float:
     """Tokens/s of encode_batch_fast on text in memory with all cores."""
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -231,12 +298,12 @@ def timed(paths: list[Path], tokenizer: Path, workers: int) -> tuple[int, float]
 def engine_rates(paths: list[Path], tokenizer: Path, workers: int, rounds: int = 3) -> list[float]:
     """Bytes of text per second, medians of rounds in turn: ours from files to shards, the same without starting, and
     the engine's best with text in memory: buffers with a separator beside lists of documents or, on one thread, calls
-    of `encode` with 1 MiB, which its documentation does not praise. Then the engine's with files, from one round, and
-    the seconds of starting."""
+    of `encode` with 1 MiB, which its documentation does not praise. Then the engine's with files, from one round, the
+    seconds of starting, and what processes reach that do nothing but what must be done."""
     short = WORK / "one.txt"
     short.write_text("one short document\n")
     rates, files = [], 0.0
-    bare = BareGigatoken(paths, tokenizer, workers)
+    bare, least = BareGigatoken(paths, tokenizer, workers), LeastProcesses(paths, tokenizer, workers)
     for path in paths:
         warm(path)
     for _ in range(rounds):
@@ -244,8 +311,9 @@ def engine_rates(paths: list[Path], tokenizer: Path, workers: int, rounds: int =
         size, took = timed(paths, tokenizer, workers)
         memory = bare.rate("buffers", "calls" if workers == 1 else "batches")
         files = files or bare.rate("files")
-        rates.append((size / took, size / (took - start), memory, files, start))
+        rates.append((size / took, size / (took - start), memory, files, start, least.rate()))
     bare.close()
+    least.close()
     return [float(np.median(column)) for column in zip(*rates, strict=True)]
 
 
@@ -256,12 +324,15 @@ def speed_figures() -> list[Figure]:
     for workers in (2, 1):
         starts = []
         for name, paths in (("usual", [usual]), ("100 bytes", [made_short()]), ("100 MB", made_long())):
-            whole, steady, memory, files, start = engine_rates(paths, tokenizer, workers)
+            whole, steady, memory, files, start, least = engine_rates(paths, tokenizer, workers)
             starts.append(start)
             what = f"{name} per document, workers {workers}"
             figures.append(Figure(f"prepare / bare gigatoken, {what}", whole, memory, "bytes/s", 0.75))
             figures.append(Figure("the same, its start left out", steady, memory, "bytes/s", None))
-            figures.append(Figure("the same / gigatoken reading the files", steady, files, "bytes/s", None))
+            figures.append(Figure("read, parse, encode, write, nothing else", least, memory, "bytes/s", None))
+            figures.append(
+                Figure("prepare without start / gigatoken reading the files", steady, files, "bytes/s", None)
+            )
         figures.append(Figure(f"start of prepare, workers {workers}", float(np.median(starts)), 1, "s", None))
     begun = time.perf_counter()
     tokens = ours(usual, Request(tokenizer=str(tokenizer))) / (time.perf_counter() - begun)

@@ -20,6 +20,7 @@ from lowtide.corpus.journal import WORK, Journal
 from lowtide.errors import BudgetError, FormatError, StateError
 from lowtide.prepare import Request, Resources, assemble, prepare
 from lowtide.prepare.job import Status
+from lowtide.prepare.tokenizers.bpe import tokenizer_json
 
 COMMAND = [sys.executable, "-m", "lowtide", "prepare"]
 
@@ -235,16 +236,52 @@ def test_a_worker_that_is_killed_is_replaced(
 ) -> None:
     ended: list[int] = []
 
-    def kill_one(status: object) -> None:
-        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-        workers = [int(pid) for pid in children if b"lowtide.prepare.worker" in _command(pid)]
-        if workers and not ended:
-            ended.append(workers[0])
-            os.kill(workers[0], signal.SIGKILL)
+    def kill_one(status: Status) -> None:
+        if status.tokens and not ended:
+            ended.append(_workers()[0])
+            os.kill(ended[0], signal.SIGKILL)
 
     prepare([str(many)], tmp_path / "out", settings, Resources(workers=2), progress=kill_one)
     assert ended
     assert snapshot(tmp_path / "out") == whole
+
+
+@pytest.mark.slow
+def test_workers_start_while_the_encoder_is_chosen_and_are_replaced_if_they_die_before_they_know_it(
+    tmp_path: Path, many: Path, settings: Request, whole: dict[str, bytes]
+) -> None:
+    ended: list[int] = []
+
+    def kill_all(status: Status) -> None:
+        if status.stage == "tokenizer":
+            ended.extend(_workers())
+            for worker in ended:
+                os.kill(worker, signal.SIGKILL)
+
+    prepare([str(many)], tmp_path / "out", settings, Resources(workers=2), progress=kill_all)
+    assert len(ended) == 2
+    assert snapshot(tmp_path / "out") == whole
+
+
+def test_a_run_that_is_refused_while_its_workers_start_leaves_none(tmp_path: Path, many: Path) -> None:
+    met: list[int] = []
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer_json([("t", "h"), ("a", "n"), ("t", "h")]))
+    with pytest.raises(FormatError, match="expected each merge once"):
+        prepare(
+            [str(many)],
+            tmp_path / "out",
+            Request(tokenizer=str(path)),
+            Resources(workers=2),
+            lambda _: met.extend(_workers()),
+        )
+    assert len(met) == 2
+    assert _workers() == []
+
+
+def _workers() -> list[int]:
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [int(pid) for pid in children if b"lowtide.prepare.worker" in _command(pid)]
 
 
 def _command(pid: str) -> bytes:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lowtide.corpus.request import Request
 from lowtide.machine import memory_limit
-from lowtide.prepare.inputs.cuts import cut_after
+from lowtide.prepare.inputs.cuts import uncut_stretch
 from lowtide.prepare.inputs.sections import LARGE_DOCUMENT, InputSection
 from lowtide.prepare.inputs.text_blocks import TextBlock, text_blocks
 from lowtide.prepare.inputs.texts import Joined, Tally, joined_texts, texts
@@ -140,24 +140,14 @@ def refuse_long_words(documents: Sequence[bytes], cut: str, path: str) -> None:
 
 def _long_word(text: bytes, cut: str) -> int | None:
     """Where a word begins that is too long for the memory there is; asks for the memory only if one may be."""
-    if _stretch_without_cut(text, cut, _SHORT_WORD) is None:
+    if uncut_stretch(text, cut, _SHORT_WORD) is None:
         return None
-    return _stretch_without_cut(text, cut, _longest_word())
+    return uncut_stretch(text, cut, _longest_word())
 
 
 def _longest_word() -> int:
     left = memory_limit().left
     return LARGE_DOCUMENT if left is None else max(_SHORT_WORD, left // _PER_BYTE)
-
-
-def _stretch_without_cut(text: bytes, cut: str, most: int) -> int | None:
-    at = 0
-    while len(text) - at > most:
-        found = cut_after(text, at + most // 2, cut, at + most)
-        if found is None:
-            return at
-        at = found
-    return None
 
 
 def document_hash(text: bytes, *, whole: bool = True) -> tuple[int, int]:

@@ -39,7 +39,7 @@ from lowtide.storage.release import release
 Item = TypeVar("Item")
 # Without the first two, glibc maps and unmaps every block, and a fifth of a worker's time goes into fetching pages.
 # Without the last, NumPy's import starts threads that spin for as long as the rest of it takes.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
     "OPENBLAS_NUM_THREADS": "1",
@@ -86,7 +86,7 @@ class _Process:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "lowtide.prepare.worker", *map(str, passed)],
                 pass_fds=passed,
-                env=os.environ | _ENVIRONMENT,
+                env=os.environ | ENVIRONMENT,
             )
         self.tasks: deque[_Task] = deque()
 
@@ -162,9 +162,7 @@ class Pool:
         while len(self._processes) < workers:
             self._processes.append(_Process())
 
-    def encoded(
-        self, sections: Iterator[InputSection], recipe: Recipe, skip: int, held: int
-    ) -> Iterator[EncodedBlock]:
+    def encoded(self, sections: Iterator[InputSection], recipe: Recipe, skip: int, held: int) -> Iterator[EncodedBlock]:
         """Every block in order; at most ``held`` bytes of blocks wait here. The ids of a block are lent until the next
         one is asked for."""
         self._recipe, self._most = recipe, held

@@ -45,7 +45,7 @@ def serve(end: Connection, ids: mmap.mmap) -> None:
             except Exception as problem:
                 yield problem
 
-    for content in ahead(read(), 1):
+    for content in ahead(read(), 2):
         try:
             if isinstance(content, tuple):
                 sender.send_block(encoder.encode(*content))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from lowtide.engine import engine
+from lowtide.engine import Engine, engine
 
 ANYWHERE, WORDS, NOWHERE = "anywhere", "words", "nowhere"
 _LETTERS = (
@@ -33,18 +33,31 @@ _PLACE = re.compile(_LETTER + rb"(?=[ \n]|\xe3\x80\x82|\xef\xbc\x8c)")
 _NEAR = re.compile(_LETTER + rb'(?=[ \n,;:.="()]|\xe3\x80\x82|\xef\xbc\x8c)')
 
 
-def cut_after(text: bytes | bytearray, mark: int, rule: str, end: int | None = None) -> int | None:
+def cut_after(
+    text: bytes | bytearray, mark: int, rule: str, end: int | None = None, by: Engine | None = None
+) -> int | None:
     """The first place from ``mark`` on, before ``end``, where a document may be cut; ``None`` if there is none."""
     if rule == NOWHERE:
         return None
     if rule == ANYWHERE:
         return mark if mark < len(text) else None
     end = len(text) if end is None else end
-    place = engine().cut_after(text, mark, end)  # the pattern below takes a fifth of a worker's time
+    place = (by or engine()).cut_after(text, mark, end)  # the pattern below takes a fifth of a worker's time
     if place is None:
         found = _PLACE.search(text, mark, end)
         place = -1 if found is None else found.start()
     return None if place < 0 else place
+
+
+def uncut_stretch(text: bytes, rule: str, most: int) -> int | None:
+    """Where a stretch of more than ``most`` bytes begins that has no place to cut; ``None`` if there is none."""
+    at, by = 0, engine()  # asking for it takes longer than looking
+    while len(text) - at > most:
+        found = cut_after(text, at + most // 2, rule, at + most, by)
+        if found is None:
+            return at
+        at = found
+    return None
 
 
 def around(text: bytes, first: int, mark: int, signs: bool) -> tuple[int, int]:
