@@ -113,7 +113,7 @@ class BlockStore(Store):
         self._bases = ends - counts  # the first block of each file
         self._here = np.array([file is None for file in self._made])
         self._ledgers = [open_ledger(root) for root in sorted({file.root for file in self._opened.values()})]
-        self._round = self._most_ateach_once()
+        self._round = self._most_at_once()
         stated = [file.made.reach.disk for file in self._opened.values() if file.made.reach.disk is not None]
         self.room = min(stated) if stated else None
         self._marks = np.zeros(int(ends[-1]), np.uint32)  # as last seen; 0 where nobody looked since blocks went
@@ -124,7 +124,7 @@ class BlockStore(Store):
                 self._marks[base : base + file.file.count] = np.frombuffer(file.file.read_marks(), np.uint32)
         self._note_whole()
 
-    def _most_ateach_once(self) -> int:
+    def _most_at_once(self) -> int:
         """Blocks one request may touch: half of the disk, so that they stay until they are read."""
         limits = []
         for file in self._opened.values():
