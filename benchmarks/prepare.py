@@ -7,8 +7,8 @@ has its text in memory and is loaded before its clock starts; one worker stands 
 two. Every 250 MB have new words, as text has that is not repeated, for our cache and for its own. Because starting
 weighs more the smaller a corpus is, it has a line (a run over one short document), a second line of speed leaves it
 out, a third says what as many loaded processes reach that read, parse, encode and write without order, checks or
-durability, one step after the other (a worker reads while it encodes), and a fourth stands beside the engine reading the same files
-itself, into memory. Memory is measured by `benchmarks.prepare_memory`.
+durability, one step after the other (a worker reads while it encodes), and a fourth stands beside the engine reading
+the same files itself, into memory. Memory is measured by `benchmarks.prepare_memory`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 It is started as a program of its own (``python -m lowtide.prepare.worker``) and has only a socket and memory for ids,
 so it ends by itself when the process that started it is killed. One thread receives tasks and slots that are free
-again, so that the two sides can never block each other while both are sending; another reads a block ahead of the one
-that is encoded.
+again, so that the two sides can never block each other while both are sending; another reads two blocks ahead of the
+one that is encoded.
 """
 
 from __future__ import annotations
