@@ -196,6 +196,11 @@ class Ahead:
         self._taken = found is not None
         return found
 
+    def ask(self, at: int) -> None:
+        """Where blocks are fetched, have those of the first windows come while the fingerprint's are waited for."""
+        if self._follower is not None and any(store.makes_blocks for store in self._batches.reader.stores):
+            self._follower.approach(at)
+
     def keep(self, at: int) -> None:
         """Start the next batches early, as long as that pays."""
         if self._follower is not None:

@@ -64,10 +64,11 @@ class Cursor:
                     at = self._steps.begin(before)
                     if at is None:
                         break
+                    if self._fingerprint is None:
+                        self._ahead.ask(at)
+                        self._fingerprint = self._reader.fingerprint()
                     batch = self._ahead.take(at) or self._batches.start(at)
                     self._ahead.keep(at)
-                    if self._fingerprint is None:  # only now, so that what is fetched is on its way meanwhile
-                        self._fingerprint = self._reader.fingerprint()
                     started = perf_counter()
                     arrays = batch.finish()
                     following, now = self._steps.after(at), perf_counter()
