@@ -36,7 +36,11 @@ def test_a_glob_of_s3_is_its_objects_in_counting_order(s3: S3) -> None:
         lowtide.open(f"s3://{BUCKET}/parts/none_*.f32", dtype="float32", **s3.options)
 
 
-def test_a_corpus_in_s3_feeds_what_the_same_corpus_feeds_here(s3: S3, tmp_path: Path) -> None:
+def test_a_corpus_in_s3_feeds_what_the_same_corpus_feeds_here(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     here = a_corpus(tmp_path / "corpus")
     for file in here.iterdir():
         s3.put(f"ours/{file.name}", file.read_bytes())
@@ -50,6 +54,7 @@ def test_a_corpus_in_s3_feeds_what_the_same_corpus_feeds_here(s3: S3, tmp_path: 
     for _ in range(5):
         for ours, theirs in zip(next(packed[0]), next(packed[1]), strict=True):
             np.testing.assert_array_equal(ours, theirs)
+    assert not list(Path.cwd().iterdir()), "an index is not kept below a directory called s3:"
 
 
 def test_a_directory_of_shards_and_its_parts_are_found_by_a_listing(s3: S3) -> None:

@@ -84,12 +84,9 @@ class OwnDirectory:
             os.unlink(name, dir_fd=self.number)
 
 
-def beside_or_cache(beside: str | os.PathLike[str], *inside: str, make: bool) -> Iterator[OwnDirectory]:
-    """The directory ``beside`` if it is ours or can be made, then the user's own cache directory.
-
-    ``inside``: the directory inside the cache.
-    """
-    for place in (Path(beside), user_cache().joinpath(*inside)):
+def beside_or_cache(beside: str | os.PathLike[str] | None, *, make: bool) -> Iterator[OwnDirectory]:
+    """The directory ``beside`` if there is one and it is ours or can be made, then the user's own cache directory."""
+    for place in (user_cache(),) if beside is None else (Path(beside), user_cache()):
         with contextlib.suppress(OSError):
             yield OwnDirectory(place, make=make)
 

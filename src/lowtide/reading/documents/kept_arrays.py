@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.blocks.objects import normal_address
 from lowtide.engine import KEEP, Engine, Numbers, Problem
 from lowtide.errors import FormatError, ReadError
 from lowtide.machine import Descriptor
@@ -47,8 +48,9 @@ class KeptFile:
     beside: str
 
     def places(self, *, make: bool) -> Iterator[OwnDirectory]:
-        """Directories it may be in, best first."""
-        return beside_or_cache(Path(self.beside).parent / FOLDER, make=make)
+        """Directories it may be in, best first. Nothing lies here beside data that has an address."""
+        here = normal_address(self.beside) is None
+        return beside_or_cache(Path(self.beside).parent / FOLDER if here else None, make=make)
 
 
 @dataclass(frozen=True)
