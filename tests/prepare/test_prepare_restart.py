@@ -285,10 +285,15 @@ def _workers() -> list[int]:
 
 
 def _command(pid: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    """Its command line, which is empty for a moment after it was started."""
+    while True:
+        try:
+            found, status = Path(f"/proc/{pid}/cmdline").read_bytes(), Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return b""
+        if found or status.rpartition(")")[2].split()[0] in "ZX":
+            return found
+        time.sleep(0.001)
 
 
 @pytest.mark.slow

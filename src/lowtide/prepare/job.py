@@ -29,7 +29,7 @@ from lowtide.prepare.encoding import EncodedBlock, Recipe
 from lowtide.prepare.inputs.listing import STDIN, Input, copy_stdin, inputs_digest, left_out, list_inputs
 from lowtide.prepare.inputs.sampling import sample_texts
 from lowtide.prepare.inputs.sections import sections_of
-from lowtide.prepare.processes import Pool, encoded_here
+from lowtide.prepare.processes import WorkerProcesses, encoded_here
 from lowtide.prepare.resources import Resources, refuse_little_memory
 from lowtide.prepare.tokenizers.bpe import LEAST_SAMPLE, SAMPLE, trained, training_memory
 from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder, needed_memory
@@ -211,7 +211,7 @@ class _Job:
         target = self._journal.path / "corpus" if foreign else self._journal.output
         parted = self._request.val + self._request.test > 0
         single = self._total if parted and len(self._inputs) == 1 and self._inputs[0].kind == "text" else 0
-        with Pool() as pool:
+        with WorkerProcesses() as pool:
             recipe, choice = self._planned(vocabulary, pool)
             assembler = Assembler(self._journal, recipe, target, self._resources.seen_bytes, single)
             try:
@@ -227,7 +227,7 @@ class _Job:
         self._journal.write(_FINISHED, {"manifests": manifests, "notes": notes})
         return manifests, notes
 
-    def _planned(self, vocabulary: Vocabulary, pool: Pool) -> tuple[Recipe, Choice]:
+    def _planned(self, vocabulary: Vocabulary, pool: WorkerProcesses) -> tuple[Recipe, Choice]:
         """Who encodes, in which memory. Workers start while that is found out; gigatoken needs the most memory."""
         limit = memory_limit()  # measured before the libraries are loaded: `needed_memory` includes them
         if self._request.dedup:
@@ -248,7 +248,7 @@ class _Job:
         cache = min(CACHE, max(self._budget // 4, spare) // max(1, self._workers))
         return Recipe(self._request, vocabulary, choice.name, cache), choice
 
-    def _encode(self, assembler: Assembler, recipe: Recipe, pool: Pool) -> None:
+    def _encode(self, assembler: Assembler, recipe: Recipe, pool: WorkerProcesses) -> None:
         self._progress(self._status(assembler))
         for block in self._blocks(assembler, recipe, pool):
             assembler.take(block)
@@ -272,7 +272,7 @@ class _Job:
                     f"the hash of a document decides its part. {way}, in an empty directory."
                 )
 
-    def _blocks(self, assembler: Assembler, recipe: Recipe, pool: Pool) -> Iterator[EncodedBlock]:
+    def _blocks(self, assembler: Assembler, recipe: Recipe, pool: WorkerProcesses) -> Iterator[EncodedBlock]:
         sections = sections_of(self._inputs, self._request, recipe.vocabulary.features.cut)
         sections = islice(sections, assembler.section, None)
         skip, workers = assembler.block, self._workers

@@ -140,7 +140,7 @@ def encoded_here(sections: Iterator[InputSection], recipe: Recipe, skip: int, de
     return ahead(blocks(), depth) if depth else blocks()
 
 
-class Pool:
+class WorkerProcesses:
     """Worker processes. They can be started before it is known what they will do: their imports take a while."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Pool:
         self._waiting: deque[_Task] = deque()  # in input order, the next one to be given out first
         self._held = 0
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> WorkerProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
