@@ -33,7 +33,7 @@ from lowtide.units import MIB, format_duration, format_size
 
 AHEAD = 32 * MIB // BLOCK  # blocks asked for ahead of sequential reads
 NEAR = 65_536  # marks this close are read with one call
-STATED_LATENCY, AT_ONCE = 0.05, 64  # seconds and requests: of a plan's arithmetic
+STATED_LATENCY, AT_ONCE = 0.05, 48  # seconds and requests: of a plan's arithmetic
 Blocks = NDArray[np.int64]
 # Blocks (None: all of the store's), their marks, and how often blocks had been taken away before those were looked at.
 Known = tuple[Blocks | None, NDArray[np.uint32] | None, int]

@@ -93,7 +93,7 @@ _RECEIVING = Places(BODIES)
 class RemoteObject:
     """One object: what it is, and bytes of it. ``options``: of ``remote=``, passed to obstore's store."""
 
-    at_once = 64  # requests under way: those that wait for their answer cost little
+    at_once = 48  # requests under way: those that wait for their answer cost little
 
     def __init__(self, address: str, options: dict[str, Any], pinned: dict[str, Any] | None = None) -> None:
         self.address, self.pinned = address, pinned
