@@ -84,10 +84,16 @@ def figures(path: Path, caches: list[str], rounds: int, rows: int) -> list[Figur
                 for name, options in sides.items():
                     rates[name].append(measure(path, cache, rows, options))
             medians = {name: statistics.median(values) for name, values in rates.items()}
-            # What is asked is asked of files larger than memory.
+            # What is asked is asked of files larger than memory, with the budget that is taken where none is stated.
             asked: dict[str, float | None] = {"sequential": 0.6, "full shuffle": 3} if cache == "drop" else {}
             found += [
-                Figure(f"{what}, {cache}, {name} / {other}", medians[name], medians[other], "per s", asked.get(other))
+                Figure(
+                    f"{what}, {cache}, {name} / {other}",
+                    medians[name],
+                    medians[other],
+                    "per s",
+                    None if "budget" in sides[name] else asked.get(other),
+                )
                 for name in sides
                 if "locality" in sides[name]
                 for other in ("sequential", "full shuffle")
