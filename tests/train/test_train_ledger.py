@@ -44,6 +44,34 @@ def test_the_chain_forgets_what_a_resume_overtook(tmp_path: Path) -> None:
     assert [(entry["step"], entry["sum"]) for entry in ledger.chain(path)] == [(0, 100), (1, 101), (2, 202)]
 
 
+def test_a_branch_that_was_killed_before_it_saved_leaves_the_one_it_came_from(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    runs = [(0, 1, 1, range(8), 100), (4, 1, 2, range(4, 6), 200), (7, 1, 1, range(7, 9), 300)]
+    for first, of, branch, steps, sums in runs:
+        with ledger.Ledger(path) as lines:
+            lines.began(first, of, branch)
+            for step in steps:
+                lines.stepped(step, step, step + 1, sums + step)
+    assert [entry["sum"] for entry in ledger.chain(path)] == [*range(100, 107), 307, 308]
+    with ledger.Ledger(path) as lines:  # and one that saved is gone on with
+        lines.began(6, 1, 3)
+        lines.stepped(6, 6, 7, 406)
+        lines.began(7, 3, 3)
+        lines.stepped(7, 7, 8, 507)
+    assert [entry["sum"] for entry in ledger.chain(path)] == [*range(100, 106), 406, 507]
+
+
+def test_a_ledger_that_names_no_branches_is_read_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    lines = [
+        '{"resume":0}',
+        *(f'{{"step":{step},"first":0,"last":1,"sum":{step}}}' for step in range(4)),
+        '{"resume":2}',
+    ]
+    path.write_text("".join(f"{line}\n" for line in [*lines, '{"step":2,"first":0,"last":1,"sum":9}']))
+    assert [entry["sum"] for entry in ledger.chain(path)] == [0, 1, 9]
+
+
 def test_a_run_killed_before_its_first_checkpoint_and_started_anew_leaves_a_whole_chain(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     for steps in (2, 3):

@@ -1,9 +1,10 @@
 """The ledger: which rows the weights were trained on, one line per step, through any number of kills.
 
 A step's line holds the span of rows it used and a sum over them of (checksum of the row) x (odd weight of its place),
-so that ranks can each sum their own share. Every run first writes where it begins, ``resume``, so that `chain` knows
-which lines no longer count. A line is written whole or not at all (`WholeLines`, which writes ``metrics.jsonl`` too).
-Cost: a crc32 of each batch and one write of 80 bytes per step.
+so that ranks can each sum their own share. Every run first writes where it begins: at which step (``resume``) of which
+branch (``of``), and as which one it goes on (``branch``), so that `chain` knows which lines no longer count. A line is
+written whole or not at all (`WholeLines`, which writes ``metrics.jsonl`` too). Cost: a crc32 of each batch and one
+write of 80 bytes per step.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ class Ledger:
         self._path = path
         self._lines = WholeLines(path) if write else None
 
-    def began(self, step: int) -> None:
-        """A run begins here: earlier lines about this step and later ones no longer count."""
-        self._append({"resume": step})
+    def began(self, step: int, of: int = 1, branch: int = 1) -> None:
+        """A run begins here: of this branch, earlier lines about this step and later ones no longer count."""
+        self._append({"resume": step, "of": of, "branch": branch})
 
     def stepped(self, step: int, first: int, last: int, sum_: int) -> None:
         self._append({"step": step, "first": first, "last": last, "sum": sum_})
@@ -100,13 +101,19 @@ class Ledger:
 
 
 def chain(path: str | Path) -> list[dict[str, int]]:
-    """The steps behind the newest weights, in order; StateError when a step is missing or a line cannot be read."""
-    steps: list[dict[str, int]] = []
+    """The steps behind the newest weights, in order; StateError when a step is missing or a line cannot be read.
+
+    A branch that was killed before it saved leaves the one it came from as it was, and the next run may go on there.
+    """
+    branch, steps = 1, list[dict[str, int]]()
+    branches = {branch: steps}
     *lines, _torn = Path(path).read_bytes().split(b"\n")  # what follows the last line's end was never finished
     for number, line in enumerate(lines, 1):
         entry = _ledger_entry(path, number, line)
         if "resume" in entry:
-            del steps[entry["resume"] :]
+            before = branches.get(entry.get("of", branch), steps)  # lines of older ledgers name no branch
+            branch = entry.get("branch", branch)
+            branches[branch] = steps = before[: entry["resume"]]
             continue
         if entry["step"] != len(steps):
             raise StateError(

@@ -69,6 +69,7 @@ class _Run:
         self.settings = settings = self._with_corpus(settings)
         self.directory = Path(settings.out_dir)
         self.branch = Branch(self.directory)
+        self.left_branch = 1  # that of the checkpoint this run goes on from
         self.data = open_data(settings)
         self.trainer = Trainer(settings, compute, world, self.data)
         self.trainer.asked_to_stop = lambda: stop.number
@@ -124,11 +125,12 @@ class _Run:
         if self.world.is_first:
             checkpoints.tidy(self.directory)
             self.branch = checkpoints.continued(self.directory, resume, past)
-            self._say_which_branch(resume, past.get("file", resume.name))
+            self.left_branch = checkpoints.branch_of(Path(past.get("file", resume.name)))
+            self._say_which_branch(resume)
 
-    def _say_which_branch(self, resume: Path, came_from: str) -> None:
+    def _say_which_branch(self, resume: Path) -> None:
         number = self.branch.number
-        if number > 1 and number != checkpoints.branch_of(Path(came_from)):
+        if number > 1 and number != self.left_branch:
             self.progress.note(
                 f"{resume} is not the newest checkpoint of its branch: this run saves as branch {number}, "
                 f"in files ending in -{number}.pt, and leaves the others as they are"
@@ -148,7 +150,7 @@ class _Run:
             yield
             return
         with Ledger(self.settings.ledger, write=self.world.is_first) as ledger:
-            ledger.began(self.first_step)
+            ledger.began(self.first_step, self.left_branch, self.branch.number)
             self.trainer.ledger = ledger
             yield
             self.trainer.ledger = None
