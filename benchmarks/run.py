@@ -33,6 +33,7 @@ PARTS = (
     "prepare",
     "prepare_memory",
     "training",
+    "doctor_overhead",
 )
 
 
