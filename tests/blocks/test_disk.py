@@ -11,14 +11,17 @@ import threading
 import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.blocks.conftest import Behind
 
 import lowtide
+from lowtide.blocks import block_file
 from lowtide.blocks.asking import MAKER
 from lowtide.blocks.block_file import BLOCK, BlockFile, fast_checksum, make_files
+from lowtide.blocks.block_store import BlockStore
 from lowtide.blocks.disk import Disk
 from lowtide.blocks.maker import Writing
 
@@ -116,6 +119,45 @@ def test_small_rows_are_shuffled_over_more_windows_than_the_disk_holds(behind: B
     np.testing.assert_array_equal(np.sort(seen[:, 0]), np.sort(rows[:, 0]))
 
 
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_a_batch_begun_at_any_moment_of_a_removal_has_the_data(
+    behind: Behind, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two steps of a removal a batch is begun that needs every block. All are finished later."""
+    rows = big(behind, 8)
+    remote = open_big(behind, engine=engine)
+    np.testing.assert_array_equal(remote[:], rows)
+    (place,) = (behind.cache / "blocks").glob("*/data")
+    store, begun = remote._store, []
+    numbers = np.arange(0, len(rows), 32)
+
+    def begin() -> None:
+        target = np.zeros((len(numbers), 1024), np.int32)
+        begun.append((store.start(numbers, 4096, 4096, target), target))
+
+    def step(call: Any) -> Any:
+        def between(*arguments: Any) -> Any:
+            begin()
+            found = call(*arguments)
+            begin()
+            return found
+
+        return between
+
+    disk = Disk(str(place.parents[1]))
+    monkeypatch.setattr(BlockFile, "unmark", step(BlockFile.unmark))
+    monkeypatch.setattr("lowtide.blocks.disk.note_taken", step(block_file.note_taken))
+    monkeypatch.setattr("lowtide.blocks.disk.fallocate", step(block_file.fallocate))
+    disk.reserve(12, 36 * BLOCK, ())  # of 32 that are there
+    monkeypatch.undo()
+    disk.settle(12, 0)
+    assert used(behind.cache) < 32 * BLOCK, "blocks were removed"
+    assert len(begun) >= 6
+    for reads, target in begun:
+        reads.finish()
+        np.testing.assert_array_equal(target, rows[numbers])
+
+
 def test_blocks_that_are_settled_count_once_at_every_moment(tmp_path: Path) -> None:
     """While a maker has other room they still count as its own, then as blocks that are there."""
     file = a_file(tmp_path, 8)
@@ -180,8 +222,7 @@ def test_what_comes_again_last_goes_first(tmp_path: Path) -> None:
     assert used_by(file) <= 8 * BLOCK + 16_384
 
 
-def test_with_half_of_the_data_on_disk_the_next_epoch_finds_half_of_it_again(behind: Behind) -> None:
-    """Least-recently-used would find about an eighth: what is left of an epoch's end comes anywhere in the next."""
+def fetched_in_two_epochs(behind: Behind) -> list[float]:
     size = big(behind, 32).nbytes
     remote = open_big(behind)
     fetched = []
@@ -190,8 +231,28 @@ def test_with_half_of_the_data_on_disk_the_next_epoch_finds_half_of_it_again(beh
         for rows in remote.shuffled(128, seed=1, locality="2MiB", epoch=epoch, epochs=1):
             assert rows.shape == (128, 1024)
         fetched.append((sum(length for _, _, length in behind.server.seen.gets) - before) / size)
-    assert fetched[0] <= 1.05
-    assert fetched[1] <= 0.6
+    return fetched
+
+
+def test_with_half_of_the_data_on_disk_the_next_epoch_finds_much_of_it_again(behind: Behind) -> None:
+    """At best half of it is fetched, on a busy machine some blocks more: those that go before it was noted when they
+    come again. Without such notes it is about seven eighths, as the next test shows."""
+    first, second = fetched_in_two_epochs(behind)
+    assert first <= 1.05
+    assert second <= 0.7
+
+
+def test_without_notes_of_next_uses_most_of_an_epoch_is_fetched_again(
+    behind: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control of the test above: what is left of an epoch's end comes anywhere in the next."""
+    monkeypatch.setattr(BlockStore, "read_again", lambda *_: None)
+    assert fetched_in_two_epochs(behind)[1] > 0.75
+
+
+def test_windows_larger_than_half_of_the_disk_are_refused(behind: Behind) -> None:
+    big(behind, 32)
+    remote = open_big(behind)
     with pytest.raises(ValueError, match=r"locality: expected windows of at most half of disk=16.0 MiB"):
         remote.shuffled(128, locality="12MiB")
 

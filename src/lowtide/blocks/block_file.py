@@ -116,11 +116,13 @@ def open_ledger(root: str) -> Descriptor:
 
 
 def taken_away(ledger: Descriptor) -> int:
-    """How many times blocks were removed: while this is unchanged, every block that was there still is."""
+    """How many times blocks were removed. While this is unchanged, the bytes of every block whose mark was found after
+    it was read are there."""
     return int.from_bytes(os.pread(ledger.number, 8, 0), "little")
 
 
 def note_taken(ledger: Descriptor) -> None:
+    """Only the holder of the ledger's lock may do so: two at once would count one."""
     os.pwrite(ledger.number, (taken_away(ledger) + 1).to_bytes(8, "little"), 0)
 
 
@@ -279,13 +281,15 @@ def make_files(place: str, size: int, harmed: bool = False) -> None:
             return
         harmed = harmed or any(os.fstat(file.number).st_size for file in opened.values())
         ledger = open_ledger(str(Path(place).parent))
-        if harmed:  # by hand: whoever looked at marks before must look again, and so must anybody who looks meanwhile
+        os.ftruncate(opened["marks"].number, 0)  # these first: none may speak of bytes that are gone
+        if harmed:  # by hand: whoever looked at marks before must look again
+            fcntl.flock(ledger.number, fcntl.LOCK_EX)
             note_taken(ledger)
-        for name in ("marks", "hints", "data"):  # marks first: none may speak of bytes that are gone
+            fcntl.flock(ledger.number, fcntl.LOCK_UN)
+        for name in ("hints", "data"):
             os.ftruncate(opened[name].number, 0)
         for name in ("data", "hints", "marks"):
             os.ftruncate(opened[name].number, lengths[name])
         if harmed:  # marks that a reader remembers must not come back for other bytes
             fresh = int.from_bytes(os.urandom(3), "little") * 2
             os.pwrite(opened["marks"].number, (array("I", [fresh]) * blocks_of(size)).tobytes(), 0)
-            note_taken(ledger)

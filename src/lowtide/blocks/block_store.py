@@ -18,25 +18,21 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lowtide.blocks.asking import MAKER, Ticket
-from lowtide.blocks.block_file import BLOCK, MARK, open_ledger, taken_away
+from lowtide.blocks.block_file import BLOCK
+from lowtide.blocks.marks import Blocks, Known, Marks, MissingTemperature
 from lowtide.blocks.objects import Made, MadeFile
 from lowtide.errors import ReadError
 from lowtide.storage.budget import Budget
-from lowtide.storage.read import SCATTERED, SEQUENTIAL, Refused, Temperature
+from lowtide.storage.read import SCATTERED, SEQUENTIAL, Refused
 from lowtide.storage.spans import Lengths, Offsets, Spans, each_of, each_once, placed
 from lowtide.storage.store import InTurns, StartedReads, Store
 from lowtide.storage.watched_files import Extent, Files
 from lowtide.units import MIB, format_duration, format_size
 
 AHEAD = 32 * MIB // BLOCK  # blocks asked for ahead of sequential reads
-NEAR = 65_536  # marks this close are read with one call
 STATED_LATENCY, AT_ONCE = 0.05, 48  # seconds and requests: of a plan's arithmetic
-Blocks = NDArray[np.int64]
-# Blocks (None: all of the store's), their marks, and how often blocks had been taken away before those were looked at.
-Known = tuple[Blocks | None, NDArray[np.uint32] | None, int]
 Found = TypeVar("Found")
 
 
@@ -51,24 +47,6 @@ def open_store(
     """The store of these extents: of files as they lie, or of blocks that are made."""
     kind = Store if all(extent.made is None for extent in extents) else BlockStore
     return kind(extents, strategy=strategy, cache=cache, budget=budget, engine=engine)
-
-
-class MissingTemperature(Temperature):
-    """Cold, too, while blocks are missing: then starting early pays, whatever the page cache says."""
-
-    __slots__ = ("_cold", "missing")
-
-    def __init__(self) -> None:
-        self.missing = False
-        super().__init__()
-
-    @property
-    def cold(self) -> bool:
-        return self.missing or self._cold
-
-    @cold.setter
-    def cold(self, value: bool) -> None:
-        self._cold = value
 
 
 class BlockStore(Store):
@@ -108,21 +86,11 @@ class BlockStore(Store):
     def _count_blocks(self) -> None:
         by_path = {f"{file.place}/data": file for file in self._opened.values()}
         self._made = [by_path.get(path) for path in self.files.paths]  # of each file; None: it lies here
-        counts = [0 if file is None else file.file.count for file in self._made]
-        ends = np.cumsum(counts, dtype=np.int64)
-        self._bases = ends - counts  # the first block of each file
         self._here = np.array([file is None for file in self._made])
-        self._ledgers = [open_ledger(root) for root in sorted({file.root for file in self._opened.values()})]
         self._round = self._most_at_once()
         stated = [file.made.reach.disk for file in self._opened.values() if file.made.reach.disk is not None]
         self.room = min(stated) if stated else None
-        self._marks = np.zeros(int(ends[-1]), np.uint32)  # as last seen; 0 where nobody looked since blocks went
-        self._seen, self._looks = self._taken(), 0
-        self._whole_at = -1  # the count of blocks taken away at which all were there
-        for file, base in zip(self._made, self._bases.tolist(), strict=True):
-            if file is not None:
-                self._marks[base : base + file.file.count] = np.frombuffer(file.file.read_marks(), np.uint32)
-        self._note_whole()
+        self._marks = Marks(self._made, self.temperature)
 
     def _most_at_once(self) -> int:
         """Blocks one request may touch: half of the disk, so that they stay until they are read."""
@@ -141,22 +109,23 @@ class BlockStore(Store):
         self, numbers: Offsets, stride: int, length: Lengths, target: Any, how: int = SCATTERED, early: bool = False
     ) -> Any:
         asked = numbers, stride, length, target, how
-        taken = self._taken()
-        if taken == self._whole_at:
+        marks, taken = self._marks, self._marks.taken()
+        if taken == marks.whole_at:
             return _Checked(self, asked, (None, None, taken), self._begun(asked, early))
         touched = self._touched(self.located.spans(numbers, stride, length))
-        if taken == self._seen and len(touched) <= self._round:
-            marks = self._marks[touched]
-            if (marks & 1).all():  # the usual case while some other block is missing, kept short
-                self._look_at_all()
-                return _Checked(self, asked, (touched, marks, taken), self._begun(asked, early))
+        seen = marks.seen
+        if taken == seen.taken and len(touched) <= self._round:
+            found = seen.marks[touched]
+            if (found & 1).all():  # the usual case while some other block is missing, kept short
+                marks.look_at_all()
+                return _Checked(self, asked, (touched, found, taken), self._begun(asked, early))
         needed = each_once(touched)
-        missing = self._missing(needed)
+        missing = self._marks.missing(needed)
         if len(missing):
             self._ask(missing[: self._round], urgent=not early)
             if how == SEQUENTIAL:
                 self._ask_ahead(int(needed[-1]))
-        known = self._known(needed)
+        known = self._marks.known(needed)
         if known is not None and len(needed) <= self._round:
             return _Checked(self, asked, known, self._begun(asked, early))
         return _Checked(self, asked, (needed, None, -1), None)
@@ -197,12 +166,12 @@ class BlockStore(Store):
 
     @property
     def strategy_why(self) -> str:
-        there = int(np.count_nonzero(self._marks & 1))
-        missing = len(self._marks) - there
+        count, there = self._marks.count, self._marks.there()
+        missing = count - there
         # Blocks that are read in file order are fetched 32 at a time, scattered ones each for itself.
         requests, size = -(-missing // 32), missing * BLOCK
-        took = [-(-count // AT_ONCE) * STATED_LATENCY for count in (requests, missing)]
-        text = f"{super().strategy_why}; {there} of {len(self._marks)} blocks of {format_size(BLOCK)} are here"
+        took = [-(-many // AT_ONCE) * STATED_LATENCY for many in (requests, missing)]
+        text = f"{super().strategy_why}; {there} of {count} blocks of {format_size(BLOCK)} are here"
         if missing:
             waits = f"{format_duration(took[0])} or {format_duration(took[1])} of waiting"
             text += (
@@ -229,7 +198,7 @@ class BlockStore(Store):
         if len(numbers) == 0:
             return np.empty(0, np.int64)
         offsets = numbers * stride + shift
-        base: Any = self._bases[files]
+        base: Any = self._marks.bases[files]
         first = offsets // BLOCK + base
         last = np.maximum(first, (offsets + length - 1) // BLOCK + base)
         here = self._here[files]
@@ -240,92 +209,35 @@ class BlockStore(Store):
             return np.concatenate([np.arange(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)])
         return np.concatenate((first, last))
 
-    def _taken(self) -> int:
-        return sum(map(taken_away, self._ledgers))
-
-    def _missing(self, needed: Blocks) -> Blocks:
-        """Which of them are not there now."""
-        taken = self._taken()
-        if taken != self._seen:
-            self._marks[:] = 0  # first these, then the count: other threads look the other way round
-            self._seen = taken
-        unknown: Blocks = needed[self._marks[needed] % 2 == 0]
-        if len(unknown):
-            self._look(unknown)
-            unknown = needed[self._marks[needed] % 2 == 0]
-        if len(unknown):
-            self.temperature.missing = True
-        else:
-            self._look_at_all()
-        return unknown
-
-    def _look_at_all(self) -> None:
-        """Now and then: whether any block is missing at all."""
-        self._looks += 1
-        if self._looks % 32 == 0:
-            self._note_whole()
-
-    def _known(self, needed: Blocks) -> Known | None:
-        """What says later whether blocks that are there now stayed; None where one is missing."""
-        seen = self._seen
-        marks = self._marks[needed]
-        return (needed, marks, seen) if (marks % 2 == 1).all() else None
-
-    def _note_whole(self) -> None:
-        seen = self._seen
-        whole = bool((self._marks % 2 == 1).all())
-        self._whole_at = seen if whole else -1
-        self.temperature.missing = not whole
-
-    def _look(self, blocks: Blocks) -> None:
-        """Read their marks."""
-        for file, base, some in self._by_file(blocks):
-            number = file.file.marks.number
-            first, last = int(some[0]), int(some[-1])
-            if last - first < NEAR:
-                raw = os.pread(number, (last - first + 1) * MARK.size, first * MARK.size)
-                if len(raw) == (last - first + 1) * MARK.size:
-                    self._marks[base + some] = np.frombuffer(raw, np.uint32)[some - first]
-            else:
-                for block in some.tolist():
-                    self._marks[base + block] = file.file.mark_of(block)
-
-    def _by_file(self, blocks: Blocks) -> list[tuple[MadeFile, int, Blocks]]:
-        """Blocks, ascending, as those of each file, counted from its first."""
-        found, which = [], np.searchsorted(self._bases, blocks, side="right") - 1
-        for number in each_once(which).tolist():
-            file, base = self._made[number], int(self._bases[number])
-            assert file is not None
-            found.append((file, base, blocks[which == number] - base))
-        return found
-
     # Asking for them
 
     def _ask(self, blocks: Blocks, *, urgent: bool) -> None:
-        for file, _, some in self._by_file(blocks):
+        for file, _, some in self._marks.by_file(blocks):
             file.ask(some.tolist(), urgent=urgent)
 
     def _ask_ahead(self, last: int) -> None:
-        following = np.arange(last + 1, min(last + 1 + min(AHEAD, self._round // 4), len(self._marks)))
-        following = following[self._marks[following] % 2 == 0]
+        marks = self._marks.seen.marks
+        following = np.arange(last + 1, min(last + 1 + min(AHEAD, self._round // 4), len(marks)))
+        following = following[marks[following] % 2 == 0]
         if len(following):
             self._ask(following, urgent=False)
 
     def _want(self, numbers: Offsets, stride: int, length: Lengths, *, urgent: bool) -> bool:
         """Have what is missing made, without waiting; whether anything was missing."""
-        if not len(numbers) or self._taken() == self._whole_at:
+        if not len(numbers) or self._marks.taken() == self._marks.whole_at:
             return False
-        missing = self._missing(self._blocks(self.located.spans(numbers, stride, length)))
+        missing = self._marks.missing(self._blocks(self.located.spans(numbers, stride, length)))
         if len(missing):
             self._ask(missing[: self._round // 2], urgent=urgent)
         return bool(len(missing))
 
     def _ensure(self, needed: Blocks, claims: list[Ticket]) -> None:
         """Wait until all of them are there; while some are missing, all are claimed, so that they come together."""
-        while len(self._missing(needed)):
+        while len(self._marks.missing(needed)):
             self._renewed()
             asked = [
-                (file, file.ask(some.tolist(), urgent=True, claim=True)) for file, _, some in self._by_file(needed)
+                (file, file.ask(some.tolist(), urgent=True, claim=True))
+                for file, _, some in self._marks.by_file(needed)
             ]
             for _, tickets in asked:
                 claims += tickets
@@ -338,7 +250,7 @@ class BlockStore(Store):
         try:
             while True:
                 self._ensure(needed, claims)
-                known = self._known(needed)
+                known = self._marks.known(needed)
                 if known is None:
                     continue
                 try:
@@ -347,19 +259,10 @@ class BlockStore(Store):
                     if self._renewed():
                         continue
                     raise
-                if self._unchanged(known):
+                if self._marks.unchanged(known):
                     return found
         finally:
             MAKER.done(claims)
-
-    def _unchanged(self, known: Known) -> bool:
-        """Whether blocks are still those that were there before a read."""
-        needed, marks, seen = known
-        if self._taken() == seen:
-            return True
-        if needed is None or marks is None or len(self._missing(each_once(needed))):
-            return False
-        return bool((self._marks[needed] == marks).all())
 
     def _renewed(self) -> bool:
         """Whether somebody had removed or damaged a block file, which has now been opened again."""
@@ -387,7 +290,7 @@ class BlockStore(Store):
                 if not self._renewed():
                     raise
             else:
-                if self._unchanged(known):
+                if self._marks.unchanged(known):
                     return found
         needed = self._blocks(self.located.spans(numbers, stride, length)) if known[0] is None else each_once(known[0])
         if len(needed) <= self._round:

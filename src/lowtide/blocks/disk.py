@@ -21,7 +21,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from lowtide.blocks.block_file import (
     BLOCK,
@@ -44,6 +44,7 @@ LEAST = 4 * BLOCK  # a disk that cannot hold this makes no progress
 _NUMBER = struct.Struct("<q")
 _THERE, _SLOTS = 8, 4096  # where in the ledger: blocks there, and the makers'
 _MOST_MAKERS = 4096
+_LOCKED = 256  # blocks that are removed together
 _TOGETHER = 8 * 1024 * 1024 // BLOCK  # blocks reserved beside those of a request where eight times as many have room
 
 Claimed = Container[tuple[str, int]]  # places and blocks that stay
@@ -101,7 +102,9 @@ class Disk:
             most = self.limit(stated) * 63 // 64 // BLOCK  # the filesystem's own maps of sparse files take some too
             over = self._get(_THERE) + making + blocks - most
             if over > 0:
+                self._put(_SLOTS + self._slot * 8, self._mine + blocks)  # killed meanwhile: everything is counted again
                 self._take_away(max(over, min(most // 32, over + 4096)), making, claimed)
+                self._put(_SLOTS + self._slot * 8, self._mine)
                 over = self._get(_THERE) + making + blocks - most
             if over > 0:
                 way_out = "Make room there, or state cache_dir= on another disk" if stated is None else "Raise disk="
@@ -186,16 +189,10 @@ class Disk:
             present = sum(mark & 1 for mark in marks)
             there += present
             if os.fstat(file.data.number).st_blocks * 512 > (present + 1) * BLOCK:
-                self._punch_unmarked(file, list(marks))
+                checksums = file.hints_of(CHECKSUM)
+                unmarked = [block for block, mark in enumerate(marks) if mark % 2 == 0 and checksums[block] == 0]
+                self._remove(file, unmarked, marked=False)
         self._put(_THERE, there)
-
-    def _punch_unmarked(self, file: BlockFile, marks: list[int]) -> None:
-        checksums = file.hints_of(CHECKSUM)
-        for block, mark in enumerate(marks):
-            if mark % 2 == 0 and checksums[block] == 0 and file.lock(block):
-                if not file.is_there(block):
-                    punch(file, block)
-                file.unlock(block)
 
     def _take_away(self, wanted: int, making: int, claimed: Claimed) -> None:
         """Remove so many of the blocks that count as being there, or as many as may go."""
@@ -219,20 +216,37 @@ class Disk:
         before = self._get(_THERE)
         counted = min(max(before, there - making), there)  # of those being made some may be there, counted as such
         wanted -= before - counted
-        note_taken(self._file)  # before the first byte goes: readers look at it after they read
-        gone = 0
+        going: dict[int, list[int]] = {}
         for *_, number, block in found[: max(0, wanted)]:
-            file = files[number]
-            if file.lock(block):
-                file.unmark(block)
-                punch(file, block)
-                file.unlock(block)
-                gone += 1
+            going.setdefault(number, []).append(block)
+        gone = sum(self._remove(files[number], blocks, marked=True) for number, blocks in going.items())
         self._put(_THERE, counted - gone)
 
+    def _remove(self, file: BlockFile, blocks: list[int], *, marked: bool) -> int:
+        """Remove those of these blocks that nobody is making and that are still ``marked``, or still not; how many.
 
-def punch(file: BlockFile, block: int) -> None:
-    """Give a block's bytes back to the filesystem."""
-    # All of the last one too: only whole blocks of the filesystem are given back. Refused: the bytes stay, unmarked,
-    # and are written over.
-    fallocate(file.data.number, KEEP_SIZE | PUNCH_HOLE, block * BLOCK, BLOCK)
+        Marks, then the count, then bytes: this order lets readers do without a lock. Whoever read a block, and finds
+        the count unchanged afterwards, read it before its bytes went. Whoever looks at marks after the count finds
+        none of a block that is going.
+        """
+        removed = 0
+        for at in range(0, len(blocks), _LOCKED):
+            locked = [block for block in blocks[at : at + _LOCKED] if file.lock(block)]
+            going = [block for block in locked if file.is_there(block) == marked]
+            if marked and going:
+                for block in going:
+                    file.unmark(block)
+                note_taken(self._file)
+            punch(file, going)
+            for block in locked:
+                file.unlock(block)
+            removed += len(going)
+        return removed
+
+
+def punch(file: BlockFile, blocks: Iterable[int]) -> None:
+    """Give the bytes of blocks that are locked and not marked back to the filesystem."""
+    for block in blocks:
+        # All of the last one too: only whole blocks of the filesystem are given back. Refused: the bytes stay,
+        # unmarked, and are written over.
+        fallocate(file.data.number, KEEP_SIZE | PUNCH_HOLE, block * BLOCK, BLOCK)

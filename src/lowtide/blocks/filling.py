@@ -53,7 +53,5 @@ class Filling:
             writing.write(run[0] * BLOCK, data)
             self._file.needed(run[0], len(run), now())
         finally:
+            punch(self._file, [block for block in run if block not in writing.marked])
             self._disk.settle(len(run), len(writing.marked))
-            for block in run:
-                if block not in writing.marked:
-                    punch(self._file, block)

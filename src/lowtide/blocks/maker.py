@@ -340,10 +340,8 @@ class Maker:
             length = min(job.file.size, (run[-1] + 1) * BLOCK) - offset
             job.source.make(offset, length, writing.write)
         finally:
+            punch(job.file, [block for block in run if block not in writing.marked])
             job.disk.settle(len(run), len(writing.marked))
-            for block in run:
-                if block not in writing.marked:
-                    punch(job.file, block)
 
     def _room(self, job: BlockJob, blocks: int) -> None:
         began = monotonic()
