@@ -26,7 +26,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     option(parser, "--eot ID", "the id that ends a document, where the data does not say", whole)
     option(parser, "--bos ID", "the id that begins a document, as in llm.c's files", whole)
     option(parser, "--vocab N", "number of ids, where the data does not say it", whole)
-    option(parser, "--shard-tokens N", "most tokens per shard (%(default)s)", whole, SHARD_TOKENS)
+    option(
+        parser,
+        "--shard-tokens N",
+        "a shard ends with the document that reaches N tokens (%(default)s)",
+        whole,
+        SHARD_TOKENS,
+    )
     add_json(parser)
 
 

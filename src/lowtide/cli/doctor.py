@@ -51,7 +51,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option(parser, "--trace FILE", "judge a trace that --save wrote")
     option(parser, "--seconds S", "stop watching a process or cgroup after S seconds (default: when it ends)", number)
     option(parser, "--interval S", "seconds between samples (%(default)s)", number, INTERVAL)
-    option(parser, "--budget SIZE", f"most that {' + '.join(HELD)} may add up to; more ends with exit code 1")
+    option(parser, "--budget SIZE", f"most that {' + '.join(HELD)} may add up to; exit code 1 if it is exceeded")
     option(parser, "--every TIME", "one line on stderr per interval, for logs: 60s, 5m, 1h")
     option(parser, "--listen [HOST]:PORT", "serve Prometheus metrics (default host: 127.0.0.1)")
     parser.add_argument("--names", action="store_true", help="with --listen: paths and process names as labels")

@@ -26,8 +26,8 @@ def add_stated(parser: argparse.ArgumentParser) -> None:
     add_part(group)
 
 
-def add_part(parser: argparse._ActionsContainer) -> None:
-    option(parser, "--part NAME", "train, val or test of a directory that holds several (train)", choices=PARTS)
+def add_part(parser: argparse._ActionsContainer, default: str = "train") -> None:
+    option(parser, "--part NAME", f"train, val or test of a directory that holds several ({default})", choices=PARTS)
 
 
 def parts_text(parts: dict[str, int]) -> str:

@@ -34,7 +34,8 @@ FEED_FLAGS = ("batch", "length", "seed", "order", "cut", "locality", "rank", "wo
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Show what a step is or was trained on: every row's file, byte, document, ids, and the text where a tokenizer "
-        "is known. Of a corpus and a feed's settings, or of a run: a spike in metrics.jsonl leads to its text."
+        "is known. Give a corpus and the feed's settings, or a run's directory to find the text behind a spike in "
+        "metrics.jsonl."
     )
     parser.epilog = "Examples: lowtide peek corpus/ --step 48211 --batch 64 --seed 1337; lowtide peek out --step 350"
     parser.add_argument(
@@ -44,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option(parser, "--step N", "a feed's step, from 0; a run's, as in metrics.jsonl", whole, required=True)
     add_json(parser)
     parser.add_argument("--full", action="store_true", help="all ids and all text of every row")
-    option(parser, "--tokenizer FILE", "bytes or a tokenizer.json; none: as the corpus says", default="")
+    option(parser, "--tokenizer FILE", "bytes or a tokenizer.json (default: the corpus's own)", default="")
     feed = parser.add_argument_group("the feed (a run's directory knows its own)")
     option(feed, "--batch B", "global batch (64)", whole)
     option(feed, "--length L", "tokens per row (1024)", whole)

@@ -31,8 +31,8 @@ PROBE = 2.0  # seconds: what the help and the docs say
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Say what a run will hold in memory, read from the disk and take in time, before it starts. Reads headers and "
-        "a few small blocks; only --measure reads data."
+        "Say how much memory a run will hold, what it will read and how long it will take, before it starts. Reads "
+        "headers and a few small blocks; only --measure reads data."
     )
     parser.epilog = "Example: lowtide plan data/train.bin --batch 512 --world 8 --measure"
     add_paths(parser, help="a token file, a corpus or an array; several paths are read as one")

@@ -79,7 +79,13 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="leave out documents seen before, remembered in this much memory (256MiB: 12 million documents)",
     )
-    option(group, "--shard-tokens N", "most tokens per shard (%(default)s)", whole, SHARD_TOKENS)
+    option(
+        group,
+        "--shard-tokens N",
+        "a shard ends with the document that reaches N tokens (%(default)s)",
+        whole,
+        SHARD_TOKENS,
+    )
     option(group, "--format", "format of the files to write (%(default)s)", default="lowtide", choices=FORMATS)
 
 

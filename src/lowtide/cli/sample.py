@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     option(parser, "--top-k K", "choose among the K likeliest; 0: among all (50)", whole, 50)
     option(parser, "--seed N", "the same seed, the same text (1337)", whole, 1337)
     parser.add_argument("--best", action="store_true", help="the checkpoint with the lowest val loss, not the newest")
-    option(parser, "--tokenizer FILE", "bytes or a tokenizer.json; none: as the corpus says", default="")
+    option(parser, "--tokenizer FILE", "bytes or a tokenizer.json (default: the corpus's own)", default="")
     option(parser, "--device NAME", "cpu, cuda or cuda:N (cpu)", default="cpu")
     add_json(parser)
 

@@ -23,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_paths(parser, help="a corpus, a token file of any known format, an array")
     option(parser, "--dtype NAME", "dtype of a file without a header, such as uint16")
     option(parser, "--vocab N", "number of ids, where the data does not say it", whole)
-    add_part(parser)
+    add_part(parser, default="all of them")
     add_json(parser)
 
 

@@ -45,9 +45,12 @@ class Settings:
     data: str = _setting("", "token file, corpus, or directory with train and val; default: this machine's own text")
     mix: str = _setting(
         "",
-        "several corpora with weights, such as web=PATH:0.7,code=PATH:0.3; ;ROW:web=0.5,code=0.5 changes them at a row",
+        "several corpora with weights, such as web=PATH:0.7,code=PATH:0.3; append "
+        "';ROW:web=0.5,code=0.5' to change them at a row",
     )
-    val_data: str = _setting("", "token file or corpus for the val loss; default: val.bin beside train.bin, or a split")
+    val_data: str = _setting(
+        "", "token file or corpus for the val loss; default: val.bin beside train.bin, or a share of --data"
+    )
     val_fraction: float = _setting(
         0.005, "share of --data, taken from its end, for the val loss if there is no val file"
     )
