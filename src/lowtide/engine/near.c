@@ -126,6 +126,7 @@ static void sweep_cache(lt_queue *queue, lt_call *call, const lt_miss *sorted) {
 }
 
 int lt_read_near(lt_queue *queue, lt_call *call) {
+    if (lt_runs_in_order(call)) return lt_read_over_gaps(queue, call), LT_FINE;
     if (call->runs.count > UINT32_MAX || !lt_has_room(queue, 2 * call->runs.count)) return LT_NO_MEMORY;
     const lt_miss *sorted = in_file_order(queue, &call->runs);
     if (!sweep_disk(queue, call, sorted)) sweep_cache(queue, call, sorted);

@@ -152,6 +152,14 @@ static int64_t only_files(lt_queue *queue, lt_call *call, int64_t missed) {
     return missed;
 }
 
+/* Memory of a read in as few pages as can be. The device is told each of them, and where two are told for 2,560 bytes
+ * some virtual disks have room for fewer reads at a time. */
+static int64_t in_whole_pages(int64_t bytes) {
+    int64_t part = PAGE;
+    while (part / 2 >= bytes) part /= 2;
+    return rounded(bytes, part);
+}
+
 static int read_together(lt_queue *queue, lt_call *call, int64_t missed) {
     int64_t longest = 0, align = call->runs.direct ? queue->alignment : 1;
     for (int64_t i = 0; i < missed; i++) {
@@ -163,9 +171,10 @@ static int read_together(lt_queue *queue, lt_call *call, int64_t missed) {
     int64_t piece = longest < most ? longest : most / PAGE * PAGE; /* whole tokens, whatever their size */
     int64_t slot_bytes = align > 1 ? (piece + 2 * align - 2) / align * align : rounded(piece, 64);
     lt_pieces pieces = {.call = call, .misses = queue->misses, .count = missed, .piece = piece, .alignment = align};
-    int64_t slots = queue->bytes / slot_bytes;
-    if (slots > queue->depth) slots = queue->depth;
-    if (slots > missed && longest <= piece) slots = missed;
+    int64_t most_slots = longest <= piece && missed < queue->depth ? missed : queue->depth, slots = queue->bytes / slot_bytes;
+    int64_t apart = in_whole_pages(slot_bytes);
+    if (queue->bytes / apart >= most_slots) slot_bytes = apart;
+    if (slots > most_slots) slots = most_slots;
     return lt_keep_in_flight(queue, &pieces, (unsigned)slots, slot_bytes);
 }
 

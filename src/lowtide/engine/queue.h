@@ -86,6 +86,10 @@ int lt_has_room(lt_queue *queue, int64_t count); /* for so many misses */
 /* near.c */
 int lt_read_near(lt_queue *queue, lt_call *call); /* LT_FINE, or LT_NO_MEMORY */
 
+/* gaps.c */
+int lt_runs_in_order(const lt_call *call);
+void lt_read_over_gaps(lt_queue *queue, lt_call *call);
+
 #define LT_SCRATCH 65536 /* cached windows pass through this much: it stays in the first-level or second-level cache */
 
 #endif

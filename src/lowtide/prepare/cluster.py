@@ -19,6 +19,7 @@ from typing import Any
 from lowtide.errors import LowtideError
 from lowtide.prepare.encoding import BlockEncoder, EncodedBlock, Recipe
 from lowtide.prepare.inputs.sections import InputSection
+from lowtide.prepare.processes import ENVIRONMENT
 
 _TRIES = 8  # how often a task is run again when its worker or node is lost
 _BLOCKS_AHEAD = 8  # blocks of one section that may wait before its task pauses
@@ -35,6 +36,7 @@ def encoded_by_ray(
             "num_returns": "streaming",
             "max_retries": _TRIES,
             "_generator_backpressure_num_objects": _BLOCKS_AHEAD,
+            "runtime_env": {"env_vars": ENVIRONMENT},
         }
         encode = ray.remote(_blocks).options(**options)
         shared, key = ray.put(recipe), f"{recipe.encoder}-{recipe.vocabulary.fingerprint}-{hash(recipe.request)}"

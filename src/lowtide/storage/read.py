@@ -41,8 +41,8 @@ from lowtide.units import KIB, MIB
 
 # How a call treats the page cache: reads from all over the file; one long read among neighbours; reads of pages that
 # others bring in and drop; so many of those that they are read in one sweep over the file; such a sweep past the page
-# cache.
-SCATTERED, SEQUENTIAL, RESIDENT, SWEPT, SWEPT_DIRECT = range(5)
+# cache; rows in the order of the file with small gaps, which the kernel's own read-ahead follows.
+SCATTERED, SEQUENTIAL, RESIDENT, SWEPT, SWEPT_DIRECT, DENSE = range(6)
 
 DEPTH = 128  # reads in flight: this batch and the next of the usual 64 windows
 STAGING = MIB  # what a queue of direct reads needs: 128 windows, each widened to whole blocks
@@ -53,6 +53,7 @@ WAY_NAMES = {"uring": "io_uring", "aio": "Linux AIO", "announce": "announced rea
 RECHECK = 32  # an unannounced cold batch costs about twice an announced one: once in 32, that is 3 %
 FEW_MISSES = 16  # fewer misses than one in so many do not make data cold
 
+_IN_ORDER = (SEQUENTIAL, DENSE)  # nobody asks whether such reads were cached
 _DIRECT = (SCATTERED, SWEPT_DIRECT)  # past the page cache where nothing is to stay there
 
 Refused = tuple[int, str, int]  # an id outside the vocabulary, its file and byte
@@ -109,8 +110,8 @@ class Reads:
         counters = strategy.files.counters
         counters.asked += total
         counters.read += total
-        counters.cached += total if found >= count else total * found // count
-        if how != SEQUENTIAL:
+        if how not in _IN_ORDER:
+            counters.cached += total if found >= count else total * found // count
             strategy.temperature.cold = (count - found) * FEW_MISSES > count
         return None
 
@@ -144,7 +145,7 @@ class Read:
         self._drops: tuple[int, ...] = (DROP, DROP_SEQUENTIAL)
         if not drop or files.in_memory:
             self._drops = KEEP, KEEP_SEQUENTIAL
-        self._drops += KEEP, KEEP_NEAR, KEEP_NEAR
+        self._drops += KEEP, KEEP_NEAR, KEEP_NEAR, KEEP_NEAR
         renew_in_children(self)
 
     # Reading
@@ -155,7 +156,7 @@ class Read:
         ``places``: where each goes, in bytes or, for windows, tokens; by default one after the other.
         """
         files, numbers, stride, shift, length = spans
-        scattered = how != SEQUENTIAL
+        scattered = how not in _IN_ORDER
         queued = how in _DIRECT and self.way != "announce"
         if type(files) is int:  # the usual case, kept short: it is part of every batch
             held: Any = self.files.descriptor(files, scattered)

@@ -21,6 +21,7 @@ from lowtide.storage.buffers import Bytes, Pool
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.storage.mapped import Mapped, MappedReads, forget_marks, item_of
 from lowtide.storage.read import (
+    DENSE,
     SCATTERED,
     SEQUENTIAL,
     Read,
@@ -53,6 +54,9 @@ CACHES = ("auto", "keep", "drop")
 
 MERGE_ROUND = 256 * KIB  # bytes that merged reads bring in at a time: fits the CPU's second-level cache
 DENSE_ROUND = MIB  # the same if many of the bytes are asked for: shorter reads were slower, longer ones no faster
+# Rows from this size on are read with the gaps between them sent elsewhere: of chunks over the bytes passed over, 0.85
+# instead of 0.67 for rows of 2 KiB, 0.72 instead of 0.65 for 512 bytes, but 0.52 instead of 0.65 for 256.
+SEVERAL_PLACES_FROM = 512
 LARGEST_ALLOWANCE = 16 * MIB
 SMALLEST_ALLOWANCE = 256 * KIB
 
@@ -142,6 +146,9 @@ class Store:
     def gather(self, numbers: Offsets, stride: int, length: int, target: Any, how: int = SCATTERED) -> None:
         """Fill ``target`` with bytes that may be neighbours; they are read together if that saves reads."""
         dense = length == stride and self.strategy.name == "read" and is_dense(numbers, stride, 2 * self.gap)
+        if dense and how == SCATTERED and stride >= SEVERAL_PLACES_FROM and self._keeps_natively:
+            self.start(numbers, stride, length, target, DENSE).finish()
+            return
         if dense and self._gather_dense(numbers, stride, target, how):
             return
         if length == stride and (runs := joined(numbers, length, self.gap // 2)) is not None:
@@ -300,6 +307,10 @@ class Store:
         found: StartedReads = strategy.start_located((fds, offsets, length, None, None, 1, 0), table, target, held)
         return found
 
+    @property
+    def _keeps_natively(self) -> bool:
+        return self.engine.name == "native" and not self.drop and not self.makes_blocks
+
     def _gather_dense(self, rows: Offsets, size: int, target: Any, how: int) -> bool:
         """Read all between the first and the last of growing ``rows`` in large pieces, and copy out what was asked for;
         False if there is no room for a piece."""
@@ -350,7 +361,7 @@ class Store:
     def _make_strategy(self, asked: str) -> tuple[Strategy, str]:
         why = f"strategy={asked!r} was asked for"
         if asked == "auto":
-            why = "reads into our own buffers: bounded, and no mapping that a truncated file could end"
+            why = "reads into our own buffers: bounded, and a truncated file is an error, not a crash"
         if asked in ("auto", "read"):
             alignment = self._direct_alignment() if self.engine.name == "native" else None
             made = Read(self.files, self.engine, self.budget, self.temperature, drop=self.drop, alignment=alignment)
