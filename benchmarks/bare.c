@@ -46,6 +46,18 @@ int64_t bare_rows(int fd, const int64_t *offsets, int64_t batches, int64_t batch
     return came;
 }
 
+/* Runs of a file, one behind the other, into a buffer that is begun anew when it is full; from a mapping, if there is one. */
+int64_t bare_runs(int fd, const unsigned char *base, const int64_t *offsets, const int64_t *lengths, int64_t runs, unsigned char *into, int64_t room) {
+    int64_t came = 0, at = 0;
+    for (int64_t i = 0; i < runs; i++) {
+        if (at + lengths[i] > room) at = 0;
+        if (base) memcpy(into + at, base + offsets[i], (size_t)lengths[i]);
+        came += base ? lengths[i] : pread(fd, into + at, (size_t)lengths[i], offsets[i]);
+        at += lengths[i];
+    }
+    return came;
+}
+
 typedef uint16_t sixteen __attribute__((vector_size(32), aligned(1), may_alias));
 typedef uint64_t four __attribute__((vector_size(32)));
 #define GROUP 4 /* of sixteen tokens, looked at together: most have no end of a document */

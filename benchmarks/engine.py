@@ -124,6 +124,7 @@ def cold_figures(path: Path) -> list[Figure]:
                 "drop": lambda: cold(path, 3000, cache="drop", engine="native"),
                 "keep": lambda: cold(path, 3000, cache="keep", engine="native"),
                 "aio": lambda: cold(path, 3000, cache="drop", engine="native", without="uring"),
+                "fio, aio": lambda: device("--bssplit=2560/99:4096/1", "--ba=512", "--ioengine=libaio"),
                 "python": lambda: cold(path, 300, cache="keep", engine="python"),
                 "nanogpt": nanogpt,
             },
@@ -135,6 +136,7 @@ def cold_figures(path: Path) -> list[Figure]:
         Figure("windows, cold, drop / fio 2.5 KiB depth 128", rates["drop"], rates["fio, windows"], "windows/s", None),
         Figure("windows, cold, drop / nanoGPT's get_batch", rates["drop"], rates["nanogpt"], "windows/s", 20),
         Figure("windows, cold, drop, io_uring denied / with it", rates["aio"], rates["drop"], "windows/s", 0.9),
+        Figure("  fio by Linux AIO / by io_uring", rates["fio, aio"], rates["fio, windows"], "windows/s", None),
         Figure("windows, cold, drop / keep", rates["drop"], rates["keep"], "windows/s", 0.9),
         Figure("windows, cold, keep, native / python", rates["keep"], rates["python"], "windows/s", None),
     ]

@@ -41,7 +41,7 @@ def bare() -> ctypes.CDLL:
     source = Path(__file__).with_name("bare.c")
     subprocess.run(["cc", "-std=c11", "-O3", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library.resolve()))
-    for name in ("bare_windows", "bare_windows_mapped", "bare_rows", "bare_documents", "bare_packed"):
+    for name in ("bare_windows", "bare_windows_mapped", "bare_rows", "bare_runs", "bare_documents", "bare_packed"):
         getattr(loaded, name).restype = ctypes.c_int64
     return loaded
 

@@ -5,17 +5,20 @@ python -m benchmarks.passes            about 2 minutes, 1 GiB of files
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 import lowtide
-from benchmarks.arrays import aligned
 from benchmarks.measure import DIRECTORY, GIB, Figure, drop, interleaved, make_file, report, warm
+from benchmarks.native_engine import aligned, bare
 from lowtide.corpus import convert, verify
 from lowtide.corpus.conversion import Stated
 
@@ -86,7 +89,7 @@ def stats_figures() -> list[Figure]:
 
 
 def read_through(files: list[Path]) -> float:
-    view, done = aligned(CHUNK), 0
+    view, done = memoryview(aligned((CHUNK,), np.uint8)), 0
     for path in files:
         number, at = os.open(path, os.O_RDONLY), 0
         while got := os.preadv(number, [view], at):
@@ -157,6 +160,30 @@ def corpus_figures() -> list[Figure]:
 # A subset by a mask
 
 
+def bare_runs(path: Path, mask: NDArray[np.bool_], width: int) -> list[Callable[[], float]]:
+    """What the machine allows: the runs of a mask and nothing else, each by one pread or copied from a kept mapping."""
+    loop, edges = bare().bare_runs, np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    offsets, lengths = edges[::2] * width, (edges[1::2] - edges[::2]) * width
+    mapping, into = np.memmap(path, np.uint8, "r"), aligned((CHUNK,), np.uint8)
+    assert lengths.max() <= CHUNK
+    int(mapping[::4096].sum())
+
+    def through(base: int | None) -> float:
+        with path.open("rb") as file:
+            came = loop(
+                file.fileno(),
+                ctypes.c_void_p(base),
+                *(ctypes.c_void_p(numbers.ctypes.data) for numbers in (offsets, lengths)),
+                ctypes.c_int64(len(offsets)),
+                ctypes.c_void_p(into.ctypes.data),
+                ctypes.c_int64(CHUNK),
+            )
+        assert came == int(mask.sum()) * width
+        return came / GIB
+
+    return [lambda: through(None), lambda: through(mapping.ctypes.data)]
+
+
 def subset_figures() -> list[Figure]:
     figures = []
     path = make_file("passes.bin", SIZE)
@@ -175,10 +202,16 @@ def subset_figures() -> list[Figure]:
                     pass
                 return what.nbytes / GIB
 
+            reads, copies = bare_runs(path, mask, width)
             ways = {"all": partial(through, whole), "some": partial(through, part), "file": partial(through, array)}
-            rates = interleaved(ways, rounds=5, discard=1)
+            rates = interleaved({**ways, "reads": reads, "copies": copies}, rounds=5, discard=1)
             what = f"subset by mask, rows of {width} B, runs of {mean_run}"
             figures.append(Figure(f"{what} / chunks", rates["some"], rates["all"], "GiB/s", 0.8))
+            limit = max(rates["reads"], rates["copies"])
+            figures.append(
+                Figure("  in bare C, read or copied from a mapping / chunks", limit, rates["all"], "GiB/s", None)
+            )
+            figures.append(Figure("  ours / bare C", rates["some"], limit, "GiB/s", None))
             # Of single rows, half of what is copied out of the page cache is not wanted: useful bytes cannot pass half
             # of chunks. So the bytes passed over are shown too.
             if mean_run == 1:

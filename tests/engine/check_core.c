@@ -60,6 +60,26 @@ static void check_gather(lt_queue *queue, int way, int64_t length, int direct, i
     free(call.sink.into);
 }
 
+/* Runs in the order of the file, most of them with small gaps between: neighbours, empty ones and far ones too. */
+static void check_gaps(lt_queue *queue, int way) {
+    static int64_t offsets[COUNT], lengths[COUNT], targets[COUNT];
+    lt_call call;
+    prepare(&call, offsets, lengths, targets, 1, 0);
+    int64_t total = 0, count = 0;
+    for (int64_t at = 0; count < COUNT; count++) {
+        at += word() % 3 == 0 ? 0 : word() % 20 == 0 ? 20000 : (int64_t)(word() % 2000);
+        offsets[count] = at, targets[count] = total, lengths[count] = (int64_t)(word() % 1500);
+        at += lengths[count], total += lengths[count];
+        if (at > SIZE - 30000) break;
+    }
+    call.runs.count = count, call.runs.lengths = lengths, call.runs.one_length = 0;
+    call.sink.into = malloc((size_t)total);
+    call.drop = LT_KEEP_NEAR;
+    CHECK(lt_queue_fill(queue, &call) == LT_FINE && call.cached == count);
+    for (int i = 0; i < count; i++) CHECK(memcmp(call.sink.into + targets[i], content + offsets[i], (size_t)lengths[i]) == 0);
+    free(call.sink.into);
+}
+
 static void check_windows(lt_queue *queue, int way, int source, int wide, int direct) {
     static int64_t offsets[COUNT], lengths[1], targets[COUNT];
     lt_call call;
@@ -158,6 +178,7 @@ static void check_way(int way, unsigned depth, int64_t staging) {
             check_gather(&queue, way, 1 + (int64_t)(word() % 3000), direct, turn % 3);
             check_gather(&queue, way, 70000, direct, turn % 3);
             check_gather(&queue, way, 1 + (int64_t)(word() % 3000), direct, LT_KEEP_NEAR);
+            check_gaps(&queue, way);
             for (int source = 0; source < LT_SOURCES; source++) check_windows(&queue, way, source, turn % 2 ? 4 : 8, direct);
             check_faults(&queue, way, direct);
             posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
