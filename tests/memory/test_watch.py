@@ -169,31 +169,37 @@ def test_a_block_is_judged_whole_also_in_its_first_instant() -> None:
 
 
 FAILS = """
-import os, time
+import itertools, os, time
 from lowtide.memory import watch
-real, begun = os.scandir, time.monotonic()
+real, calls, armed = os.scandir, itertools.count(1), False
 def scandir(path):
-    if str(path).startswith("/proc") and FAULT(time.monotonic() - begun):
+    if armed and str(path).startswith("/proc") and FAULT(next(calls)):
         raise RuntimeError("planted")
     return real(path)
 os.scandir = scandir
 with watch(interval=0.02) as trace:
-    time.sleep(2)
+    begun, armed = time.monotonic(), True
+    while not (DONE) and time.monotonic() < begun + 120:
+        time.sleep(0.05)
 print(trace.errors > 0, len(trace.samples) > 0, trace.verdict.confidence)
 print(trace.verdict.headline)
 """
 
 
+def with_fault(fault: str, done: str) -> list[str]:
+    return run(FAILS.replace("FAULT", f"(lambda call: {fault})").replace("DONE", done)).splitlines()
+
+
 @pytest.mark.slow
 def test_an_error_inside_the_sampler_is_told_and_the_samples_go_on() -> None:
     """The fault is planted in the standard library's own function, below all of ours."""
-    facts, headline = run(FAILS.replace("FAULT", "(lambda second: 0.2 < second < 0.3)")).splitlines()
+    facts, headline = with_fault("2 < call < 5", "trace.errors and time.monotonic() > begun + 2")
     assert facts == "True True low"
     assert "RuntimeError: planted; sampling went on" in headline
-    facts, headline = run(FAILS.replace("FAULT", "(lambda second: second > 0.2)")).splitlines()
+    facts, headline = with_fault("call > 2", "not trace.running")
     assert "RuntimeError: planted; sampling stopped" in headline
     assert facts == "True True low"
-    facts, headline = run(FAILS.replace("FAULT", "(lambda second: False)")).splitlines()
+    facts, headline = with_fault("False", "time.monotonic() > begun + 2")
     assert facts.startswith("False True")  # the control
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from lowtide.blocks.asking import MAKER, Ticket
 from lowtide.blocks.block_file import BLOCK
-from lowtide.blocks.marks import Blocks, Known, Marks, MissingTemperature
+from lowtide.blocks.marks import BlockMarks, Blocks, Known, MissingTemperature
 from lowtide.blocks.objects import Made, MadeFile
 from lowtide.errors import ReadError
 from lowtide.storage.budget import Budget
@@ -90,7 +90,7 @@ class BlockStore(Store):
         self._round = self._most_at_once()
         stated = [file.made.reach.disk for file in self._opened.values() if file.made.reach.disk is not None]
         self.room = min(stated) if stated else None
-        self._marks = Marks(self._made, self.temperature)
+        self._marks = BlockMarks(self._made, self.temperature)
 
     def _most_at_once(self) -> int:
         """Blocks one request may touch: half of the disk, so that they stay until they are read."""

@@ -51,7 +51,7 @@ class Look(NamedTuple):
     marks: NDArray[np.uint32]  # 0 where nobody looked
 
 
-class Marks:
+class BlockMarks:
     """The marks of all blocks of these files (None: a file without any), as far as somebody looked."""
 
     def __init__(self, files: Sequence[MadeFile | None], temperature: MissingTemperature) -> None:
