@@ -170,8 +170,9 @@ def test_a_window_may_come_in_pieces_from_several_files(
         run = next(run for run, found in enumerate(bad) if len(found))
         problem = "token", run, 2 * int(bad[run][0]), int(tokens[places[run] + bad[run][0]])
         for engine, way in product((native(), PYTHON), ("read", "announce")):
-            pair = Pair(*np.zeros((2, rows, length), "int64"), length, "uint16", vocab)
-            assert engine.queue(way).fill(asked, pair, KEEP) == problem, engine.name
+            x, y = np.zeros((2, rows, length), "int64")
+            found = engine.queue(way).fill(asked, Pair(x, y, length, "uint16", vocab), KEEP)
+            assert found == problem, engine.name
 
 
 @settings(max_examples=60, deadline=None)
