@@ -130,6 +130,7 @@ def test_both_engines_have_the_same_names() -> None:
         "documents_marked",
         "documents_noted",
         "fill_mapped",
+        "hold_tables",
         "joined_texts",
         "locate",
         "packed_close",

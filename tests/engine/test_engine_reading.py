@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tracemalloc
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -152,15 +152,27 @@ def test_a_window_may_come_in_pieces_from_several_files(
             offsets.append(data.draw(st.integers(0, 1000)))
             lengths.append(2 * (last - first))
     runs = Runs(np.full(len(offsets), fds[0], np.int32), int64(*offsets), int64(*lengths))
-    narrow = np.frombuffer(expected(content, runs), "uint16").reshape(rows, length + 1)
+    tokens = np.frombuffer(expected(content, runs), "uint16")
+    narrow = tokens.reshape(rows, length + 1)
     order = np.random.default_rng(len(offsets)).permutation(len(offsets))
     targets = (np.cumsum(runs.lengths) - runs.lengths) // 2
     mixed = Runs(runs.fds, runs.offsets[order], runs.lengths[order], targets[order])
-    for engine in (native(), PYTHON):
+    for engine, way in product((native(), PYTHON), ("read", "announce")):
         for asked in (runs, mixed):
             x, y = np.zeros((2, rows, length), "int64")
-            assert isinstance(engine.queue("read").fill(asked, Pair(x, y, length, "uint16", None), KEEP), int)
+            assert isinstance(engine.queue(way).fill(asked, Pair(x, y, length, "uint16", None), KEEP), int)
             assert np.array_equal(x, narrow[:, :-1]) and np.array_equal(y, narrow[:, 1:])
+    vocab = data.draw(st.integers(1, int(tokens.max())))  # one id or more is refused
+    for asked, places in ((runs, targets), (mixed, targets[order])):
+        bad = [
+            np.flatnonzero(tokens[at : at + size // 2] >= vocab) for at, size in zip(places, asked.lengths, strict=True)
+        ]
+        run = next(run for run, found in enumerate(bad) if len(found))
+        problem = "token", run, 2 * int(bad[run][0]), int(tokens[places[run] + bad[run][0]])
+        for engine, way in product((native(), PYTHON), ("read", "announce")):
+            x, y = np.zeros((2, rows, length), "int64")
+            found = engine.queue(way).fill(asked, Pair(x, y, length, "uint16", vocab), KEEP)
+            assert found == problem, engine.name
 
 
 @settings(max_examples=60, deadline=None)

@@ -102,7 +102,7 @@ def test_damaged_tables_are_refused_and_never_followed(data: st.DataObject, pack
     )
     rows, room = np.arange(len(packing.rows)), 4096
     into, padding = np.full((4, room), -1, np.int64), np.empty(room, np.bool_)
-    found = native().packed_plan(tables._replace(**{name: wrong}), rows, into, padding)  # type: ignore[arg-type]
+    found = native().packed_plan(tables._replace(held=None, **{name: wrong}), rows, into, padding)  # type: ignore[arg-type]
     if found is not None:
         reads, runs, closed, _ = found
         there = tables.there * tables.item
@@ -130,7 +130,12 @@ def test_a_plan_without_room_or_of_a_row_that_is_not_there_is_left_to_numpy(pack
     with pytest.raises(ValueError, match="four arrays as long as padding"):
         native().packed_plan(tables, rows, into, padding[:9])
     with pytest.raises(ValueError, match="tables of one packing"):
-        native().packed_plan(tables._replace(sizes=tables.sizes[:4]), rows, into, padding)
+        native().packed_plan(tables._replace(sizes=tables.sizes[:4], held=None), rows, into, padding)
+    assert native().hold_tables(tables) is tables.held
+    with pytest.raises(ValueError, match="tables of one packing"):
+        native().hold_tables(tables._replace(sizes=tables.sizes[:4], held=None))
+    with pytest.raises(ValueError, match=r"packed_tables|PyCapsule"):
+        native().packed_plan(tables._replace(held=rows), rows, into, padding)
     with pytest.raises(TypeError, match="PackedTables"):
         native().packed_plan(None, rows, into, padding)  # type: ignore[arg-type]
 

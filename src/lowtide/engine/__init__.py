@@ -130,6 +130,8 @@ class Engine:
         self.copy_rows: Callable[[Any, Any, int, Any, Any], None] = main.copy_rows
         # (numbers, n, constants, tweaks, inverted): map numbers below n in place by a permutation, or back.
         self.permute: Callable[[Any, int, Any, Any, bool], None] = (_core if native else permutation).permute
+        # Tables that many batches are planned from.
+        self.hold_tables: Callable[[PackedTables], Any] = (_core if native else packed_plans).hold_tables
         # (tables, rows, into, padding): reads and runs of a batch of packed rows (reads, runs, documents closed, any
         # padding?); None: no room, or damaged tables.
         self.packed_plan: Callable[[PackedTables, Any, Any, Any], tuple[int, int, int, int] | None] = (

@@ -143,6 +143,7 @@ static PyMethodDef functions[] = {
     {"documents_marked", (PyCFunction)(void (*)(void))lt_py_documents_marked, METH_FASTCALL, "documents_marked(planes, x, y, id, begins): the longest run."},
     {"documents_noted", (PyCFunction)(void (*)(void))lt_py_documents_noted, METH_FASTCALL, "documents_noted(planes, marks, begins): the longest run, or None."},
     {"documents_given", (PyCFunction)(void (*)(void))lt_py_documents_given, METH_FASTCALL, "documents_given(planes, begins, closing, padding): the longest run."},
+    {"hold_tables", lt_py_hold_tables, METH_O, "hold_tables(tables): what packed_plan takes as their last part."},
     {"packed_plan", (PyCFunction)(void (*)(void))lt_py_packed_plan, METH_FASTCALL, "packed_plan(tables, rows, into, padding): counts, or None."},
     {"packed_close", (PyCFunction)(void (*)(void))lt_py_packed_close, METH_FASTCALL, "packed_close(x, y, begins, closing, padding, pad, eot): the first wrong end."},
     {"locate", (PyCFunction)(void (*)(void))lt_py_locate, METH_FASTCALL, "locate(files, numbers, stride, lengths, fds, offsets): False: look closer."},

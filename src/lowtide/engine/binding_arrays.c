@@ -134,15 +134,16 @@ end:
     return result;
 }
 
-/* Where runs begin and documents end, in a copy that nobody else can change, all of them inside the planes. */
+/* Where runs begin and documents end, in a copy that nobody else can change, all of them inside the planes. begins NULL:
+ * only the ends. */
 static int64_t *copied(const Py_buffer *begins, const Py_buffer *closing, const Py_buffer *padding, int64_t size) {
-    int64_t runs = begins->len / 8, count = closing->len / 8;
-    int64_t *copy = malloc((size_t)begins->len + (size_t)closing->len + (size_t)runs + 1);
+    int64_t runs = begins ? begins->len / 8 : 0, count = closing->len / 8;
+    int64_t *copy = malloc((size_t)(runs + count) * sizeof *copy + (size_t)runs + 1);
     if (copy == NULL) return PyErr_NoMemory(), NULL;
-    memcpy(copy, begins->buf, (size_t)begins->len);
+    if (begins) memcpy(copy, begins->buf, (size_t)begins->len);
     memcpy(copy + runs, closing->buf, (size_t)closing->len);
     if (padding) memcpy(copy + runs + count, padding->buf, (size_t)runs);
-    int fine = runs ? copy[0] == 0 && copy[runs - 1] < size : size == 0;
+    int fine = runs ? copy[0] == 0 && copy[runs - 1] < size : begins == NULL || size == 0;
     for (int64_t i = 1; i < runs; i++) fine &= copy[i] > copy[i - 1];
     for (int64_t i = 0; i < count; i++) fine &= copy[runs + i] >= 0 && copy[runs + i] < size;
     if (fine) return copy;
@@ -188,11 +189,23 @@ static int source_of(const Py_buffer *tokens) {
     return is_signed ? LT_INT64 : -1;
 }
 
-/* PackedTables(rows, starts, sizes, row_bounds, piece_bounds, first, length, item, there) */
+#define TABLES "lowtide.packed_tables"
+typedef struct {
+    holding all;
+    lt_packing packing;
+} held_tables;
+
+/* PackedTables(rows, starts, sizes, row_bounds, piece_bounds, first, length, item, there, held); held: None, or all of
+ * them as hold_tables checked them. */
 static int parse_packing(PyObject *tables, holding *all, lt_packing *to) {
-    if (!PyTuple_Check(tables) || PyTuple_Size(tables) != 9) {
-        PyErr_SetString(PyExc_TypeError, "tables: expected PackedTables of nine, got something else. Pass PackedTables.");
+    if (!PyTuple_Check(tables) || PyTuple_Size(tables) != 10) {
+        PyErr_SetString(PyExc_TypeError, "tables: expected PackedTables of ten, got something else. Pass PackedTables.");
         return 0;
+    }
+    if (PyTuple_GetItem(tables, 9) != Py_None) {
+        const held_tables *held = PyCapsule_GetPointer(PyTuple_GetItem(tables, 9), TABLES);
+        if (held) *to = held->packing;
+        return held != NULL;
     }
     Py_buffer *of[6];
     for (int i = 0; i < 6; i++) {
@@ -209,6 +222,26 @@ static int parse_packing(PyObject *tables, holding *all, lt_packing *to) {
     *to = (lt_packing){.rows = of[0]->buf, .starts = of[1]->buf, .sizes = of[2]->buf, .wide_sizes = wide == 4, .rows_count = of[0]->len / 4 - 1, .pieces = of[1]->len / 4, .row_bounds = of[3]->buf, .piece_bounds = of[4]->buf, .first = of[5]->buf, .groups = groups, .length = numbers[0], .item = numbers[1], .there = numbers[2]};
     int fine = groups > 0 && (wide == 2 || wide == 4) && of[2]->len / wide == to->pieces && of[3]->len / 8 == groups + 1 && of[4]->len / 8 == groups + 1;
     return fine && numbers[1] <= 8 ? 1 : bad_number("tables", "tables of one packing", groups);
+}
+
+static void drop_tables(PyObject *capsule) {
+    held_tables *held = PyCapsule_GetPointer(capsule, TABLES);
+    let_go(&held->all);
+    free(held);
+}
+
+/* hold_tables(tables): what packed_plan takes as their last part. NumPy describes an array anew whenever it is asked for
+ * its memory, and plans ask for six. */
+PyObject *lt_py_hold_tables(PyObject *module, PyObject *tables) {
+    (void)module;
+    if (PyTuple_Check(tables) && PyTuple_Size(tables) == 10 && PyTuple_GetItem(tables, 9) != Py_None) {
+        return Py_NewRef(PyTuple_GetItem(tables, 9)); /* they are held: arrays that another capsule holds are not ours to keep */
+    }
+    held_tables *held = calloc(1, sizeof *held);
+    if (held == NULL) return PyErr_NoMemory();
+    PyObject *found = parse_packing(tables, &held->all, &held->packing) ? PyCapsule_New(held, TABLES, drop_tables) : NULL;
+    if (found == NULL) let_go(&held->all), free(held);
+    return found;
 }
 
 /* packed_plan(tables, rows, into, padding): (reads, runs, closed, padded), or None where the twin must look at it. */
@@ -240,7 +273,8 @@ end:
     return result;
 }
 
-/* packed_close(x, y, begins, closing, padding, pad, eot): which of `closing` does not end with eot; -1: none. */
+/* packed_close(x, y, begins, closing, padding, pad, eot): which of `closing` does not end with eot; -1: none. Where runs
+ * begin matters to padding alone, which few batches have. */
 PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
     if (count != 7) return PyErr_Format(PyExc_TypeError, "packed_close: expected 7 arguments, got %zd. Pass all of them.", count);
@@ -250,10 +284,11 @@ PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t
     if (!PyErr_Occurred() && args[6] != Py_None) eot = PyLong_AsLongLong(args[6]);
     if (PyErr_Occurred()) return NULL;
     Py_buffer *x = hold(&all, args[0], "x", "ilq", 0, PyBUF_WRITABLE), *y = x ? hold(&all, args[1], "y", "ilq", 0, PyBUF_WRITABLE) : NULL;
-    Py_buffer *begins = y ? hold(&all, args[2], "begins", "lq", 8, 0) : NULL, *closing = begins ? hold(&all, args[3], "closing", "lq", 8, 0) : NULL;
+    Py_buffer *closing = y ? hold(&all, args[3], "closing", "lq", 8, 0) : NULL;
     Py_buffer *padding = closing && args[4] != Py_None ? hold(&all, args[4], "padding", "?", 1, 0) : NULL;
-    if (closing == NULL || (padding == NULL && args[4] != Py_None)) goto end;
-    int64_t runs = begins->len / 8, many = closing->len / 8, wide = x->itemsize, size = x->len / wide, wrong;
+    Py_buffer *begins = padding ? hold(&all, args[2], "begins", "lq", 8, 0) : NULL;
+    if (closing == NULL || (begins == NULL && args[4] != Py_None)) goto end;
+    int64_t runs = begins ? begins->len / 8 : 0, many = closing->len / 8, wide = x->itemsize, size = x->len / wide, wrong;
     if ((wide != 4 && wide != 8) || y->itemsize != wide || y->len != x->len || (padding && padding->len != runs)) {
         bad_number("x", "x and y of one size, and padding of the runs'", (long long)y->len);
         goto end;

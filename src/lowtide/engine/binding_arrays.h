@@ -7,6 +7,7 @@
 PyObject *lt_py_documents_marked(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_documents_noted(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_documents_given(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *lt_py_hold_tables(PyObject *module, PyObject *tables);
 PyObject *lt_py_packed_plan(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count);

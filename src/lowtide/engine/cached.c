@@ -132,19 +132,62 @@ static int worth_looking(lt_queue *queue, const lt_call *call) {
     return 0;
 }
 
+/* A row of tokens that comes in pieces: they are read one behind another and widened as one, which begins and ends once
+ * per row then and not at every piece. */
+typedef struct {
+    int64_t first, bytes; /* the first run of what is in the scratch buffer, and how much that is */
+    int64_t room;         /* bytes of its row that are still to come */
+} row_so_far;
+
+static void deliver_row(lt_queue *queue, lt_call *call, row_so_far *row) {
+    if (row->bytes) lt_deliver(call, row->first, 0, queue->scratch, row->bytes);
+    row->bytes = 0;
+}
+
+/* Where a run goes: behind those before it, or to the beginning if it does not follow them in their row. NULL: there is
+ * no room for it at all. */
+static unsigned char *place_in_row(lt_queue *queue, lt_call *call, row_so_far *row, int64_t run) {
+    const lt_sink *sink = &call->sink;
+    int64_t length = lt_length(&call->runs, run), item = lt_item(sink->source), columns = sink->length + 1;
+    int follows = row->bytes && (sink->targets[run] - sink->targets[row->first]) * item == row->bytes;
+    if (!follows || length > row->room || row->bytes + length > LT_SCRATCH) {
+        deliver_row(queue, call, row);
+        if (length > LT_SCRATCH) return NULL;
+        row->first = run, row->room = (columns - sink->targets[run] % columns) * item;
+    }
+    return queue->scratch + row->bytes;
+}
+
+/* A run to the place in the scratch buffer that it was given; whether all of it came. */
+static int read_in_row(lt_call *call, int64_t run, unsigned char *into, row_so_far *row, int flags, int *error) {
+    int64_t length = lt_length(&call->runs, run), offset = call->runs.offsets[run];
+    for (int64_t got = 0; got < length;) {
+        ssize_t more = read_at(lt_fd(&call->runs, run), into + got, length - got, offset + got, flags);
+        if (more < 0 && errno == EINTR && !lt_asks_to_stop(call, 1)) continue;
+        if (more <= 0) return *error = more < 0 ? errno : 0, 0;
+        got += more;
+    }
+    row->bytes += length, row->room -= length;
+    return 1;
+}
+
 int64_t lt_read_cached(lt_queue *queue, lt_call *call) {
     const lt_runs *runs = &call->runs;
     int64_t missed = 0;
     if (!lt_has_room(queue, runs->count)) return -1;
     queue->calls++;
     int plain = runs->direct == NULL && !call->drop, looking = worth_looking(queue, call), direct = runs->direct != NULL;
+    int in_pieces = call->sink.x && !runs->one_length;
+    row_so_far row = {.bytes = 0};
     for (int64_t run = 0; run < runs->count; run++) {
         int64_t length = lt_length(runs, run), got = 0;
         int error = 0, trusted = plain && queue->warm >= TRUSTED && queue->warm % PROBE;
         int look = looking && !queue->no_nowait;
         if (look && direct && (missed || call->drop)) look = is_cached(queue, lt_fd(runs, run), runs->offsets[run], length) == 1;
         if (look && length) {
-            got = read_run(queue, call, run, 0, trusted ? 0 : RWF_NOWAIT, &error);
+            unsigned char *into = in_pieces ? place_in_row(queue, call, &row, run) : NULL;
+            if (into) got = read_in_row(call, run, into, &row, trusted ? 0 : RWF_NOWAIT, &error) ? length : 0;
+            else got = read_run(queue, call, run, 0, trusted ? 0 : RWF_NOWAIT, &error);
             if (got < length && !trusted && unsupported(error)) queue->no_nowait = 1;
         }
         if (got == length) {
@@ -158,6 +201,7 @@ int64_t lt_read_cached(lt_queue *queue, lt_call *call) {
         }
         if ((run & 63) == 63 && lt_asks_to_stop(call, 0)) break;
     }
+    deliver_row(queue, call, &row);
     queue->cold = missed > 0 && missed == runs->count;
     return missed;
 }

@@ -42,6 +42,7 @@ int64_t lt_item(int source) {
     return items[source];
 }
 
+/* Bytes of a run from byte `at` on, and perhaps of runs behind it that follow in its row. */
 void lt_deliver(lt_call *call, int64_t run, int64_t at, const unsigned char *bytes, int64_t length) {
     const lt_sink *sink = &call->sink;
     if (sink->into) {
@@ -76,7 +77,9 @@ void lt_deliver(lt_call *call, int64_t run, int64_t at, const unsigned char *byt
     if (sink->marks) lt_mark(sink, token, bytes, count);
     if (refused) {
         int64_t id = 0, index = lt_first_refused(sink->source, sink->wide, bytes, count, sink->limit, &id);
-        lt_note(call, LT_BAD_TOKEN, run, at + index * item, id);
+        int64_t place = at + index * item;
+        for (; place >= lt_length(&call->runs, run); run++) place -= lt_length(&call->runs, run);
+        lt_note(call, LT_BAD_TOKEN, run, place, id);
     }
 }
 

@@ -13,13 +13,12 @@ static int64_t size_at(const lt_packing *from, int64_t piece) {
     return from->wide_sizes ? ((const uint32_t *)from->sizes)[piece] : ((const uint16_t *)from->sizes)[piece];
 }
 
-/* The last group that begins at or before the row. */
+/* The last group that begins at or before the row. Halves are chosen without a branch: rows lie anywhere, so each would
+ * be guessed wrongly every other time. */
 static int64_t group_of(const lt_packing *from, int64_t row) {
-    int64_t low = 0, high = from->groups;
-    while (high - low > 1) {
-        int64_t middle = (low + high) / 2;
-        if (from->row_bounds[middle] <= row) low = middle;
-        else high = middle;
+    int64_t low = 0;
+    for (int64_t left = from->groups; left > 1; left -= left / 2) {
+        low += from->row_bounds[low + left / 2] <= row ? left / 2 : 0;
     }
     return low;
 }
@@ -40,32 +39,30 @@ static int add_run(lt_packed *to, int64_t begin, int64_t last, int is_padding, i
     return 1;
 }
 
-/* The first piece of a row, of *many, and the first token of its group; -1 where the tables make no sense. */
-static int64_t first_piece(const lt_packing *from, int64_t row, int64_t *many, int64_t *first) {
-    if (row < 0 || row >= from->rows_count) return -1;
+/* A row's pieces: `many` from `piece` on, in a group whose first token is `first`. */
+typedef struct {
+    int64_t piece, many, first;
+} pieces_of_row;
+
+/* piece -1: the tables make no sense. */
+static pieces_of_row pieces_of(const lt_packing *from, int64_t row) {
+    pieces_of_row found = {.piece = -1};
+    if (row < 0 || row >= from->rows_count) return found;
     int64_t group = group_of(from, row), before = from->piece_bounds[group];
-    *first = from->first[group];
-    if (before < 0 || before > from->pieces || *first < 0 || *first > from->there) return -1;
+    found.first = from->first[group];
+    if (before < 0 || before > from->pieces || found.first < 0 || found.first > from->there) return found;
     uint32_t begins = from->rows[row]; /* the low half of a count, as it may wrap */
-    *many = (uint32_t)(from->rows[row + 1] - begins);
+    found.many = (uint32_t)(from->rows[row + 1] - begins);
     int64_t piece = before + (uint32_t)(begins - (uint32_t)before);
-    return *many == 0 || piece > from->pieces - *many ? -1 : piece;
+    if (found.many && piece <= from->pieces - found.many) found.piece = piece;
+    return found;
 }
 
-static void fetch_ahead(const lt_packing *from, const int64_t *rows, int64_t at, int64_t count) {
-    if (at + SOON < count && rows[at + SOON] >= 0 && rows[at + SOON] < from->rows_count) __builtin_prefetch(&from->rows[rows[at + SOON]]);
-    if (at < -SOON / 2 || at + SOON / 2 >= count) return;
-    int64_t many, first, piece = first_piece(from, rows[at + SOON / 2], &many, &first);
-    if (piece < 0) return; /* found again when it is its turn */
-    __builtin_prefetch(&from->starts[piece]);
-    __builtin_prefetch((const unsigned char *)from->sizes + piece * (from->wide_sizes ? 4 : 2));
-}
-
-static int add_row(lt_packed *to, const lt_packing *from, int64_t row, int64_t base) {
-    int64_t many, first, piece = first_piece(from, row, &many, &first), inside = 0;
+static int add_row(lt_packed *to, const lt_packing *from, pieces_of_row of, int64_t base) {
+    int64_t piece = of.piece, inside = 0;
     if (piece < 0) return 0;
-    for (int64_t end = piece + many; piece < end; piece++) {
-        int64_t size = size_at(from, piece), goes_on = size > from->length, start = from->starts[piece] + first;
+    for (int64_t end = piece + of.many; piece < end; piece++) {
+        int64_t size = size_at(from, piece), goes_on = size > from->length, start = from->starts[piece] + of.first;
         size -= goes_on;
         if (size < 1 || size > from->length - inside || start > from->there - size) return 0;
         if (!add_run(to, base + inside, base + inside + size, 0, !goes_on)) return 0;
@@ -86,9 +83,17 @@ static int add_row(lt_packed *to, const lt_packing *from, int64_t row, int64_t b
 }
 
 int lt_packed_plan(lt_packed *to, const lt_packing *from, const int64_t *rows, int64_t count) {
+    pieces_of_row found[SOON / 2];
     for (int64_t i = -SOON; i < count; i++) {
-        fetch_ahead(from, rows, i, count);
-        if (i >= 0 && !add_row(to, from, rows[i], i * from->length)) return 0;
+        int64_t far = i + SOON, near = i + SOON / 2;
+        if (far < count && rows[far] >= 0 && rows[far] < from->rows_count) __builtin_prefetch(&from->rows[rows[far]]);
+        if (i >= 0 && !add_row(to, from, found[i % (SOON / 2)], i * from->length)) return 0;
+        if (near < 0 || near >= count) continue;
+        pieces_of_row *next = &found[near % (SOON / 2)];
+        *next = pieces_of(from, rows[near]);
+        if (next->piece < 0) continue; /* refused when it is its turn */
+        __builtin_prefetch(&from->starts[next->piece]);
+        __builtin_prefetch((const unsigned char *)from->sizes + next->piece * (from->wide_sizes ? 4 : 2));
     }
     return 1;
 }

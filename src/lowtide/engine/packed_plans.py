@@ -26,6 +26,7 @@ class PackedTables(NamedTuple):
     length: int
     item: int  # bytes of a token
     there: int  # tokens of the corpus
+    held: Any = None  # the arrays as the C core holds them, asked for once instead of for every batch
 
 
 class RowPieces(NamedTuple):
@@ -56,6 +57,10 @@ def pieces_of(tables: PackedTables, rows: Numbers) -> RowPieces:
         raise ValueError(f"sizes: expected pieces of 1 to {tables.length} tokens, got {int(sizes.max())}. Pack again.")
     starts = tables.starts[numbers] + tables.first[group].repeat(counts)
     return RowPieces(counts, starts, sizes, goes_on)
+
+
+def hold_tables(tables: PackedTables) -> None:
+    """What ``held`` should be: nothing to gain here."""
 
 
 def packed_plan(tables: PackedTables, rows: Numbers, into: Any, padding: Any) -> tuple[int, int, int, int] | None:

@@ -76,7 +76,7 @@ class Reads:
     """The reads of one batch, under way in a lane or still to be made. It is safe to drop half-way: a dropped lane
     waits until nobody can write into the target any more."""
 
-    __slots__ = ("_held", "_lane", "_plan", "_spans", "_strategy", "_target")
+    __slots__ = ("_held", "_lane", "_plan", "_spans", "_strategy", "_target", "total")
 
     def __init__(
         self, strategy: Read, spans: Spans | WatchedSpans, plan: tuple[Any, int, int], target: Any, held: Any
@@ -84,6 +84,7 @@ class Reads:
         self._strategy, self._spans, self._plan, self._target = strategy, spans, plan, target
         self._held = held  # descriptors stay open until the reads are done
         self._lane: Laned | None = None
+        self.total: int | None = None  # bytes, if the caller knows: adding them up takes 2 to 3 microseconds
 
     def start_in(self, lane: Laned) -> Reads:
         """Let a lane's thread make the reads."""
@@ -105,8 +106,9 @@ class Reads:
             (strategy.sweeping if how == SWEPT_DIRECT else strategy.idle).append(lane)
         if not isinstance(found, int):
             return strategy.judge(found, self._spans, runs)
-        count, length = len(runs[1]), runs[2]
-        total = length * count if type(length) is int else int(np.add.reduce(length))
+        count, length, total = len(runs[1]), runs[2], self.total
+        if total is None:
+            total = length * count if type(length) is int else int(np.add.reduce(length))
         counters = strategy.files.counters
         counters.asked += total
         counters.read += total

@@ -141,7 +141,7 @@ class HeldArrays:
     def __init__(self, arrays: tuple[KeptArray, ...], budget: Budget) -> None:
         self._arrays, self._budget = arrays, budget
         self.nbytes = sum(one.nbytes for one in arrays)
-        self._held: tuple[tuple[NDArray[Any], ...], Holding] | None = None
+        self._held: tuple[tuple[NDArray[Any], ...], Holding, dict[Any, Any]] | None = None
         self._given_up = False
         budget.may_shrink(self)
         renew_in_children(self)
@@ -161,8 +161,18 @@ class HeldArrays:
             if holding is None:
                 self._given_up = True
             else:
-                self._held = held = tuple(one.part() for one in self._arrays), holding
+                self._held = held = tuple(one.part() for one in self._arrays), holding, {}
         return None if held is None else held[0]
+
+    def made(self, make: Callable[..., Any], *settings: Any) -> Any:
+        """What ``make(*arrays, *settings)`` gives, made once and kept as long as the arrays are; None: they are not."""
+        held = self._held
+        if held is None:
+            return None
+        found = held[2].get(settings)
+        if found is None:
+            held[2][settings] = found = make(*held[0], *settings)
+        return found
 
     def shrink(self) -> None:
         """Give the room back: it is needed."""

@@ -29,6 +29,7 @@ from lowtide.reading.places import DocumentPlace, Place
 from lowtide.reading.token_range import TokenRange
 from lowtide.reading.window_reader import XY, Starts, WindowReader
 from lowtide.storage.buffers import Bytes
+from lowtide.storage.read import Reads
 from lowtide.storage.store import StartedReads
 
 
@@ -86,6 +87,8 @@ class PackedReader(WindowReader):
         if scratch is not None:
             target = scratch[: rows * self.window]
         reads = self.store.start(found.offsets, 1, found.lengths, target, self.how, early) if rows else None
+        if isinstance(reads, Reads):
+            reads.total = rows * self.window
         return Batch(self._filled, numbers, found, reads, scratch, (x, y), root)
 
     def _filled(
@@ -118,7 +121,7 @@ class PackedReader(WindowReader):
         """The reads that make these rows."""
         room = len(rows) * (self.rows.most_runs + 1) + 1  # a row at the corpus's end may need one more read than runs
         try:
-            tables = self.rows.tables(rows, self.item, self._there, partial(self.needs, len(rows)))
+            tables = self.rows.tables(rows, self.item, self._there, self.needs)
             found = self._planned(self.store.engine.packed_plan, tables, room)
             while found is None:
                 # A corpus shorter than a row is read many times to fill one; or the tables are damaged.

@@ -214,16 +214,21 @@ class PackedRows:
         return len(self._rows) - 1
 
     def tables(
-        self, rows: Numbers, item: int, there: int, batches: Callable[[], int] = lambda: 0
+        self, rows: Numbers, item: int, there: int, needs: Callable[[int], int] = lambda _: 0
     ) -> tuple[PackedTables, Numbers]:
         """For the engine: tables that hold these rows, and the rows' numbers in them. Tokens have ``item`` bytes, and
-        the corpus has ``there`` of them; ``batches``: bytes of the budget that they need."""
-        held = self.held.get(batches)
-        if held is not None:
-            of_rows, starts, sizes = held
-            bounds = self._row_bounds, self._piece_bounds, self._first
-            return PackedTables(of_rows, starts, sizes, *bounds, self.length, item, there), rows
-        return self._read(rows, item, there)
+        the corpus has ``there`` of them; ``needs``: bytes of the budget that batches of so many rows need."""
+        found = self.held.made(self._tables, item, there)
+        if found is None and self.held.get(partial(needs, len(rows))) is not None:
+            found = self.held.made(self._tables, item, there)
+        return self._read(rows, item, there) if found is None else (found, rows)
+
+    def _tables(
+        self, rows: NDArray[Any], starts: NDArray[Any], sizes: NDArray[Any], item: int, there: int
+    ) -> PackedTables:
+        bounds = self._row_bounds, self._piece_bounds, self._first
+        found = PackedTables(rows, starts, sizes, *bounds, self.length, item, there)
+        return found._replace(held=self._store.engine.hold_tables(found))
 
     def _read(self, rows: Numbers, item: int, there: int) -> tuple[PackedTables, Numbers]:
         """The same with tables of these rows alone, each a group of its own."""
