@@ -91,6 +91,7 @@ class Mapped:
             for part in rounds(some, runs, item_of(target), self.allowance) if self.cured else (runs,):
                 descriptor = self.files.descriptor(file, how != SEQUENTIAL)
                 refused = (self._round if self.cured else self._copied)(file, descriptor, some, part, target, how)
+                self.files.still(file, descriptor)
                 if refused is not None:
                     return refused
                 calls += 1

@@ -32,7 +32,7 @@ from lowtide.engine import (
     WatchedFiles,
 )
 from lowtide.errors import ReadError
-from lowtide.machine import PAGE
+from lowtide.machine import PAGE, Descriptor
 from lowtide.storage.budget import Budget, Holding
 from lowtide.storage.forks import renew_in_children
 from lowtide.storage.spans import Spans, each_of, place_of
@@ -104,8 +104,10 @@ class Reads:
             found = lane[0].wait()
             self._lane = None
             (strategy.sweeping if how == SWEPT_DIRECT else strategy.idle).append(lane)
+        refused = None if isinstance(found, int) else strategy.judge(found, self._spans, runs)
+        strategy.look_again(self._spans, runs, self._held)
         if not isinstance(found, int):
-            return strategy.judge(found, self._spans, runs)
+            return refused
         count, length, total = len(runs[1]), runs[2], self.total
         if total is None:
             total = length * count if type(length) is int else int(np.add.reduce(length))
@@ -182,9 +184,29 @@ class Read:
                     self._without_threads()
         return reads
 
-    def start_located(self, runs: Any, files: WatchedFiles, target: Any, held: Any) -> Reads:
-        """Runs that have their descriptors and offsets already."""
-        return Reads(self, (files, runs[1], 1, 0, runs[2]), (runs, KEEP, SCATTERED), target, held)
+    def start_located(
+        self, files: WatchedFiles, located: tuple[Any, ...], target: Any, descriptors: tuple[Descriptor, ...]
+    ) -> Reads:
+        """Runs that have their descriptors and offsets already: what ``Engine.locate`` was asked and has filled."""
+        _, _, length, fds, offsets = located
+        runs = (fds, offsets, length, None, None, 1, 0)
+        return Reads(self, (files, offsets, 1, 0, length), (runs, KEEP, SCATTERED), target, (descriptors, located))
+
+    def look_again(self, spans: Spans | WatchedSpans, runs: Any, held: Any) -> None:
+        """Whether the files of reads that are done still are what was opened: else what came may be of two versions."""
+        files = spans[0]
+        if type(files) is int:
+            self.files.still(files, held[0] if type(held) is tuple else held)
+        elif isinstance(files, WatchedFiles):
+            descriptors, located = held
+            if not self.engine.locate(files, *located):
+                numbers = set(runs[0].tolist())
+                for one in descriptors:
+                    if one.number in numbers:
+                        self.files.still(int(np.flatnonzero(files.fds == one.number)[0]), one)
+        else:
+            for file, descriptor in held[0].items():
+                self.files.still(file, descriptor)
 
     def announce(self, spans: Spans) -> bool:
         """Tell the kernel of scattered reads to come, which it starts all at once; returns whether that was done."""
@@ -203,6 +225,7 @@ class Read:
         descriptor = self.files.descriptor(file, True)  # held to the end: its last reference closes it
         wanted = view.nbytes
         read_all(self.files.paths[file], descriptor.number, offset, memoryview(view).cast("B"))
+        self.files.still(file, descriptor)
         counters = self.files.counters
         counters.asked += wanted
         counters.read += wanted

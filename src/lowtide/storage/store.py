@@ -209,6 +209,7 @@ class Store:
                 block = memoryview(bytearray(size))
                 descriptor = self.files.descriptor(file, True)  # held to the end: its last reference closes it
                 read_all(self.files.paths[file], descriptor.number, start, block)
+                self.files.still(file, descriptor)
                 if self.drop:
                     drop_pages(descriptor.number, start, size)
                 found.append(block.tobytes())
@@ -302,9 +303,10 @@ class Store:
         table, held = self.files.watched(self.located.ends, self.located.shift, self.located.which)
         fds, offsets = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
         numbers = np.ascontiguousarray(numbers)
-        if not self.engine.locate(table, numbers, stride, length, fds, offsets):
+        located = numbers, stride, length, fds, offsets
+        if not self.engine.locate(table, *located):
             return None  # the slower path finds out why and raises
-        found: StartedReads = strategy.start_located((fds, offsets, length, None, None, 1, 0), table, target, held)
+        found: StartedReads = strategy.start_located(table, located, target, held)
         return found
 
     @property
