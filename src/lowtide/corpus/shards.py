@@ -4,7 +4,7 @@ A shard grows under a temporary name in the work directory, in blocks of `CHECKE
 checkpoint puts everything on disk and records the lengths; a resumed run cuts the temporary files back to them.
 Finished shards get their final names after the checkpoint that counts them, so that a kill between the two loses
 nothing: `settle` then names them. A shard ends with the first document that reaches the wanted number of tokens, so
-that no document crosses two files. Costs 256 KiB for each file that grows.
+that no document crosses two files. Costs a MiB for each file that grows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lowtide.formats.tokens.manifest import CHECKED, MANIFEST, ShardEntry, manif
 from lowtide.storage.own_files import atomic_write, sync_directory
 
 OFTEN = 256 * 1024 * 1024  # bytes written between two checkpoints, if shards are larger
-_BUFFERED = 256 << 10  # small appends are gathered; the ids of a block of text are larger and go straight to the file
+_BUFFERED = 1 << 20  # small appends are gathered; larger ones go straight to the file
 
 
 class GrowingFile:
