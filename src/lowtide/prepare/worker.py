@@ -3,7 +3,7 @@
 It is started as a program of its own (``python -m lowtide.prepare.worker``) and has only a socket and memory for ids,
 so it ends by itself when the process that started it is killed. One thread receives tasks and slots that are free
 again, so that the two sides can never block each other while both are sending; another reads two blocks ahead of the
-one that is encoded.
+one that is encoded, and one more where a task has several, to know which is its last.
 """
 
 from __future__ import annotations
