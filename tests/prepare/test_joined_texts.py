@@ -103,6 +103,23 @@ def test_damaged_json_is_never_taken_for_something_else() -> None:
     assert 1000 < refused < 3000
 
 
+def test_long_strings_full_of_escapes_are_the_same_wherever_an_escape_falls() -> None:
+    """64 bytes are read at a time where the processor allows it, so escapes must meet every border between them."""
+    rng, met = random.Random(7), {True: 0, False: 0}
+    fine = [b"a", b"bc", b"d" * 31, b"\\n", b"\\\\", b"\\\\\\\\", b'\\"', b"\\/", b"\\t", b"\\u00e9", "é中😀".encode()]
+    bad = [b"\\x", b"\\\n", b"\x01", b'"', b"\\\xc3\xae", b"\\u12", b"\xff", b"\\\x80"]
+    for turn in range(6000):
+        parts = rng.choices(fine, k=rng.randrange(200))
+        if turn % 2:
+            parts[len(parts) // 2 : len(parts) // 2] = [rng.choice(bad)]
+        line = b'{"text": "' + b"".join(parts) + b'"}'
+        found = joined("jsonl", line, Request())
+        assert found is None or found == one_by_one("jsonl", line, Request()), line
+        met[found is None] += 1
+        assert turn % 2 or found is not None, line
+    assert min(met.values()) > 2500
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -7,7 +7,10 @@
 #include <cpuid.h>
 #include <stdatomic.h>
 
-enum { LT_ASKED = 1, LT_HAS_AVX2 = 2, LT_HAS_PCLMUL = 4, LT_HAS_WIDE_PCLMUL = 8 };
+enum { LT_ASKED = 1, LT_HAS_AVX2 = 2, LT_HAS_PCLMUL = 4, LT_HAS_WIDE_PCLMUL = 8, LT_HAS_COMPRESS = 16 };
+
+#define LT_WIDE_BYTES (bit_AVX512F | bit_AVX512BW | bit_BMI | bit_BMI2)
+#define LT_MOVED_BYTES (bit_AVX512VBMI | bit_AVX512VBMI2)
 
 /* Not __builtin_cpu_supports: its table is missing where the linker has no libgcc. */
 static inline int lt_asked_cpu(void) {
@@ -20,7 +23,10 @@ static inline int lt_asked_cpu(void) {
         /* Registers of 256 and 512 bits are of use only where the system saves them. */
         if ((low & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2)) {
             has |= LT_HAS_AVX2;
-            if ((low & 0xe6) == 0xe6 && (b & bit_AVX512F) && (c & bit_VPCLMULQDQ)) has |= LT_HAS_WIDE_PCLMUL;
+            if ((low & 0xe6) == 0xe6 && (b & bit_AVX512F)) {
+                if (c & bit_VPCLMULQDQ) has |= LT_HAS_WIDE_PCLMUL;
+                if ((b & LT_WIDE_BYTES) == LT_WIDE_BYTES && (c & LT_MOVED_BYTES) == LT_MOVED_BYTES) has |= LT_HAS_COMPRESS;
+            }
         }
     }
     return (int)has;

@@ -20,7 +20,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -222,6 +221,8 @@ def _manual_pages() -> Iterator[_TextFile]:
 
 def _installed() -> list[str]:
     """Python and every installed package with its version: an equal list means equal text, and no file is read."""
+    from importlib.metadata import distributions  # only here: 8 ms, which workers of prepare need not pay
+
     found = {f"{one.metadata['Name']}=={one.version}" for one in distributions()}
     return [f"python {sys.version_info[:3]}", *sorted(found)]
 

@@ -23,7 +23,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import BinaryIO, TypeVar
@@ -100,12 +100,12 @@ class _Process:
         self.tasks.append(task)
         self.end.send((task.number, task.section, task.text, task.skip + task.received))
 
-    def receive(self) -> _Lent | Exception | None:
-        """What the worker sends: a block, None for the end of a task, or what went wrong."""
-        content, slot, dtype, count = self.end.recv()
+    def receive(self) -> tuple[_Lent | Exception | None, bool]:
+        """What the worker sends: a block, None if a task has none, or what went wrong; whether the task ends here."""
+        content, last, slot, dtype, count = self.end.recv()
         if slot >= 0:
-            content = replace(content, ids=np.frombuffer(self._ids, dtype, count, slot * SLOT))
-        return _Lent(content, self, slot) if isinstance(content, EncodedBlock) else content
+            content.ids = np.frombuffer(self._ids, dtype, count, slot * SLOT)
+        return (_Lent(content, self, slot) if isinstance(content, EncodedBlock) else content), last
 
     def stop(self) -> None:
         self.end.close()
@@ -152,10 +152,15 @@ class WorkerProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.process.kill()  # all of them first: a large process takes a while to end
+        self._end()
         for process in self._processes:
             process.stop()
+
+    def _end(self) -> None:
+        """Have all of them end, without waiting: it takes a large process a while, in which the disk can be waited
+        for."""
+        for process in self._processes:
+            process.process.kill()
 
     def start(self, workers: int) -> None:
         """Have at least so many."""
@@ -184,6 +189,7 @@ class WorkerProcesses:
                 except OSError:
                     self._replace(process)
             if not self._waiting:
+                self._end()
                 return
             head = self._waiting[0]
             if head.blocks:
@@ -212,20 +218,20 @@ class WorkerProcesses:
 
     def _take(self, process: _Process) -> None:
         try:
-            content = process.receive()
+            content, last = process.receive()
         except (EOFError, OSError):
             self._replace(process)
             return
         task = process.tasks[0]
         if isinstance(content, Exception):
             raise content
-        if content is None:
-            task.done = True
-            process.tasks.popleft()
-        else:
+        if content is not None:
             task.received += 1
             task.blocks.append(content)
             self._held += content.block.ids.nbytes
+        if last:
+            task.done = True
+            process.tasks.popleft()
 
     def _replace(self, process: _Process) -> None:
         """Replace a worker that is gone; its tasks continue from the first block that did not arrive."""

@@ -3,7 +3,7 @@
 It is started as a program of its own (``python -m lowtide.prepare.worker``) and has only a socket and memory for ids,
 so it ends by itself when the process that started it is killed. One thread receives tasks and slots that are free
 again, so that the two sides can never block each other while both are sending; another reads two blocks ahead of the
-one that is encoded.
+one that is encoded, and one more where a task has several, to know which is its last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -36,25 +35,31 @@ def serve(end: Connection, ids: mmap.mmap) -> None:
     def read() -> Iterator[Any]:
         while (task := tasks.get()) is not None:
             _, section, block, skip = task
+            content = None
             try:
                 # A worker that died may have sent a block that was handed to it.
                 blocks = text_blocks(section, recipe.request, skip) if block is None else [block][skip:]
                 for one in blocks:
-                    yield encoder.read(one)
-                yield None
+                    if content is not None:
+                        yield content, False
+                        content = None
+                    content = encoder.read(one)
+                yield content, True
             except Exception as problem:
-                yield problem
+                if content is not None:
+                    yield content, False
+                yield problem, True
 
-    for content in ahead(read(), 2):
+    for content, last in ahead(read(), 2):
         try:
             if isinstance(content, tuple):
-                sender.send_block(encoder.encode(*content))
+                sender.send_block(encoder.encode(*content), last)
             else:
-                sender.send(content)
+                sender.send(content, last)
         except (BrokenPipeError, ConnectionResetError, EOFError):
             return
         except Exception as problem:
-            sender.send(problem)
+            sender.send(problem, True)
 
 
 class _Sender:
@@ -66,8 +71,10 @@ class _Sender:
             self.free.put(slot)
         self._slot: int | None = None
 
-    def send(self, content: Any) -> None:
-        self._end.send((content, -1, "", 0))
+    def send(self, content: Any, last: bool) -> None:
+        """``last``: the task ends with this. Nearly every task is one block, so an end of its own would double what
+        travels and who wakes up."""
+        self._end.send((content, last, -1, "", 0))
 
     def room(self, dtype: str, count: int) -> NDArray[Any] | None:
         """The next free slot, for ids that are sent with the next block; None if they are too many."""
@@ -78,12 +85,13 @@ class _Sender:
             raise EOFError
         return np.frombuffer(self._ids, dtype, count, self._slot * SLOT)
 
-    def send_block(self, block: EncodedBlock) -> None:
+    def send_block(self, block: EncodedBlock, last: bool) -> None:
         slot, self._slot = self._slot, None
         if slot is None:
-            self.send(block)
+            self.send(block, last)
         else:
-            self._end.send((replace(block, ids=block.ids[:0]), slot, block.ids.dtype.str, len(block.ids)))
+            ids, block.ids = block.ids, block.ids[:0]
+            self._end.send((block, last, slot, ids.dtype.str, len(ids)))
 
 
 def _take_in(end: Connection, tasks: queue.SimpleQueue[Any], free: queue.LifoQueue[int | None]) -> None:

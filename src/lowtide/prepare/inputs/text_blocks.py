@@ -24,7 +24,7 @@ from lowtide.units import format_size
 
 LONGEST_PIECE = 4 * 1024 * 1024  # bytes, if there is no place to cut
 _MORE = 256 * 1024  # read at a time
-_FEW = 8 * 1024  # the first read in search of a separator, which is mostly near
+_FEW = 8 * 1024  # the first read in search of a separator or a place to cut, which is mostly near
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def text_blocks(section: InputSection, request: Request, skip: int = 0) -> Itera
         blocks = _range(section, request, separator)
     else:
         blocks = _piece(section)
-    return (replace(block, number=number) for number, block in enumerate(blocks) if number >= skip)
+    # Most sections are one block, which has its number already.
+    return (replace(block, number=number) if number else block for number, block in enumerate(blocks) if number >= skip)
 
 
 def pieces(chunks: Iterator[bytes], cut: str, where: str) -> Iterator[tuple[bytes, bool]]:
@@ -318,13 +319,14 @@ class _Opened:
 
     def cut_after(self, mark: int, rule: str) -> int:
         """The first place from ``mark`` on where the file may be cut; its end if there is none."""
-        before = max(0, mark - 4)  # the letter before the place
+        before, step = max(0, mark - 4), _FEW  # the letter before the place
         while before < self._one.size:
-            found = cut_after(self.read(before, _MORE), mark - before, rule)
+            found = cut_after(self.read(before, step), mark - before, rule)
             if found is not None:
                 return before + found
-            mark = max(mark, min(before + _MORE, self._one.size) - 3)  # the sign after the place may be 3 bytes
-            before = mark - 4 if before + _MORE < self._one.size else self._one.size
+            mark = max(mark, min(before + step, self._one.size) - 3)  # the sign after the place may be 3 bytes
+            before = mark - 4 if before + step < self._one.size else self._one.size
+            step = min(4 * step, _MORE)
         return self._one.size
 
     def chunks(self, begin: int, end: int) -> Iterator[tuple[bytes, int]]:

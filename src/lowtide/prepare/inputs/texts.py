@@ -7,7 +7,7 @@ and the request. Costs the block and its documents.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from lowtide.corpus.request import Request
@@ -32,8 +32,8 @@ class Tally:
     duplicates: int = 0  # documents left out with --dedup
 
     def add(self, other: Tally) -> None:
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        for name, count in vars(other).items():
+            setattr(self, name, getattr(self, name) + count)
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)

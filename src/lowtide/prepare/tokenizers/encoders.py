@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -366,6 +365,8 @@ def anonymous_bytes() -> int:
 
 
 def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # only here: 8 ms, which workers need not pay
+
     try:
         return version(package)
     except PackageNotFoundError:
