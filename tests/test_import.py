@@ -34,7 +34,7 @@ ROOMS = {
     " window_reader",
     "lowtide.reading.documents": "boundaries boundary_index docs document_counts kept_arrays packed packing stride",
     "lowtide.reading.rows": "column_stats indexing iteration member_rows parts reader resident stratified",
-    "lowtide.storage": "budget buffers forks mapped own_files read release spans store watched_files",
+    "lowtide.storage": "budget buffers forks many_files mapped own_files read release spans store watched_files",
     "lowtide.storage.writing": "behind output unfinished",
 }
 OURS = {*ROOMS, *(f"{room}.{name}" for room, names in ROOMS.items() for name in names.split())}

@@ -75,7 +75,7 @@ INSIDE: dict[str, str] = {
     "engine": "runs column_sums id_checks packed_plans permutation mapping document_planes sinks reads",
     "order": "mixing words feistel orders local locality streams steps",
     "storage": "release forks own_files writing.behind writing.unfinished budget watched_files buffers spans"
-    " writing.output read mapped store",
+    " writing.output read mapped many_files store",
     "blocks": "addresses messages block_file disk maker filling remote asking objects marks block_store",
     "reading": "habits ahead fingerprint rows.indexing opened places rows.column_stats documents.docs"
     " documents.kept_arrays admission state cursor rows.parts plan mixtures.mixture_state rows.stratified"

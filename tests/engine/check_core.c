@@ -309,16 +309,16 @@ static void check_locate(void) {
     int32_t to[3];
     int64_t at[3];
     lt_files files = {.extents = 3, .ends = ends, .shift = shift, .which = which, .count = 2, .sizes = sizes, .changed = times, .fds = fds};
-    CHECK(lt_locate(&files, numbers, 3, 4, lengths, 0, to, at));
+    CHECK(lt_locate(&files, numbers, 3, 4, lengths, 0, to, at, 1));
     CHECK(to[0] == fd && to[1] == fd && at[0] == 10 && at[1] == 10 && at[2] == 58);
-    CHECK(!lt_locate(&files, numbers, 3, 4, crossing, 0, to, at));
-    CHECK(!lt_locate(&files, numbers, 3, 6, lengths + 2, 1, to, at)); /* behind the end of all */
+    CHECK(!lt_locate(&files, numbers, 3, 4, crossing, 0, to, at, 1));
+    CHECK(!lt_locate(&files, numbers, 3, 6, lengths + 2, 1, to, at, 1)); /* behind the end of all */
     files.which = astray;
-    CHECK(!lt_locate(&files, numbers, 3, 4, lengths, 0, to, at)); /* no such file */
+    CHECK(!lt_locate(&files, numbers, 3, 4, lengths, 0, to, at, 1)); /* no such file */
     files.which = which, files.fds = gone;
-    CHECK(!lt_locate(&files, numbers, 3, 4, lengths + 2, 1, to, at));
+    CHECK(!lt_locate(&files, numbers, 3, 4, lengths + 2, 1, to, at, 1));
     files.fds = fds, files.changed = ends; /* written since */
-    CHECK(!lt_locate(&files, numbers, 3, 4, lengths + 2, 1, to, at));
+    CHECK(!lt_locate(&files, numbers, 3, 4, lengths + 2, 1, to, at, 1));
 }
 
 /* Against the plainest sums, in memory of exactly their size; and a checksum in any two pieces. */

@@ -366,7 +366,7 @@ def test_both_engines_locate_the_same_runs(content: bytes, fds: tuple[int, int],
     results = []
     for engine in (native(), PYTHON):
         numbers_out, offsets = np.zeros(len(numbers), np.int32), np.zeros(len(numbers), np.int64)
-        fine = engine.locate(files, numbers, 1, length, numbers_out, offsets)
+        fine = engine.locate(files, numbers, 1, length, numbers_out, offsets, True)
         results.append((fine, numbers_out.tolist() if fine else None, offsets.tolist() if fine else None))
     assert results[0] == results[1]
     if results[0][0]:
@@ -387,10 +387,10 @@ def test_a_file_with_a_million_extents_is_asked_about_once(fds: tuple[int, int])
     )
     for engine in (native(), PYTHON):
         fds_found, offsets = np.zeros(5, np.int32), np.zeros(5, np.int64)
-        assert engine.locate(files, np.arange(5) * 1000, 1, 1, fds_found, offsets)
+        assert engine.locate(files, np.arange(5) * 1000, 1, 1, fds_found, offsets, True)
         assert offsets.tolist() == [0, 1000, 2000, 3000, 4000]
     wrong = files._replace(which=np.full(many, 7, np.int32))
-    assert not native().locate(wrong, np.arange(5), 1, 1, fds_found, offsets)
+    assert not native().locate(wrong, np.arange(5), 1, 1, fds_found, offsets, True)
 
 
 @pytest.mark.parametrize("length", [1, 648, 5000, 70_000])

@@ -56,9 +56,10 @@ class Change:
             return found
 
         def located(*arguments: Any) -> bool:
-            found: bool = locate(*arguments)
+            if arguments[-1]:  # the look behind a read
+                return bool(locate(*arguments))
             self._looked()
-            return found
+            return bool(locate(*arguments))
 
         monkeypatch.setattr(Files, "descriptor", descriptor)
         monkeypatch.setattr(store.engine, "locate", located)

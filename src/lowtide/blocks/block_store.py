@@ -25,9 +25,10 @@ from lowtide.blocks.marks import BlockMarks, Blocks, Known, MissingTemperature
 from lowtide.blocks.objects import Made, MadeFile
 from lowtide.errors import ReadError
 from lowtide.storage.budget import Budget
+from lowtide.storage.many_files import InTurns
 from lowtide.storage.read import SCATTERED, SEQUENTIAL, Refused
 from lowtide.storage.spans import Lengths, Offsets, Spans, each_of, each_once, placed
-from lowtide.storage.store import InTurns, StartedReads, Store
+from lowtide.storage.store import StartedReads, Store
 from lowtide.storage.watched_files import Extent, Files
 from lowtide.units import MIB, format_duration, format_size
 

@@ -123,7 +123,7 @@ class Engine:
         self.unchanged: Callable[[int, int, int], bool] = main.unchanged
         # (files, numbers, stride, lengths, fds, offsets): descriptors and offsets of runs of many files, those files
         # checked; False: look closer, in Python.
-        self.locate: Callable[[WatchedFiles, Any, int, Any, Any, Any], bool] = main.locate
+        self.locate: Callable[[WatchedFiles, Any, int, Any, Any, Any, bool], bool] = main.locate
         # (fd, size, shifted, scattered): its first bytes; shifted so that no fault maps a folio of 2 MiB.
         self.mapping: Callable[[int, int, bool, bool], FileMapping] = (_core if native else mapping).Mapping
         # (source, offsets, length, into, places): bytes of source to rows of into; places None: one after the other.

@@ -146,7 +146,7 @@ static PyMethodDef functions[] = {
     {"hold_tables", lt_py_hold_tables, METH_O, "hold_tables(tables): what packed_plan takes as their last part."},
     {"packed_plan", (PyCFunction)(void (*)(void))lt_py_packed_plan, METH_FASTCALL, "packed_plan(tables, rows, into, padding): counts, or None."},
     {"packed_close", (PyCFunction)(void (*)(void))lt_py_packed_close, METH_FASTCALL, "packed_close(x, y, begins, closing, padding, pad, eot): the first wrong end."},
-    {"locate", (PyCFunction)(void (*)(void))lt_py_locate, METH_FASTCALL, "locate(files, numbers, stride, lengths, fds, offsets): False: look closer."},
+    {"locate", (PyCFunction)(void (*)(void))lt_py_locate, METH_FASTCALL, "locate(files, numbers, stride, lengths, fds, offsets, look): False: look closer."},
     {"copy_rows", (PyCFunction)(void (*)(void))lt_py_copy_rows, METH_FASTCALL, "copy_rows(from, offsets, length, into, places): rows to their places."},
     {"crc32", (PyCFunction)(void (*)(void))lt_py_crc32, METH_FASTCALL, "crc32(bytes, crc): as zlib's; None: this processor has nothing faster."},
     {"crc32_of_ids", (PyCFunction)(void (*)(void))lt_py_crc32_of_ids, METH_FASTCALL, "crc32_of_ids(ids, crc): the same of ids as int64."},

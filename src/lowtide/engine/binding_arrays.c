@@ -306,11 +306,11 @@ end:
     return result;
 }
 
-/* locate(files, numbers, stride, lengths, fds, offsets), lengths one for all or one each: False where the caller must look closer.
+/* locate(files, numbers, stride, lengths, fds, offsets, look), lengths one for all or one each: False where the caller must look closer.
  * files: WatchedFiles(ends, shift, which, sizes, changed, fds) */
 PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    if (count != 6) return PyErr_Format(PyExc_TypeError, "locate: expected 6 arguments, got %zd. Pass all of them.", count);
+    if (count != 7) return PyErr_Format(PyExc_TypeError, "locate: expected 7 arguments, got %zd. Pass all of them.", count);
     if (!PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != 6) {
         PyErr_SetString(PyExc_TypeError, "files: expected WatchedFiles of six, got something else. Pass WatchedFiles.");
         return NULL;
@@ -318,7 +318,7 @@ PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count
     holding all = {.held = 0};
     PyObject *result = NULL;
     Py_buffer *of[6], *numbers, *fds, *offsets, *lengths = NULL;
-    int one_length = PyLong_Check(args[3]);
+    int one_length = PyLong_Check(args[3]), look = PyObject_IsTrue(args[6]);
     long long stride = PyLong_AsLongLong(args[2]), length = one_length && !PyErr_Occurred() ? PyLong_AsLongLong(args[3]) : 0;
     if (PyErr_Occurred()) return NULL;
     for (int i = 0; i < 6; i++) {
@@ -337,7 +337,7 @@ PyObject *lt_py_locate(PyObject *module, PyObject *const *args, Py_ssize_t count
     }
     lt_files from = {.extents = extents, .ends = of[0]->buf, .shift = of[1]->buf, .which = of[2]->buf, .count = files, .sizes = of[3]->buf, .changed = of[4]->buf, .fds = of[5]->buf};
     /* The GIL is kept: this takes less time than giving it away and asking for it again. */
-    result = PyBool_FromLong(lt_locate(&from, numbers->buf, runs, stride, lengths ? lengths->buf : &same, one_length, fds->buf, offsets->buf));
+    result = PyBool_FromLong(lt_locate(&from, numbers->buf, runs, stride, lengths ? lengths->buf : &same, one_length, fds->buf, offsets->buf, look));
 end:
     let_go(&all);
     return result;

@@ -111,9 +111,9 @@ typedef struct {
     const int32_t *fds; /* -1: not open */
 } lt_files;
 
-/* 0 where a run crosses into another extent, or a file is not open or no longer what it was. */
+/* 0 where a run crosses into another extent, or a file is not open or, if they are looked at, no longer what it was. */
 int lt_locate(const lt_files *files, const int64_t *numbers, int64_t count, int64_t stride, const int64_t *lengths,
-              int one_length, int32_t *fds, int64_t *offsets);
+              int one_length, int32_t *fds, int64_t *offsets, int look);
 
 /* rows.c: `length` bytes from each of `offsets` of what was read to row places[i] of `into`, which has room for `room` of
  * them; places NULL: one after the other. -1, or the first that lies outside, where it stopped. */

@@ -205,8 +205,9 @@ def unchanged(fd: int, size: int, changed: int) -> bool:
     return found.st_size == size and found.st_nlink > 0 and found.st_ctime_ns == changed
 
 
-def locate(files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: Any, offsets: Any) -> bool:
-    """Which file each run is in, and where; False if one crosses extents, or a file is not open or has changed."""
+def locate(files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: Any, offsets: Any, look: bool) -> bool:
+    """Which file each run is in, and where; False if one crosses extents, or a file is not open or, if they are to be
+    looked at, has changed."""
     ends, shift, which, sizes, changed, numbers_of_files = files
     places = numbers * stride
     extents = np.searchsorted(ends, places, side="right")
@@ -214,7 +215,8 @@ def locate(files: WatchedFiles, numbers: Any, stride: int, lengths: Any, fds: An
         return False
     used = which[extents]
     for file in set(used.tolist()):
-        if not unchanged(int(numbers_of_files[file]), int(sizes[file]), int(changed[file])):  # -1: not open
+        number = int(numbers_of_files[file])
+        if number < 0 or (look and not unchanged(number, int(sizes[file]), int(changed[file]))):
             return False
     fds[:], offsets[:] = numbers_of_files[used], places + shift[extents]
     return True

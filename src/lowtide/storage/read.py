@@ -105,7 +105,7 @@ class Reads:
             self._lane = None
             (strategy.sweeping if how == SWEPT_DIRECT else strategy.idle).append(lane)
         refused = None if isinstance(found, int) else strategy.judge(found, self._spans, runs)
-        strategy.look_again(self._spans, runs, self._held)
+        strategy.look_again(self._spans, self._held)
         if not isinstance(found, int):
             return refused
         count, length, total = len(runs[1]), runs[2], self.total
@@ -187,24 +187,18 @@ class Read:
     def start_located(
         self, files: WatchedFiles, located: tuple[Any, ...], target: Any, descriptors: tuple[Descriptor, ...]
     ) -> Reads:
-        """Runs that have their descriptors and offsets already: what ``Engine.locate`` was asked and has filled."""
+        """Runs that have their descriptors and offsets already: what ``Engine.locate`` was asked and has filled. The
+        caller looks at the files."""
         _, _, length, fds, offsets = located
         runs = (fds, offsets, length, None, None, 1, 0)
-        return Reads(self, (files, offsets, 1, 0, length), (runs, KEEP, SCATTERED), target, (descriptors, located))
+        return Reads(self, (files, offsets, 1, 0, length), (runs, KEEP, SCATTERED), target, descriptors)
 
-    def look_again(self, spans: Spans | WatchedSpans, runs: Any, held: Any) -> None:
+    def look_again(self, spans: Spans | WatchedSpans, held: Any) -> None:
         """Whether the files of reads that are done still are what was opened: else what came may be of two versions."""
         files = spans[0]
         if type(files) is int:
             self.files.still(files, held[0] if type(held) is tuple else held)
-        elif isinstance(files, WatchedFiles):
-            descriptors, located = held
-            if not self.engine.locate(files, *located):
-                numbers = set(runs[0].tolist())
-                for one in descriptors:
-                    if one.number in numbers:
-                        self.files.still(int(np.flatnonzero(files.fds == one.number)[0]), one)
-        else:
+        elif not isinstance(files, WatchedFiles):
             for file, descriptor in held[0].items():
                 self.files.still(file, descriptor)
 

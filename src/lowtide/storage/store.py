@@ -19,14 +19,14 @@ from lowtide.machine import direct_alignment, file_kind, room_for_cache
 from lowtide.storage.budget import Budget, Holding
 from lowtide.storage.buffers import Bytes, Pool
 from lowtide.storage.forks import Turn, renew_in_children
-from lowtide.storage.mapped import Mapped, MappedReads, forget_marks, item_of
+from lowtide.storage.many_files import InTurns, ReadsOfMany
+from lowtide.storage.mapped import Mapped, MappedReads
 from lowtide.storage.read import (
     DENSE,
     SCATTERED,
     SEQUENTIAL,
     Read,
     Reads,
-    Refused,
     Temperature,
     announce_now,
     drop_pages,
@@ -39,14 +39,13 @@ from lowtide.storage.spans import (
     Located,
     MergedRound,
     Offsets,
-    Spans,
     each_of,
     few_files,
     is_dense,
     joined,
     merge,
 )
-from lowtide.storage.watched_files import KEPT, MOST_WATCHED, Extent, Files, ReadCounts
+from lowtide.storage.watched_files import KEPT, Extent, Files, ReadCounts
 from lowtide.units import KIB, MIB, format_size
 
 STRATEGIES = ("auto", "read", "remap", "advise", "map")
@@ -225,8 +224,7 @@ class Store:
         """Whether it fills many buffers in one sweep over its files, in another thread; not where their owner may write
         meanwhile."""
         few = len(self.files) <= KEPT.together
-        settled = self.makes_blocks or not any(extent.may_change for extent in self.extents)
-        return few and settled and self.strategy.name == "read" and self.prepares
+        return few and (self.makes_blocks or self.files.settled) and self.strategy.name == "read" and self.prepares
 
     @property
     def sweeps_direct(self) -> bool:
@@ -285,11 +283,17 @@ class Store:
     def _start_in_many(
         self, strategy: Strategy, numbers: Offsets, stride: int, length: Lengths, target: Any, how: int, early: bool
     ) -> StartedReads:
-        if how == SCATTERED and strategy.name == "read" and not early and len(self.files) <= MOST_WATCHED:
+        if how == SCATTERED and strategy.name == "read" and not early and self.files.watchable:
             found = self._watched(strategy, numbers, stride, length, target)
             if found is not None:
                 return found
-        spans = self.located.spans(numbers, stride, length)
+        return self.start_spans(numbers, stride, length, target, how, early=early)
+
+    def start_spans(
+        self, numbers: Offsets, stride: int, length: Lengths, target: Any, how: int, *, early: bool
+    ) -> Reads | MappedReads | InTurns:
+        """The same, each file looked at before it is read and afterwards."""
+        strategy, spans = self.strategy, self.located.spans(numbers, stride, length)
         if isinstance(spans[0], int) or len(set(spans[0])) <= KEPT.together:
             return strategy.start(spans, target, how, early)
         return InTurns(strategy, spans, target, how)
@@ -297,17 +301,17 @@ class Store:
     def _watched(
         self, strategy: Any, numbers: Offsets, stride: int, length: Lengths, target: Any
     ) -> StartedReads | None:
-        """Spans of files that are all open and as they were: found and checked in one native call."""
+        """Spans of files that are all open: found in one native call, and looked at in another when they are read."""
         if strategy.temperature.cold or strategy.way != "announce" or strategy.drop:
             return None
         table, held = self.files.watched(self.located.ends, self.located.shift, self.located.which)
         fds, offsets = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
         numbers = np.ascontiguousarray(numbers)
         located = numbers, stride, length, fds, offsets
-        if not self.engine.locate(table, *located):
-            return None  # the slower path finds out why and raises
-        found: StartedReads = strategy.start_located(table, located, target, held)
-        return found
+        if not self.engine.locate(table, *located, False):
+            return None
+        reads = strategy.start_located(table, located, target, held)
+        return ReadsOfMany(self, table, located, reads, target)
 
     @property
     def _keeps_natively(self) -> bool:
@@ -396,33 +400,7 @@ class Store:
             os.close(number)
 
 
-class InTurns:
-    """Spans of more files than one call may hold open, read some of the files at a time.
-
-    ``places``: the byte of the target at which each span goes; by default one behind the other.
-    """
-
-    __slots__ = ("_how", "_places", "_spans", "_strategy", "_target")
-
-    def __init__(self, strategy: Strategy, spans: Spans, target: Any, how: int, places: Offsets | None = None) -> None:
-        self._strategy, self._spans, self._target, self._how, self._places = strategy, spans, target, how, places
-
-    def finish(self) -> Refused | None:
-        item, places = item_of(self._target), self._places
-        if places is None:
-            lengths = np.broadcast_to(self._spans[4], len(self._spans[1])).astype(np.int64)
-            places = np.cumsum(lengths) - lengths
-        for some, first in few_files(self._spans, KEPT.together):
-            lengths = np.broadcast_to(some[4], len(some[1])).astype(np.int64)
-            here = places[first : first + len(lengths)] // item  # each turn's spans say where they go
-            refused = self._strategy.start((*some[:4], lengths), self._target, self._how, False, here).finish()
-            if refused is not None:
-                return refused
-        forget_marks(self._target)
-        return None
-
-
-StartedReads = Reads | MappedReads | InTurns
+StartedReads = Reads | MappedReads | InTurns | ReadsOfMany
 
 
 def _reopen(extents: tuple[Extent, ...], strategy: str, cache: str, engine: str, budget: Budget, ranks: int) -> Store:

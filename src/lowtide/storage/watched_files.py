@@ -187,6 +187,8 @@ class Files:
         self.extents = [first_of[file] for file in range(len(numbers))]  # the first of each file
         self.paths = [one.path for one in self.extents]
         self.sizes = [one.size for one in self.extents]
+        self.settled = not any(one.may_change for one in extents)  # their times prove that nothing was written
+        self.watchable = self.settled and len(self.paths) <= MOST_WATCHED
         self.closed = False
         self.counters = ReadCounts()
         self._unchanged = engine.unchanged
