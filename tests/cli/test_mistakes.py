@@ -169,6 +169,28 @@ def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
         assert done.stderr.count("\n") == done.returncode, done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="NOT TESTED: a full disk behind stdout - no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["info x.npy", "info x.npy --json", "plan x.npy", "--version", "--help", "plan -h"])
+def test_a_stdout_that_takes_nothing_more_is_one_line_with_the_way_out(
+    words: str, unbuffered: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((8, 4), "f4"))
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lowtide", *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    name = "lowtide" if words.startswith("-") else f"lowtide {words.split()[0]}"
+    told = "expected to take what is printed, got: No space left on device. Make room there, or send it to another"
+    assert done.stderr == f"{name}: standard output: {told} place.\n"
+    assert done.returncode == 1
+
+
 def test_a_stdout_without_the_signs_of_a_name_shows_their_numbers(tmp_path: Path) -> None:
     np.save(tmp_path / "é漢.npy", np.zeros((8, 4), "f4"))
     done = subprocess.run(
