@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from tests.commands import called
 
-from lowtide.cli import GROUPS
+from lowtide.cli import COMMANDS, GROUPS
 from lowtide.engine import engine
 
 
@@ -70,12 +71,26 @@ def test_help_is_help(words: list[str]) -> None:
     assert done.stdout.startswith("usage: lowtide")
 
 
-def test_the_help_shows_every_command_once_in_its_group() -> None:
+def test_the_help_shows_every_command_once_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     lines = called("--help").stdout.splitlines()
     for group, commands in GROUPS.items():
         at = lines.index(f"{group}:")
         assert [line.split()[0] for line in lines[at + 1 : at + 1 + len(commands)]] == list(commands)
     assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_no_wider_than_the_terminal(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if command in ("train", "sample"):
+        pytest.importorskip("torch", reason=f"NOT TESTED: {command}, because torch is not installed")
+    monkeypatch.setenv("COLUMNS", "1000")
+    wide = called(*command.split(), "--help").stdout
+    monkeypatch.setenv("COLUMNS", str(columns))
+    said = called(*command.split(), "--help").stdout
+    assert [line for line in said.splitlines() if len(line) > columns] == []
+    assert re.sub(r"[\s-]", "", said) == re.sub(r"[\s-]", "", wide)  # and nothing is missing
 
 
 def test_the_engine_in_use_and_why_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

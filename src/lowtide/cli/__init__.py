@@ -14,8 +14,10 @@ import importlib
 import io
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -52,6 +54,9 @@ STOPPED = 130  # what shells give for a program that Ctrl-C ended
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest right word; the whole usage is one ``--help`` away."""
+
+    def format_help(self) -> str:
+        return _narrowed(super().format_help())
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """argparse would say nothing of help that could not be printed."""
@@ -98,6 +103,29 @@ class _Parser(argparse.ArgumentParser):
             shown = [one for one in several[2].split(", ") if self._option_string_actions[one].help != SUPPRESS]
             return f"{several[1]}: expected the name of one option, got the beginning of {' and '.join(shown)}."
         return message if message.endswith("?") else f"{message}."
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks lines at spaces, and behind the commas of a list."""
+
+    wordsep_simple_re = re.compile(r"(\s+|(?<=,)(?=\S))")
+
+
+def _narrowed(text: str) -> str:
+    """Help in no more columns than there are: argparse breaks neither titles nor ``[--name {one,of,these}]``."""
+    columns = max(20, shutil.get_terminal_size().columns)
+    usage, blank, rest = text.partition("\n\n")
+    if max(map(len, usage.splitlines())) > columns:
+        usage = re.sub(r"(?m)^ +", "  ", usage)
+    lines: list[str] = []
+    for line in f"{usage}{blank}{rest}".splitlines():
+        bare = line.lstrip()
+        indent = len(line) - len(bare)
+        column = re.match(r"\S+ {2,}", bare)  # a name and what it is
+        more = indent + (column.end() if column else 2 if indent or bare.startswith("usage:") else 0)
+        wrapper = _Wrapper(columns, " " * indent, " " * more, break_long_words=False, break_on_hyphens=False)
+        lines += [line] if len(line) <= columns else wrapper.wrap(bare)
+    return "\n".join(lines) + "\n"
 
 
 def _nearest(got: str, known: Sequence[str]) -> str:
