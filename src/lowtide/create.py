@@ -3,8 +3,10 @@
 Rows go to the disk while the next are made, and the file gets its name only once it is complete. The result is byte for
 byte what ``np.save`` writes (``.npy``) or the bare numbers (any other name).
 
-Costs a buffer and the pages on their way to the disk: together at most the budget. Does not convert: rows without
-the stated dtype and width are refused.
+Numbers of another dtype are converted, a piece at a time, if the stated one is of their kind and holds them; all
+else is refused before anything is written.
+
+Costs a buffer, a copy of what has to be converted, and the pages on their way to the disk: together at most the budget.
 """
 
 from __future__ import annotations
@@ -70,6 +72,10 @@ def create(
 class ArrayWriter:
     """Rows on their way to disk. The file gets its name in ``close()``, which a ``with`` block calls unless it fails.
 
+    Numbers become the dtype of the file where NumPy calls that "same_kind" (float64 to float32, integers to floats),
+    and integers any integers that hold them. ``TypeError`` for other dtypes, ``ValueError`` for a number outside the
+    range.
+
     ``append`` and ``out[i:j] =`` may be called from several threads; the rows of one append stay together.
     """
 
@@ -121,14 +127,14 @@ class ArrayWriter:
             self._empty += 0 if self._width else len(array)
 
     def __setitem__(self, key: int | slice, rows: Any) -> None:
-        """Write rows ``i`` to ``j``, which must be exactly as many as given; rows that are never written are zeros."""
+        """Write rows ``i`` to ``j``, exactly as many as given, or one number for all; rows never written are zeros."""
         if self._stated is None:
             raise ValueError(
                 f"{self.path}: expected a stated number of rows for out[i:j] = rows, got shape={(-1, *self._row)}. "
                 "Create it with the first axis stated, or use append."
             )
         first, count = self._between(key, self._stated)
-        array = self._checked(rows, one_row=not isinstance(key, slice))
+        array = self._checked(rows, one_row=not isinstance(key, slice), fill=count)
         if len(array) != count:
             raise ValueError(
                 f"{self.path}: expected {count} rows for out[{first}:{first + count}], got {len(array)}. "
@@ -202,24 +208,56 @@ class ArrayWriter:
             )
         self._manner = manner
 
-    def _checked(self, rows: Any, *, one_row: bool) -> NDArray[Any]:
-        """Rows of our dtype and width, or an error."""
+    def _checked(self, rows: Any, *, one_row: bool, fill: int | None = None) -> NDArray[Any]:
+        """Rows of our width, in a dtype that converts to ours; one value stands for ``fill`` rows. Or an error."""
         array = np.asarray(rows)
-        if array.dtype != self.dtype:
+        if not _converts(array.dtype, self.dtype):
             way = f"Use np.asarray(rows).astype({self.dtype.str!r}), or create it with the other dtype"
-            if self.dtype.kind in "iu" and array.dtype.kind in "iuf" and not _holds(self.dtype, array):
+            if self.dtype.kind in "iu" and array.dtype.kind == "f" and not _holds(self.dtype, array):
                 way = f"Create it with dtype={array.dtype.name!r}: {self.dtype} does not hold these numbers"
             raise TypeError(f"{self.path}: expected rows of dtype {self.dtype}, got {array.dtype}. {way}.")
-        if one_row and array.shape == self._row:
-            return array[None]
-        if array.shape[1:] != self._row or array.ndim == 0:
+        if fill is not None and array.ndim == 0:
+            shaped = np.broadcast_to(array, (fill, *self._row))
+        elif one_row and array.shape == self._row:
+            shaped = array[None]
+        elif array.ndim and array.shape[1:] == self._row:
+            shaped = array
+        else:
             wanted = str((-1, *self._row)).replace("-1", "n")
             width, axes = math.prod(self._row), array.shape[1:] if array.ndim > 1 else array.shape
             way = f"Create it with shape={(-1, *axes)}, or make rows of {width} values"
             if width and array.size and array.size % width == 0:
                 way = f"Use rows.reshape({(-1, *self._row)}), or create it with another shape"
             raise ValueError(f"{self.path}: expected rows of shape {wanted}, got {array.shape}. {way}.")
-        return array
+        self._require_range(array)
+        return shaped
+
+    def _require_range(self, array: NDArray[Any]) -> None:
+        """ValueError for a number that our dtype does not hold: NumPy would wrap it, or make it infinite."""
+        kind = self.dtype
+        if array.size == 0 or np.can_cast(array.dtype, kind, "safe"):
+            return
+        if kind.kind in "iu":
+            limits = np.iinfo(kind)
+            least, most = limits.min, limits.max
+            outside = [number for number in (int(array.min()), int(array.max())) if not least <= number <= most]
+        else:
+            most = np.finfo(kind).max.item()
+            least, outside = -most, self._too_large(array)
+        if outside:
+            raise ValueError(
+                f"{self.path}: expected numbers from {least} to {most} for {kind}, got {outside[0]}. "
+                f"Create it with dtype={array.dtype.name!r}, or clip the rows."
+            )
+
+    def _too_large(self, array: NDArray[Any]) -> list[Any]:
+        """A finite number that our dtype makes infinite, if there is one."""
+        for some in self._pieces(array):
+            with np.errstate(over="ignore"):
+                lost = np.isfinite(some) & ~np.isfinite(some.astype(self.dtype))
+            if lost.any():
+                return [some[lost][0]]
+        return []
 
     def _between(self, key: int | slice, rows: int) -> tuple[int, int]:
         """First row and count of ``out[key]``; a key that NumPy would silently clip is refused."""
@@ -240,13 +278,24 @@ class ArrayWriter:
         return start, stop - start
 
     def _views(self, array: NDArray[Any]) -> Iterator[memoryview]:
-        """The rows as bytes; rows that are not contiguous are copied, a piece at a time."""
-        if array.nbytes == 0:
+        """The rows as bytes of our dtype."""
+        if array.nbytes:
+            for some in self._pieces(array):
+                yield np.ascontiguousarray(some, self.dtype).reshape(-1).view(np.uint8).data
+
+    def _pieces(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """All rows if their bytes are the file's, else as many at a time as may be copied: the last copy is still held
+        while the next is made.
+        """
+        in_order = array.flags.c_contiguous or not any(array.strides)
+        if array.flags.c_contiguous and array.dtype == self.dtype:
+            yield array
             return
-        step = len(array) if array.flags.c_contiguous else max(1, self._output.piece // self._width)
-        for first in range(0, len(array), step):
-            some = np.ascontiguousarray(array[first : first + step])
-            yield some.reshape(-1).view(np.uint8).data
+        items = array.reshape(-1) if in_order else array
+        width = self.dtype.itemsize * (items.size // len(items))
+        step = max(1, self._output.piece // 2 // width)
+        for first in range(0, len(items), step):
+            yield items[first : first + step]
 
 
 def _is_npy(path: str) -> bool:
@@ -295,6 +344,15 @@ def _checked_type(dtype: DTypeLike | None, shape: int | tuple[int, ...]) -> tupl
     if math.prod(max(axis, 1) for axis in axes) * one.itemsize > MOST_BYTES:
         raise ValueError(f"shape: expected fewer than 2**63 bytes, got {shape} of {one}. Use a smaller shape.")
     return one, axes
+
+
+def _converts(kind: np.dtype[Any], ours: np.dtype[Any]) -> bool:
+    """Whether rows of this dtype become ours, if we hold their numbers. Text that would be cut, and dates, do not."""
+    if kind.kind in "biufc" and ours.kind in "biufc":
+        return np.can_cast(kind, ours, "same_kind") or (kind.kind in "iu" and ours.kind in "iu")
+    if kind.kind == ours.kind and kind.kind in "SU":
+        return kind.itemsize <= ours.itemsize
+    return kind.newbyteorder("=") == ours.newbyteorder("=")
 
 
 def _holds(kind: np.dtype[Any], numbers: NDArray[Any]) -> bool:

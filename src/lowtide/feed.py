@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from lowtide.arguments import whole_number
 from lowtide.engine import Numbers
-from lowtide.order.steps import GlobalSteps, Skips
+from lowtide.order.steps import MOST_ROWS, GlobalSteps, Skips
 from lowtide.order.streams import Stream
 from lowtide.reading.admission import admit
 from lowtide.reading.ahead import Reader
@@ -128,7 +129,11 @@ class Feed(Cursor):
 
     @cursor.setter
     def cursor(self, rows: int) -> None:
-        self.go_to(rows)
+        end = self._end()
+        number, most = whole_number("cursor", rows, example="feed.seek(step)"), MOST_ROWS if end is None else end
+        if not 0 <= number <= most:
+            raise ValueError(f"cursor: expected 0 to {most} (rows of the stream), got {rows}. Use feed.seek(step).")
+        self.go_to(number)
 
     def whole_batches(self) -> Feed:
         """This feed, without the batches at the end of a sequential order that are not full."""

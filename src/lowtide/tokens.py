@@ -125,8 +125,8 @@ class Tokens(TokenRange, Opened, OnDisk):
         >>> tokens[:100], tokens[-1]
         """
         if isinstance(key, str):
-            refuse_name(key, (), "tokens[10:20]")
-        selection = select(key, (len(self),))
+            refuse_name(key, (), "tokens[10:20]", "token")
+        selection = select(key, (len(self),), "token")
         tokens = self.own(selection.rows)
         return tokens if selection.rest is None else tokens[selection.rest]
 

@@ -30,6 +30,7 @@ from lowtide.reading.window_reader import WindowReader
 
 CUTS = ("stride", "packed")
 ORDERS = ("shuffled", "random", "sequential")
+MOST_PACKED = 2**31 - 1  # tokens of a packed row
 
 
 class Windows:
@@ -58,6 +59,11 @@ class Windows:
         self._packed: PackedRows | None = None
         self._index: BoundaryIndex | None = None
         if self.cut == "packed":
+            if self.length > MOST_PACKED:
+                raise ValueError(
+                    f"length: expected at most {MOST_PACKED} (positions in a packed row are int32), got {length}. "
+                    "Use length=1024."
+                )
             self._packed = self._pack()
         elif self.documents:
             self._index = boundary_index(tokens, required_marks(tokens), progress)

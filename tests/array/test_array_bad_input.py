@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -250,6 +251,45 @@ def test_a_start_that_is_not_a_row_number_is_refused_when_asked_for(rows: Path, 
         next(ITERATORS[call](array, 2, start=np.int64(1)))
 
 
+@pytest.mark.parametrize("call", ITERATORS)
+@pytest.mark.parametrize("start", [2**62 + 1, 2**63, 2**70, np.uint64(2**63)])
+def test_a_start_that_nobody_can_reach_is_refused_when_asked_for(rows: Path, call: str, start: Any) -> None:
+    endless: dict[str, Any] = {} if call == "sample" else {"epochs": None}
+    with lowtide.open(rows) as array:
+        with pytest.raises(ValueError, match=rf"start: expected 0 to [0-9]+ \(rows already received\), got {start}\."):
+            ITERATORS[call](array, 4, start=start, **endless)
+        assert len(next(ITERATORS[call](array, 3, start=2**62 // 300 * 300 - 3, **endless))) == 3
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_the_last_start_of_every_rank_names_a_row(rows: Path, world: int) -> None:
+    with lowtide.open(rows) as array:
+        for rank in range(world):
+            ranks: dict[str, Any] = {"epochs": None, "rank": rank, "world": world}
+            with pytest.raises(ValueError, match=r"start: expected 0 to") as told:
+                array.shuffled(4, start=2**63, **ranks)
+            (most,) = re.findall(r"expected 0 to ([0-9]+) ", str(told.value))
+            assert len(next(array.shuffled(4, start=int(most), **ranks))) == 4
+
+
+@pytest.mark.parametrize("call", ["chunks", "shuffled", "gather"])
+@pytest.mark.parametrize("epochs", [2**62, 2**64])
+def test_more_epochs_than_positions_can_count_are_refused_when_asked_for(rows: Path, call: str, epochs: int) -> None:
+    told = rf"epochs: expected 1 to ([0-9]+) passes over [0-9]+ rows, got {epochs}\. Use epochs=1, or None for no end"
+    with lowtide.open(rows) as array:
+        with pytest.raises(ValueError, match=told) as refused:
+            ITERATORS[call](array, 4, epochs=epochs)
+        (most,) = re.findall(told, str(refused.value))
+        assert len(ITERATORS[call](array, 4, epochs=int(most))) > 0
+
+
+@pytest.mark.parametrize("batch", [2**48, 2**63, 2**70])
+def test_a_batch_beyond_the_memory_there_is_is_refused_when_asked_for(rows: Path, batch: int) -> None:
+    told = rf"sample\({batch}\): expected a batch of at most .*, the memory .* allows, got one of .*\. Use sample"
+    with lowtide.open(rows) as array, pytest.raises(lowtide.BudgetError, match=told):
+        array.sample(batch)
+
+
 @pytest.mark.parametrize("call", ["shuffled", "sample"])
 def test_a_seed_that_is_not_an_integer_is_refused_when_asked_for(rows: Path, call: str) -> None:
     odd: list[Any] = [1.5, "3", None, [1]]
@@ -269,7 +309,9 @@ def test_rank_world_and_epoch_are_checked_when_asked_for(rows: Path) -> None:
                 array.shuffled(4, **keywords)
         odd: list[dict[str, Any]] = [{"rank": 0.5}, {"world": "2"}, {"world": None}, {"epoch": 1.5}, {"epoch": "x"}]
         for keywords in odd:
-            with pytest.raises(TypeError, match=r"rank|world|epoch"):
+            name, value = next(iter(keywords.items()))
+            told = rf"^{name}: expected a whole number, got {type(value).__name__}\. Use {name}="
+            with pytest.raises(TypeError, match=told):
                 array.shuffled(4, **keywords)
 
 

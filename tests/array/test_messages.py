@@ -134,12 +134,12 @@ def test_arguments_that_need_a_name_get_it(array: lowtide.Array, tmp_path: Path)
 
 def test_a_conversion_that_would_change_the_numbers_is_not_suggested(tmp_path: Path) -> None:
     with (
-        pytest.raises(TypeError, match=r"got int64\. Create it with dtype='int64': uint8 does not hold"),
+        pytest.raises(TypeError, match=r"got float64\. Create it with dtype='float64': uint8 does not hold"),
         lowtide.create(tmp_path / "x.npy", dtype="uint8", shape=(-1,)) as out,
     ):
-        out.append(np.array([300]))
+        out.append(np.array([30.5]))
     with (
-        pytest.raises(TypeError, match=r"got int64\. Use np.asarray\(rows\)\.astype\('\|u1'\)"),
+        pytest.raises(TypeError, match=r"got float64\. Use np.asarray\(rows\)\.astype\('\|u1'\)"),
         lowtide.create(tmp_path / "x.npy", dtype="uint8", shape=(-1,)) as out,
     ):
-        out.append(np.array([30]))
+        out.append(np.array([30.0]))

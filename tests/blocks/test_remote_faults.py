@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
+import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.blocks.conftest import Behind
+from tests.blocks.server import FaultyServer
 
 import lowtide
+from lowtide.blocks import remote
+from lowtide.blocks.remote import RemoteObject
 
 PASSING: dict[str, dict[str, float]] = {
     "every third answer is 503": {"busy_every": 3},
@@ -48,7 +55,7 @@ def test_a_server_that_is_gone_for_a_while_is_waited_for(behind: Behind) -> None
 def test_a_server_that_stays_away_is_an_error_that_names_it(behind: Behind) -> None:
     remote = behind.open(remote={"patience": 1})
     behind.server.faults.status = 503
-    with pytest.raises(lowtide.ReadError, match=r"expected an answer within 1 s, got status 503"):
+    with pytest.raises(lowtide.ReadError, match=r"expected an answer of 127.* within 1 s, got status 503"):
         remote[30_000]
     behind.server.faults.status = 0
     np.testing.assert_array_equal(remote[30_000], behind.rows[30_000])  # and it goes on
@@ -101,6 +108,46 @@ def test_a_host_that_is_not_known_is_named_and_not_waited_for() -> None:
     ) as told:
         lowtide.open("http://me:s3cr3t@no..such.host:9000/x.npy?sig=s3cr3t")
     assert "s3cr3t" not in str(told.value)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Seconds instead of minutes. obstore is used in this process, which forks nobody meanwhile."""
+    monkeypatch.setattr(remote, "UNSURE", 1.0)
+    monkeypatch.setattr(remote, "_PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(remote, "_ANSWERED", set())
+    yield
+    remote._FIRST.clear()
+
+
+def refused(address: str, pinned: dict[str, Any] | None = None) -> str:
+    """What is said at the end of a patience of three seconds, or of a shorter one."""
+    with pytest.raises(lowtide.ReadError) as told:
+        RemoteObject(address, {"patience": 3}, pinned).make(0, 100, lambda offset, piece: None)
+    return str(told.value)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_store_where_nothing_listens_is_named_and_not_waited_for_as_long_as_one_that_answered() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and nobody listens
+        host = f"127.0.0.1:{nobody.getsockname()[1]}"
+        told = refused(f"http://me:s3cr3t@{host}/x.npy?sig=s3cr3t")
+        assert "s3cr3t" not in told
+        assert f"http://{host}/x.npy: expected an answer of {host} within 1 s, got a refused connection at the" in told
+        opened = {"size": 100, "etag": None, "modified": None}
+        assert f"an answer of {host} within 3 s, got a refused connection" in refused(f"http://{host}/x", opened)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("status", [0, 404, 503])
+def test_a_store_that_answered_once_whatever_it_said_is_waited_for(status: int) -> None:
+    with FaultyServer({"x": bytes(100)}) as server:
+        address = server.url("x")
+        server.faults.status = status
+        with contextlib.suppress(lowtide.ReadError, FileNotFoundError):
+            RemoteObject(address, {"patience": 0}).look(100)
+    assert "within 3 s, got a refused connection" in refused(address)
 
 
 def test_no_secret_is_printed_stored_or_left_in_a_state(behind: Behind, capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from tests.commands import called
 
-from lowtide.cli import GROUPS
+from lowtide.cli import COMMANDS, GROUPS
 from lowtide.engine import engine
 
 
@@ -70,12 +71,26 @@ def test_help_is_help(words: list[str]) -> None:
     assert done.stdout.startswith("usage: lowtide")
 
 
-def test_the_help_shows_every_command_once_in_its_group() -> None:
+def test_the_help_shows_every_command_once_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     lines = called("--help").stdout.splitlines()
     for group, commands in GROUPS.items():
         at = lines.index(f"{group}:")
         assert [line.split()[0] for line in lines[at + 1 : at + 1 + len(commands)]] == list(commands)
     assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_no_wider_than_the_terminal(command: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if command in ("train", "sample"):
+        pytest.importorskip("torch", reason=f"NOT TESTED: {command}, because torch is not installed")
+    monkeypatch.setenv("COLUMNS", "1000")
+    wide = called(*command.split(), "--help").stdout
+    monkeypatch.setenv("COLUMNS", str(columns))
+    said = called(*command.split(), "--help").stdout
+    assert [line for line in said.splitlines() if len(line) > columns] == []
+    assert re.sub(r"[\s-]", "", said) == re.sub(r"[\s-]", "", wide)  # and nothing is missing
 
 
 def test_the_engine_in_use_and_why_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +182,28 @@ def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == int("nothere" in words)
         assert done.stderr.count("\n") == done.returncode, done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="NOT TESTED: a full disk behind stdout - no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["info x.npy", "info x.npy --json", "plan x.npy", "--version", "--help", "plan -h"])
+def test_a_stdout_that_takes_nothing_more_is_one_line_with_the_way_out(
+    words: str, unbuffered: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((8, 4), "f4"))
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lowtide", *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    name = "lowtide" if words.startswith("-") else f"lowtide {words.split()[0]}"
+    told = "expected to take what is printed, got: No space left on device. Make room there, or send it to another"
+    assert done.stderr == f"{name}: standard output: {told} place.\n"
+    assert done.returncode == 1
 
 
 def test_a_stdout_without_the_signs_of_a_name_shows_their_numbers(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,93 @@ def test_appends_from_several_threads_keep_their_rows_together(tmp_path: Path) -
     groups = np.load(tmp_path / "z.npy").reshape(200, 999 * 2)
     assert np.array_equal(groups.min(axis=1), groups.max(axis=1))
     assert sorted(groups[:, 0]) == list(range(200))
+
+
+# Rows of other dtypes
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("float64", "float32"),
+        ("float16", "float32"),
+        (">f4", "float32"),
+        ("int64", "float32"),
+        ("int64", "int32"),
+        ("int64", "uint8"),
+        ("uint64", "int64"),
+        ("bool", "float32"),
+        ("complex128", "complex64"),
+        ("float64", "complex64"),
+        ("U3", "U5"),
+        (">M8[s]", "<M8[s]"),
+    ],
+)
+@pytest.mark.parametrize("turn", [np.asarray, np.asfortranarray, lambda a: a[::-1]])
+def test_numbers_of_the_same_kind_become_the_dtype_of_the_file(
+    tmp_path: Path, theirs: str, ours: str, turn: Any
+) -> None:
+    rows = turn(rows_of(theirs, (9_000, 11)))
+    with lowtide.create(tmp_path / "a.npy", dtype=ours, shape=(-1, 11), budget="1MiB") as out:
+        out.append(rows[:7_000])
+        out.append(rows[7_000])
+        out.append(rows[7_001:])
+    with lowtide.create(tmp_path / "b.npy", dtype=ours, shape=rows.shape, budget="1MiB") as out:
+        out[:8_999] = rows[:8_999]
+        out[-1] = rows[-1]
+    for name in ("a.npy", "b.npy"):
+        found = np.load(tmp_path / name)
+        assert found.dtype == np.dtype(ours)
+        assert np.array_equal(found, rows.astype(ours))
+
+
+def test_standardising_in_float64_for_a_file_of_float32_works_as_the_guide_shows(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", rows_of("float32", (1000, 162)))
+    with lowtide.open(tmp_path / "x.npy") as a:
+        found = a.stats()
+        with lowtide.create(tmp_path / "z.npy", dtype="float32", shape=(-1, 162)) as out:
+            for chunk in a.chunks():
+                out.append((chunk - found.mean) / found.std)
+        wanted = (a[:] - found.mean) / found.std
+    assert np.array_equal(np.load(tmp_path / "z.npy"), wanted.astype("float32"))
+
+
+def test_one_number_fills_the_rows_it_is_put_in(tmp_path: Path) -> None:
+    wanted = np.ones((9, 3), np.float32)
+    with lowtide.create(tmp_path / "z.npy", dtype="float32", shape=(9, 3)) as out:
+        for to in (wanted, out):
+            to[0:9] = 1
+            to[0:5] = 0
+            to[5] = 2.5
+            to[6] = [1, 2, 3]
+            to[-1] = np.int64(7)
+            to[7:8] = True
+            to[3:3] = 9
+    assert np.array_equal(np.load(tmp_path / "z.npy"), wanted)
+    with lowtide.create(tmp_path / "u.npy", dtype="uint8", shape=(9,)) as out:
+        out[2:5] = 255
+        out[8] = 1
+    assert np.load(tmp_path / "u.npy").tolist() == [0, 0, 255, 255, 255, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("way", ["append", "put", "fill", "one row"])
+def test_converting_holds_a_piece_and_not_all_the_rows(tmp_path: Path, way: str) -> None:
+    """32 MiB of float64 become 16 MiB of float32, at a budget with pieces of 128 KiB."""
+    rows = np.ones((1, 4 << 20) if way == "one row" else (4 << 20, 1))
+    stated = way in ("put", "fill")
+    shape = rows.shape if stated else (-1, *rows.shape[1:])
+    with lowtide.create(tmp_path / "z.npy", dtype="float32", shape=shape, budget="1MiB") as out:
+        tracemalloc.start()
+        try:
+            if stated:
+                out[:] = 1.0 if way == "fill" else rows
+            else:
+                out.append(rows)
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert most < 1 << 20
+    assert np.array_equal(np.load(tmp_path / "z.npy", mmap_mode="r"), rows)
 
 
 # The name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -26,14 +27,59 @@ def left_in(directory: Path) -> list[str]:
 # Rows
 
 
-def test_rows_of_another_dtype_are_refused_with_both_names_and_nothing_is_appended(tmp_path: Path) -> None:
+def test_rows_of_another_kind_are_refused_with_both_names_and_nothing_is_appended(tmp_path: Path) -> None:
     with lowtide.create(tmp_path / "z.npy", dtype="float32", shape=(-1, 3)) as out:
         out.append(np.ones((2, 3), np.float32))
-        for other in ("float64", "int32", ">f4", "float16"):
-            with pytest.raises(TypeError, match=rf"z\.npy: expected rows of dtype float32, got {other}.*astype"):
-                out.append(np.ones((2, 3), other))
+        for other in ("complex64", "S4", "U4", "M8[s]", "O"):
+            rows = np.ones((2, 3), "i8").astype(other)
+            told = re.escape(f"expected rows of dtype float32, got {rows.dtype}. Use np.asarray(rows).astype('<f4')")
+            with pytest.raises(TypeError, match=told):
+                out.append(rows)
         assert len(out) == 2
     assert np.load(tmp_path / "z.npy").shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("int32", "float64"), ("uint8", "float32"), ("bool", "uint8"), ("S3", "S4"), ("M8[D]", "M8[s]")],
+)
+def test_what_would_be_cut_or_rounded_to_whole_numbers_is_refused(tmp_path: Path, ours: str, theirs: str) -> None:
+    rows = np.ones(4, "i8").astype(theirs)
+    with lowtide.create(tmp_path / "z.npy", dtype=ours, shape=(4,)) as out:
+        for wrong in (rows, rows[0:1].reshape(())):
+            with pytest.raises(TypeError, match=r"z\.npy: expected rows of dtype .*, got .*astype"):
+                out[0:4] = wrong
+    assert np.array_equal(np.load(tmp_path / "z.npy"), np.zeros(4, ours))
+
+
+@pytest.mark.parametrize(
+    ("ours", "number", "range_of"),
+    [
+        ("int32", 2**31, "from -2147483648 to 2147483647 for int32, got 2147483648"),
+        ("uint8", -1, "from 0 to 255 for uint8, got -1"),
+        ("uint8", 300, "from 0 to 255 for uint8, got 300"),
+        ("int64", 2**63, "from -9223372036854775808 to 9223372036854775807 for int64, got 9223372036854775808"),
+        ("float32", 1e300, r"from -3\.4\S+ to 3\.4\S+ for float32, got 1e\+300"),
+        ("float16", 70_000, r"from -65504\.0 to 65504\.0 for float16, got 70000"),
+    ],
+)
+def test_a_number_outside_the_range_is_refused_before_any_row_is_written(
+    tmp_path: Path, ours: str, number: float, range_of: str
+) -> None:
+    """The number is the last of several pieces: a budget of 1 MiB has pieces of 128 KiB."""
+    rows = np.ones(500_000, np.asarray(number).dtype)
+    rows[-1] = number
+    told = rf"\.npy: expected numbers {range_of}\. Create it with dtype='{rows.dtype}', or clip the rows\."
+    with lowtide.create(tmp_path / "z.npy", dtype=ours, shape=(500_000,), budget="1MiB") as out:
+        for wrong in (rows, number):
+            with pytest.raises(ValueError, match=told):
+                out[:] = wrong
+    assert not np.load(tmp_path / "z.npy").any()
+    with lowtide.create(tmp_path / "y.npy", dtype=ours, budget="1MiB") as out:
+        with pytest.raises(ValueError, match=told):
+            out.append(rows)
+        out.append(rows[:10])
+    assert np.array_equal(np.load(tmp_path / "y.npy"), np.ones(10))
 
 
 def test_rows_of_another_width_are_refused_with_both_shapes(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -93,6 +94,29 @@ def test_a_mapping_is_the_bytes_of_the_file_and_read_only(
     flags = (entry(address(mapping)) or {})["VmFlags"].split()
     assert "dd" in flags and ("rr" in flags) == scattered and "wr" not in flags
     assert (address(mapping) % LARGE == 4096) == shifted or not shifted
+
+
+def numbers_listed(engine: Engine, mapping: Any, count: int) -> int:
+    """Numbers that ``tolist`` made Python numbers of while that many runs were copied."""
+    sizes: list[int] = []
+
+    def note(_: object, event: str, call: Any) -> None:
+        if event == "c_call" and call.__name__ == "tolist":
+            sizes.append(call.__self__.size)
+
+    runs, into = Runs(-1, np.arange(count) * 16, 16), bytearray(count * 16)
+    sys.setprofile(note)
+    try:
+        assert engine.fill_mapped(mapping, runs, into) is None
+    finally:
+        sys.setprofile(None)
+    assert into == memoryview(mapping)[: count * 16]
+    return sum(sizes)
+
+
+def test_twice_as_many_runs_of_a_mapping_are_twice_the_work(engine: Engine, fd: int) -> None:
+    mapping: Any = engine.mapping(fd, SIZE, False, True)
+    assert numbers_listed(engine, mapping, 2000) == 2 * numbers_listed(engine, mapping, 1000)
 
 
 def test_a_mapping_goes_with_its_last_view(engine: Engine, fd: int) -> None:

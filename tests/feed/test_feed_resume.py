@@ -151,6 +151,20 @@ def test_a_step_that_nobody_reaches_is_refused(tokens: lowtide.Tokens, step: int
     assert feed.cursor == 0
 
 
+@pytest.mark.parametrize("rows", [-1, 2**62 + 1, 2**63, 0.5, "1", None])
+def test_a_cursor_that_nobody_reaches_is_refused(tokens: lowtide.Tokens, rows: Any) -> None:
+    feed = _feed(tokens)
+    with pytest.raises((TypeError, ValueError), match=r"cursor: expected .*, got .*\. Use feed\.seek\(step\)\."):
+        feed.cursor = rows
+    assert feed.cursor == 0
+
+
+@pytest.mark.parametrize("batch", [2**48, 2**62, 2**63, 2**70])
+def test_a_batch_beyond_the_memory_there_is_is_refused_when_asked_for(tokens: lowtide.Tokens, batch: int) -> None:
+    with pytest.raises(lowtide.BudgetError, match=r"expected a batch of at most .*, the memory .*\. Use a batch of "):
+        tokens.batches(batch, length=8)
+
+
 @pytest.mark.parametrize("step", [1.0, "1", None, True, slice(3)])
 def test_a_step_that_is_no_whole_number_is_refused(tokens: lowtide.Tokens, step: Any) -> None:
     with pytest.raises(TypeError, match="step: expected a whole number"):

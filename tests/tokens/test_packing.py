@@ -269,3 +269,10 @@ def test_ids_beyond_the_vocabulary_are_refused_where_they_stand(tmp_path: Path, 
         else:
             with pytest.raises(lowtide.FormatError, match="got 41 at byte 6"):
                 list(feed)
+
+
+@pytest.mark.parametrize("length", [2**31, 2**63, 2**70])
+def test_a_row_longer_than_positions_can_count_is_refused(long_corpus: Path, length: int) -> None:
+    told = rf"length: expected at most 2147483647 .*, got {length}\. Use length=1024"
+    with open_long(long_corpus) as tokens, pytest.raises(ValueError, match=told):
+        tokens.windows(length, cut="packed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,19 @@ def test_an_index_outside_the_tokens_is_refused(tmp_path: Path) -> None:
     with lowtide.open_tokens(raw_file(tmp_path, IDS), dtype="uint16") as tokens:
         train, val = tokens.split(val=100)
         for part, count in ((tokens, 5003), (train, 4903), (val, 100)):
-            with pytest.raises(IndexError, match=f"to {count - 1}, got {count}"):
-                part[count]
-            with pytest.raises(IndexError):
-                part[[0, -count - 1]]
+            for outside in (count, -count - 1):
+                told = f"index: expected a token from -{count} to {count - 1}, got {outside}. There are {count} tokens."
+                for key in (outside, [0, outside]):
+                    with pytest.raises(IndexError, match=rf"^{re.escape(told)}$"):
+                        part[key]
+
+
+@pytest.mark.parametrize("key", [True, [0.5], "a", np.zeros((2, 2))])
+def test_what_is_not_an_index_of_tokens_is_refused_without_a_word_of_rows(tmp_path: Path, key: Any) -> None:
+    with lowtide.open_tokens(raw_file(tmp_path, IDS), dtype="uint16") as tokens:
+        with pytest.raises(IndexError, match=r"index: expected .*token.*, got ") as told:
+            tokens[key]
+        assert "row" not in str(told.value)
 
 
 # Splits

@@ -37,10 +37,13 @@ PIECE = 512 * 1024
 WHOLE = 5 * 256 * 1024  # bytes taken in one piece, a block of a local shuffle: every piece crosses threads
 BODIES = 6  # received at a time
 PATIENCE = 180.0  # seconds for which a request is tried again
-UNKNOWN, UNSURE = 3.0, 20.0  # the same where the host's name is not known, and where it was or nobody could say
+# The same where the host's name is not known, and where nobody can say: no name server answers, the name was known
+# before, or nothing takes a connection at a store that has not answered yet.
+UNKNOWN, UNSURE = 3.0, 20.0
 _PAUSES = (0.1, 20.0)  # the first and the longest
 _EXPLAINED = re.compile(r"\s*\n|\. ?Debug")  # what obstore says for its own programmers begins there
 _LOOKED_UP = re.compile(r"dns error.*?lookup address information: ([^\"]*)", re.DOTALL)
+_UNCONNECTED = re.compile(r"kind: Connect,|ConnectionRefused")
 _HOST = re.compile(r"https?://(?:[^/?#\s]*@)?([^/?#\s]+)")
 _STATUS = re.compile(r"status code: (\d{3})")
 _LOOKED_FOR = {
@@ -50,6 +53,7 @@ _LOOKED_FOR = {
     "http": "those in the address itself, its query or remote={'client_options': {'default_headers': ...}}",
 }
 Write = Callable[[int, Any], None]
+_ANSWERED: set[tuple[str, str]] = set()  # stores that ever gave this process an answer, whatever it said
 _FIRST: dict[tuple[str, str], bytes] = {}  # first bytes of objects that were looked at, until their first block is made
 
 
@@ -206,29 +210,44 @@ class RemoteObject:
 
     def _patiently(self, once: Callable[[], Any], offset: int) -> Any:
         began, pause, tries = monotonic(), _PAUSES[0], 0
+        store = split_address(self.address)[:2]
         while True:
             tries += 1
             try:
-                return once()
+                found = once()
             except (ReadError, WriteError, FormatError):
                 raise
             except Exception as problem:
+                said = str(problem)
+                looked_up, unconnected = _LOOKED_UP.search(said), _UNCONNECTED.search(said)
+                if not (looked_up or unconnected):
+                    _ANSWERED.add(store)
                 got, patience = self._final(problem, offset), self.patience
-                if looked_up := _LOOKED_UP.search(str(problem)):
-                    known = self.pinned is not None  # when it was opened
+                known = self.pinned is not None or store in _ANSWERED
+                if looked_up:
                     patience = min(patience, UNSURE if known or _passes(looked_up[1]) else UNKNOWN)
-                    if monotonic() - began + pause > patience:
-                        raise self._nowhere(str(problem), looked_up[1], offset) from None
-                elif monotonic() - began + pause > patience:
-                    where = shown(self.address)
-                    raise ReadError(
-                        f"{where}: expected an answer within {self.patience:.0f} s, got {got} at the last of {tries} "
-                        "tries. Check the network and the store, and try again.",
-                        path=where,
-                        offset=offset,
-                    ) from None
+                elif unconnected and not known:
+                    patience = min(patience, UNSURE)
+                if monotonic() - began + pause > patience:
+                    if looked_up:
+                        raise self._nowhere(said, looked_up[1], offset) from None
+                    raise self._unanswered(f"{got} at the last of {tries} tries", said, patience, offset) from None
+            else:
+                _ANSWERED.add(store)
+                return found
             sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _PAUSES[1])
+
+    def _unanswered(self, got: str, problem: str, patience: float, offset: int) -> ReadError:
+        """The host as it was asked: of an address in a bucket that of the store or of an endpoint."""
+        where, host = shown(self.address), _HOST.search(problem)
+        whose = f" of {host[1]}" if host else ""
+        return ReadError(
+            f"{where}: expected an answer{whose} within {patience:.0f} s, got {got}. Check the network and the store, "
+            "and try again.",
+            path=where,
+            offset=offset,
+        )
 
     def _nowhere(self, problem: str, said: str, offset: int) -> ReadError:
         """The name of the host leads nowhere: the address's own, that of an endpoint, or of one that gives tokens."""

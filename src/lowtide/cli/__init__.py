@@ -14,13 +14,15 @@ import importlib
 import io
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from lowtide.errors import LowtideError
 
@@ -52,6 +54,17 @@ STOPPED = 130  # what shells give for a program that Ctrl-C ended
 
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest right word; the whole usage is one ``--help`` away."""
+
+    def format_help(self) -> str:
+        return _narrowed(super().format_help())
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse would say nothing of help that could not be printed."""
+        if file is not sys.stdout:
+            super()._print_message(message, file)
+        elif message:
+            file.write(message)
+            file.flush()
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         # Most often a variable of the shell that is not set. Taken as a path it would be the current directory, as an
@@ -92,6 +105,29 @@ class _Parser(argparse.ArgumentParser):
         return message if message.endswith("?") else f"{message}."
 
 
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks lines at spaces, and behind the commas of a list."""
+
+    wordsep_simple_re = re.compile(r"(\s+|(?<=,)(?=\S))")
+
+
+def _narrowed(text: str) -> str:
+    """Help in no more columns than there are: argparse breaks neither titles nor ``[--name {one,of,these}]``."""
+    columns = max(20, shutil.get_terminal_size().columns)
+    usage, blank, rest = text.partition("\n\n")
+    if max(map(len, usage.splitlines())) > columns:
+        usage = re.sub(r"(?m)^ +", "  ", usage)
+    lines: list[str] = []
+    for line in f"{usage}{blank}{rest}".splitlines():
+        bare = line.lstrip()
+        indent = len(line) - len(bare)
+        column = re.match(r"\S+ {2,}", bare)  # a name and what it is
+        more = indent + (column.end() if column else 2 if indent or bare.startswith("usage:") else 0)
+        wrapper = _Wrapper(columns, " " * indent, " " * more, break_long_words=False, break_on_hyphens=False)
+        lines += [line] if len(line) <= columns else wrapper.wrap(bare)
+    return "\n".join(lines) + "\n"
+
+
 def _nearest(got: str, known: Sequence[str]) -> str:
     bare = {word.strip("-"): word for word in known}
     near = difflib.get_close_matches(got.strip("-"), bare, n=1)
@@ -112,8 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: stopped by Ctrl-C.", file=sys.stderr)
         return STOPPED
     except BrokenPipeError:
-        # Whoever read us has seen enough. Python would complain when it flushes stdout at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read us has seen enough
         return 0
     except ModuleNotFoundError as problem:
         if problem.name != "torch":
@@ -121,6 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: expected torch, got none. Install it with: pip install 'lowtide[torch]'", file=sys.stderr)
         return 1
     except (LowtideError, OSError, ValueError, TypeError) as problem:
+        if _of_output(problem):
+            _drop_output()
+            got = f"standard output: expected to take what is printed, got: {problem.strerror}"
+            print(f"{name}: {got}. Make room there, or send it to another place.", file=sys.stderr)
+            return 1
         print(f"{name}: {_in_flags(_one_line(problem), words)}", file=sys.stderr)
         # Wrong arguments stay TypeError and ValueError in the library: usage. Errors of our own are about the data.
         return 2 if isinstance(problem, (TypeError, ValueError)) and not isinstance(problem, LowtideError) else 1
@@ -135,6 +175,22 @@ def _mend_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _of_output(problem: Exception) -> TypeGuard[OSError]:
+    """Whether it is what was printed that failed: an error that names no file, from a line of a command."""
+    if not isinstance(problem, OSError) or isinstance(problem, LowtideError) or problem.errno is None:
+        return False
+    trace = problem.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    last = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+    return problem.filename is None and last.partition(".cli")[0] == "lowtide"
+
+
+def _drop_output() -> None:
+    """What is still to be printed goes nowhere: Python would complain when it flushes stdout at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parsers(words: Sequence[str]) -> tuple[_Parser, dict[str, _Parser]]:

@@ -129,7 +129,7 @@ def _of_corpus(arguments: argparse.Namespace) -> Peeked:
     try:
         rows = step_rows(feed, opened if arguments.mix else first, [arguments.step], words)
     except IndexError as problem:
-        raise ValueError(f"--step: {problem}") from None
+        raise ValueError(f"--step: {str(problem).removeprefix('feed: ')}") from None
     settings = {**how, "length": length, "cut": cut, **({"mix": discreet(arguments.mix)} if arguments.mix else {})}
     stated = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
     heading = [("step", f"{arguments.step:,} of {discreet(arguments.place or 'a mixture')}"), ("feed", stated)]

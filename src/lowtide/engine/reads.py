@@ -158,6 +158,8 @@ def fill_mapped(mapping: Any, runs: Runs, target: Any) -> Problem | None:
     """Runs of a mapping, copied or widened; None, or the first problem."""
     source = memoryview(mapping).cast("B")
     sink = sink_of(runs, target)
+    # All at once: every call of ``buffers`` looks at the places of all runs.
+    buffers = [] if sink.needs else sink.buffers(range(len(sink.offsets)))
     for run, (offset, length) in enumerate(zip(sink.offsets, sink.lengths, strict=True)):
         if offset + length > len(source):
             sink.note("read", run, max(0, len(source) - offset), 0)
@@ -165,7 +167,7 @@ def fill_mapped(mapping: Any, runs: Runs, target: Any) -> Problem | None:
             sink.scratch, sink.longest = source[offset : offset + length], length
             sink.deliver([run])
         else:
-            sink.buffers([run])[0][0][:] = source[offset : offset + length]
+            buffers[run][0][:] = source[offset : offset + length]
         if sink.problem is not None:
             return sink.problem
     return None

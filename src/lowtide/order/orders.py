@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lowtide.arguments import whole_number
 from lowtide.order.feistel import Feistel
 from lowtide.order.words import Words, integer, key, row_count, words
 
@@ -136,7 +137,7 @@ class _Table:
 def rank_slice(n: int, rank: int, world: int) -> tuple[int, int]:
     """The positions [first, last) of n that are this rank's: disjoint, covering, sizes at most one apart."""
     rows = row_count("rank_slice", n)
-    mine, ranks = integer("rank_slice", "rank", rank), integer("rank_slice", "world", world)
+    mine, ranks = whole_number("rank", rank), whole_number("world", world, example="world=1")
     if ranks < 1:
         raise ValueError(f"world: expected 1 or more, got {ranks}. Pass the number of readers.")
     if not 0 <= mine < ranks:

@@ -75,13 +75,13 @@ def _divides(rest: tuple[Any, ...] | None, shape: tuple[int, ...], rows: int) ->
     return len(one) > 0 and one[1:] == two[1:] and (one[0], two[0]) == (1, 2)
 
 
-def select(key: Any, shape: tuple[int, ...]) -> Selection:
-    """Split ``key``; IndexError with both numbers if it points outside."""
-    found = _selected(key, shape)
+def select(key: Any, shape: tuple[int, ...], item: str = "row") -> Selection:
+    """Split ``key``; IndexError with both numbers if it points outside. ``item``: what errors call a row."""
+    found = _selected(key, shape, item)
     return replace(found, divides=_divides(found.rest, shape, len(found.rows)))
 
 
-def _selected(key: Any, shape: tuple[int, ...]) -> Selection:
+def _selected(key: Any, shape: tuple[int, ...], item: str) -> Selection:
     first, rest = _split(key, len(shape))
     count = shape[0]
     if isinstance(first, slice):
@@ -89,10 +89,10 @@ def _selected(key: Any, shape: tuple[int, ...]) -> Selection:
         return Selection(rows if rows.step == 1 else _numbers(rows), (slice(None), *rest) if rest else None)
     if first is Ellipsis or first is None:  # nothing said about the first axis: all rows, then the whole key
         return Selection(range(count), (first, *rest))
-    if _is_integer(first):
-        number = row_inside(operator.index(first), count)
+    if _is_integer(first, item):
+        number = row_inside(operator.index(first), count, item)
         return Selection(range(number, number + 1), (0, *rest))
-    return _select_array(np.asarray(first), rest, shape)
+    return _select_array(np.asarray(first), rest, shape, item)
 
 
 def _split(key: Any, axes: int) -> tuple[Any, tuple[Any, ...]]:
@@ -117,29 +117,31 @@ def _axes(part: Any) -> int:
     return 1
 
 
-def _is_integer(part: Any) -> bool:
+def _is_integer(part: Any, item: str) -> bool:
     if isinstance(part, (bool, np.bool_)):
-        raise IndexError("index: expected a row number, a slice or a mask of rows, got a single bool. Use a[row].")
+        raise IndexError(
+            f"index: expected a {item}'s number, a slice or a mask of {item}s, got a single bool. Use a[5]."
+        )
     return isinstance(part, (int, np.integer)) or (
         isinstance(part, np.ndarray) and part.ndim == 0 and part.dtype != bool
     )
 
 
-def row_inside(number: int, count: int) -> int:
+def row_inside(number: int, count: int, item: str = "row") -> int:
     """``number`` counted from the first of ``count`` rows; IndexError if there is no such row."""
     if not -count <= number < count:
         raise IndexError(
-            f"index: expected a row from {-count} to {count - 1}, got {number}. The array has {count} rows."
+            f"index: expected a {item} from {-count} to {count - 1}, got {number}. There are {count} {item}s."
         )
     return number % count
 
 
-def _select_array(first: np.ndarray[Any, Any], rest: tuple[Any, ...], shape: tuple[int, ...]) -> Selection:
+def _select_array(first: np.ndarray[Any, Any], rest: tuple[Any, ...], shape: tuple[int, ...], item: str) -> Selection:
     if first.size == 0 and first.dtype == float:  # a[[]]: an empty list has no dtype of its own
         first = first.astype(np.int64)
     if first.dtype == bool:
         return _select_mask(first, rest, shape)
-    numbers = inside(first, shape[0]).reshape(-1)
+    numbers = inside(first, shape[0], item).reshape(-1)
     if first.ndim == 1 and not rest:
         return Selection(numbers, None)
     return Selection(numbers, (np.arange(first.size).reshape(first.shape), *rest))
@@ -161,14 +163,14 @@ def _advanced(rest: tuple[Any, ...]) -> bool:
     return any(not (part is None or part is Ellipsis or isinstance(part, slice)) for part in rest)
 
 
-def inside(numbers: np.ndarray[Any, Any], count: int) -> Numbers:
+def inside(numbers: np.ndarray[Any, Any], count: int, item: str = "row") -> Numbers:
     """Row numbers as non-negative int64, or an error that names the first one outside."""
     if numbers.dtype.kind not in "iu":
         way = "Convert with .astype('int64')" if numbers.ndim and numbers.dtype.kind == "f" else "Use whole numbers"
-        raise IndexError(f"index: expected integers or a mask of rows, got {numbers.dtype}. {way}.")
+        raise IndexError(f"index: expected integers or a mask of {item}s, got {numbers.dtype}. {way}.")
     wrong = (numbers < -count) | (numbers >= count)
     if wrong.any():
-        row_inside(int(numbers[wrong].reshape(-1)[0]), count)
+        row_inside(int(numbers[wrong].reshape(-1)[0]), count, item)
     whole = numbers.astype(np.int64)
     return np.where(whole < 0, whole + count, whole)
 
@@ -190,12 +192,14 @@ def refuse_axes(call: str, wanted: NDArray[Any], count: int) -> None:
     raise ValueError(f"{call}: expected {what}, got shape {wanted.shape}. {way}.")
 
 
-def refuse_name(name: str, names: Sequence[str], rows: str) -> None:
+def refuse_name(name: str, names: Sequence[str], rows: str, item: str = "row") -> None:
     """The error for a name instead of rows: perhaps of a field, or of an array read together with others."""
-    way = "Use numbers; rows have no names" if not names else f"Use one of {', '.join(names)} on rows that were read"
+    way = f"Use one of {', '.join(names)} on rows that were read" if names else f"Use numbers; {item}s have no names"
     if name in names:
         way = f"Read rows first: {rows}[{name!r}]"
-    raise IndexError(f"index: expected a row number, a slice, row numbers or a mask, got the name {name!r}. {way}.")
+    raise IndexError(
+        f"index: expected a {item}'s number, a slice, {item} numbers or a mask, got the name {name!r}. {way}."
+    )
 
 
 def whole(held: Any, dtype: DTypeLike | None, copy: bool | None) -> NDArray[Any]:

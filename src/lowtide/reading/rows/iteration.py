@@ -15,7 +15,7 @@ import numpy as np
 from lowtide.arguments import at_least, whole_number
 from lowtide.order import rank_slice
 from lowtide.order.locality import Stated, locality_of
-from lowtide.order.steps import EpochSteps
+from lowtide.order.steps import MOST_ROWS, EpochSteps
 from lowtide.order.streams import Drawn, Given, InOrder, Shuffled, Stream
 from lowtide.reading.admission import admit
 from lowtide.reading.ahead import Reader
@@ -254,21 +254,22 @@ class RowIteration(Opened):
         reader, call, total = self._all_rows, stream.order, stream.epoch
         batch = counted_batch(call, batch)
         rows = stop = None
-        first = 0
+        first, most = 0, MOST_ROWS
         if total is not None:
             first, last = rank_slice(total, rank, world)
             rows = last - first
             batch = min(batch, max(1, rows))
-            epochs = None if epochs is None else at_least("epochs", epochs, 1, example="epochs=1, or None for no end")
+            epochs = _counted_epochs(epochs, total)
+            most = MOST_ROWS // max(1, total) * rows
             stop = 0 if rows == 0 else None if epochs is None else rows * epochs  # 0: endless epochs of nothing end too
         admit(reader, batch, f"{reader.where}: {call}({batch})", lambda rows: f"use {call}({rows})")
         for store in self.stores:
             store.keep_for_ranks(world)
         position = whole_number("start", start)
-        if position < 0 or (stop is not None and position > stop):
-            there = "0 or more" if stop is None else f"0 to {stop}"
+        most = most if stop is None else stop
+        if not 0 <= position <= most:
             raise ValueError(
-                f"start: expected {there} (rows already received), got {start}. Use start=0 for the beginning."
+                f"start: expected 0 to {most} (rows already received), got {start}. Use start=0 for the beginning."
             )
         steps = EpochSteps(rows, batch, stop, first, total)
         # Among rows drawn from many more, hardly any are neighbours.
@@ -305,6 +306,17 @@ def _followed(
     if isinstance(told, RowReader) and isinstance(reader, RowReader):
         told = found[0].swept_by(reader, told, steps.share)
     return told, found[0]
+
+
+def _counted_epochs(epochs: int | None, total: int) -> int | None:
+    """``epochs`` as a number of passes over ``total`` rows, which positions can count; None: endless."""
+    if epochs is None:
+        return None
+    example, most = "epochs=1, or None for no end", MOST_ROWS // max(1, total)
+    number = at_least("epochs", epochs, 1, example=example)
+    if number > most:
+        raise ValueError(f"epochs: expected 1 to {most} passes over {total} rows, got {number}. Use {example}.")
+    return number
 
 
 def counted_batch(call: str, batch: int) -> int:
