@@ -21,7 +21,7 @@ SOURCE = Path(lowtide.__file__).parent
 
 # The modules of ours that opening and reading need, on first use. What measures, reports, trains or prints comes later.
 ROOMS = {
-    "lowtide.blocks": "addresses asking block_file block_store disk marks messages objects",
+    "lowtide.blocks": "addresses asking block_file block_store disk first_in_line marks messages objects",
     "lowtide": "arguments array create errors feed together tokens units windows",
     "lowtide.formats": "arrays corpus_parts foreign_directories guess header layout recognise refusals sources",
     "lowtide.formats.columns": "decoded kinds",

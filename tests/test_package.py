@@ -76,7 +76,8 @@ INSIDE: dict[str, str] = {
     "order": "mixing words feistel orders local locality streams steps",
     "storage": "release forks own_files writing.behind writing.unfinished budget watched_files buffers spans"
     " writing.output read mapped many_files store",
-    "blocks": "addresses messages block_file disk maker filling remote asking objects marks block_store",
+    "blocks": "addresses messages block_file block_writing disk maker filling remote asking first_in_line objects marks"
+    " block_store",
     "reading": "habits ahead fingerprint rows.indexing opened places rows.column_stats documents.docs"
     " documents.kept_arrays admission state cursor rows.parts plan mixtures.mixture_state rows.stratified"
     " rows.reader blocks_ahead token_range rows.resident rows.iteration window_reader documents.boundaries"

@@ -22,8 +22,8 @@ from lowtide.blocks import block_file
 from lowtide.blocks.asking import MAKER
 from lowtide.blocks.block_file import BLOCK, BlockFile, fast_checksum, make_files
 from lowtide.blocks.block_store import BlockStore
+from lowtide.blocks.block_writing import Writing
 from lowtide.blocks.disk import Disk
-from lowtide.blocks.maker import Writing
 
 MIB = 2**20
 

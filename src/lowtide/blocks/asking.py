@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from lowtide.blocks.messages import KINDS, PACKET, VARIABLES
+from lowtide.blocks.messages import KINDS, PACKET, VARIABLES, CrowdedError
 from lowtide.errors import FormatError, ReadError, WriteError
 from lowtide.storage.forks import Turn, renew_in_children
 
@@ -246,9 +246,10 @@ def _answer(ticket: Ticket) -> None:
 
 def _error(said: dict[str, Any]) -> Exception:
     kind, message = said["kind"], said["message"]
-    if kind == "WriteError":
+    if kind in ("WriteError", "CrowdedError"):
         wanted, free = said.get("wanted"), said.get("free")
-        return WriteError(message, path=said.get("path", ""), wanted=wanted, free=free, errno=said.get("errno"))
+        kept = CrowdedError if kind == "CrowdedError" else WriteError
+        return kept(message, path=said.get("path", ""), wanted=wanted, free=free, errno=said.get("errno"))
     if kind == "FormatError":
         return FormatError(message)
     if kind in KINDS and kind != "ReadError":

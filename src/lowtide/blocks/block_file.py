@@ -36,6 +36,9 @@ MARK = struct.Struct("<I")
 # Of hints: checksums of the bytes (0: none kept), when last needed, when next used (0: unknown).
 CHECKSUM, NEEDED, NEXT_USE, HINTS = range(4)
 FILES = ("data", "marks", "hints")
+# Bytes that no file has, for locks: of the ledger those of the line (first_in_line.py), of marks one for each block,
+# which the first in line locks while it needs that block.
+IN_LINE, FIRST, KEPT = 1 << 40, (1 << 40) + 1, 1 << 40
 KEEP_SIZE, PUNCH_HOLE = 0x01, 0x02  # modes of fallocate
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
@@ -58,16 +61,21 @@ def try_lock(number: int, start: int, length: int, *, shared: bool = False) -> b
     return _locked(number, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length)
 
 
+def wait_for_bytes(number: int, start: int, length: int, *, shared: bool = False) -> None:
+    """Take such a lock when all others have let go of it."""
+    _locked(number, fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length, wait=True)
+
+
 def unlock(number: int, start: int, length: int) -> None:
     _locked(number, fcntl.F_UNLCK, start, length)
 
 
-def _locked(number: int, kind: int, start: int, length: int) -> bool:
+def _locked(number: int, kind: int, start: int, length: int, wait: bool = False) -> bool:
     if not _HAS_OFD:
         return True  # not Linux: two processes may make a block twice, never half
     wanted = struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
     try:
-        fcntl.fcntl(number, fcntl.F_OFD_SETLK, wanted)
+        fcntl.fcntl(number, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, wanted)
     except OSError as problem:
         if problem.errno in (errno.EAGAIN, errno.EACCES):
             return False
@@ -113,6 +121,11 @@ def fallocate(number: int, mode: int, start: int, length: int) -> None:
 def open_ledger(root: str) -> Descriptor:
     """The file that all block files of a directory share: ``disk.py`` keeps it, readers look at its first number."""
     return owned(f"{root}/ledger", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+
+def open_marks(place: str) -> Descriptor:
+    """The marks of a block file, open once more: with locks of their own."""
+    return owned(f"{place}/marks", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def taken_away(ledger: Descriptor) -> int:
@@ -178,6 +191,19 @@ class BlockFile:
 
     def unlock(self, block: int, count: int = 1) -> None:
         unlock(self.marks.number, block * MARK.size, count * MARK.size)
+
+    def lock_unneeded(self, block: int) -> bool:
+        """A lock with which this block may be removed: nobody is making it, nor keeps it as the first in line."""
+        if not self.lock(block):
+            return False
+        if try_lock(self.marks.number, KEPT + block, 1):
+            return True
+        self.unlock(block)
+        return False
+
+    def unlock_unneeded(self, block: int) -> None:
+        unlock(self.marks.number, KEPT + block, 1)
+        self.unlock(block)
 
     def length_of(self, block: int) -> int:
         return min(BLOCK, self.size - block * BLOCK)

@@ -21,6 +21,7 @@ import numpy as np
 
 from lowtide.blocks.asking import MAKER, Ticket
 from lowtide.blocks.block_file import BLOCK
+from lowtide.blocks.first_in_line import Line
 from lowtide.blocks.marks import BlockMarks, Blocks, Known, MissingTemperature
 from lowtide.blocks.objects import Made, MadeFile
 from lowtide.errors import ReadError
@@ -232,13 +233,19 @@ class BlockStore(Store):
             self._ask(missing[: self._round // 2], urgent=urgent)
         return bool(len(missing))
 
-    def _ensure(self, needed: Blocks, claims: list[Ticket]) -> None:
-        """Wait until all of them are there; while some are missing, all are claimed, so that they come together."""
+    def _ensure(self, needed: Blocks, claims: list[Ticket], line: Line) -> None:
+        """Wait until all of them are there; while some are missing, all are claimed, so that they come together. Where
+        that was not enough, because others needed the room as well, it is our turn at some time."""
         while len(self._marks.missing(needed)):
             self._renewed()
+            files = self._marks.by_file(needed)
+            if claims:
+                MAKER.done(claims)
+                claims.clear()
+                line.wait(file.root for file, _, _ in files)
+                line.keep((file.place, some.tolist()) for file, _, some in files)
             asked = [
-                (file, file.ask(some.tolist(), urgent=True, claim=True))
-                for file, _, some in self._marks.by_file(needed)
+                (file, file.ask(some.tolist(), urgent=True, claim=True, first=line.first)) for file, _, some in files
             ]
             for _, tickets in asked:
                 claims += tickets
@@ -248,22 +255,23 @@ class BlockStore(Store):
     def _surely(self, needed: Blocks, read: Callable[[], Found]) -> Found:
         """What ``read`` gives while all these blocks are there, from before it begins until after its end."""
         claims: list[Ticket] = []
-        try:
-            while True:
-                self._ensure(needed, claims)
-                known = self._marks.known(needed)
-                if known is None:
-                    continue
-                try:
-                    found = read()
-                except ReadError:
-                    if self._renewed():
+        with Line() as line:
+            try:
+                while True:
+                    self._ensure(needed, claims, line)
+                    known = self._marks.known(needed)
+                    if known is None:
                         continue
-                    raise
-                if self._marks.unchanged(known):
-                    return found
-        finally:
-            MAKER.done(claims)
+                    try:
+                        found = read()
+                    except ReadError:
+                        if self._renewed():
+                            continue
+                        raise
+                    if self._marks.unchanged(known):
+                        return found
+            finally:
+                MAKER.done(claims)
 
     def _renewed(self) -> bool:
         """Whether somebody had removed or damaged a block file, which has now been opened again."""

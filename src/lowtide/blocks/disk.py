@@ -5,6 +5,7 @@
 A maker reserves room before it writes, under the ledger's lock. If there is none, blocks that nobody needs now are
 removed first: of those whose next use is known, the one used last; of the others, the one needed longest ago. A
 maker stamps the blocks that its reader waits for, again and again while it waits, so stamps of a killed maker expire.
+What the first in line keeps (first_in_line.py) is removed by nobody.
 A maker that was killed leaves a number that no lock protects: then everything is counted again, and the bytes it had
 written without marking them are punched out. So the limit ``disk`` holds at every moment.
 
@@ -26,6 +27,7 @@ from collections.abc import Container, Iterable, Iterator
 from lowtide.blocks.block_file import (
     BLOCK,
     CHECKSUM,
+    FIRST,
     KEEP_SIZE,
     NEEDED,
     NEXT_USE,
@@ -36,7 +38,7 @@ from lowtide.blocks.block_file import (
     open_ledger,
     try_lock,
 )
-from lowtide.errors import WriteError
+from lowtide.blocks.messages import CrowdedError
 from lowtide.units import format_size
 
 HELD = 3 * 64  # 64ths of a second for which a stamp says that somebody needs a block; makers renew theirs every second
@@ -47,7 +49,8 @@ _MOST_MAKERS = 4096
 _LOCKED = 256  # blocks that are removed together
 _TOGETHER = 8 * 1024 * 1024 // BLOCK  # blocks reserved beside those of a request where eight times as many have room
 
-Claimed = Container[tuple[str, int]]  # places and blocks that stay
+# Places and blocks that stay. None: for the first in line, for whom all may go but those it has locked itself.
+Claimed = Container[tuple[str, int]] | None
 
 
 def now() -> int:
@@ -83,7 +86,7 @@ class Disk:
         return (status.f_bavail * status.f_frsize + self._get(_THERE) * BLOCK) // 2
 
     def reserve(self, blocks: int, stated: int | None, claimed: Claimed) -> None:
-        """Room for so many blocks, inside the limit; WriteError if no more blocks can be removed. Those that are
+        """Room for so many blocks, inside the limit; CrowdedError if no more blocks can be removed. Those that are
         ``claimed`` stay."""
         with self._turn:
             spare, inside = self._spare
@@ -101,14 +104,17 @@ class Disk:
                 making, _ = self._making()
             most = self.limit(stated) * 63 // 64 // BLOCK  # the filesystem's own maps of sparse files take some too
             over = self._get(_THERE) + making + blocks - most
-            if over > 0:
+            # The first in line keeps at most half of the disk. If others make no more than a quarter at a time, its
+            # own requests, an eighth of the disk each, have room at every moment.
+            waits = claimed is not None and making + blocks > most // 4 and self._somebody_is_first()
+            if over > 0 and not waits:
                 self._put(_SLOTS + self._slot * 8, self._mine + blocks)  # killed meanwhile: everything is counted again
-                self._take_away(max(over, min(most // 32, over + 4096)), making, claimed)
+                self._take_away(max(over, min(most // 32, over + 4096)), making, claimed or ())
                 self._put(_SLOTS + self._slot * 8, self._mine)
                 over = self._get(_THERE) + making + blocks - most
-            if over > 0:
+            if over > 0 or waits:
                 way_out = "Make room there, or state cache_dir= on another disk" if stated is None else "Raise disk="
-                raise WriteError(
+                problem = CrowdedError(
                     f"{self.root}: expected room for {format_size(blocks * BLOCK)} more inside disk="
                     f"{format_size(most * BLOCK)}, got {format_size(self._get(_THERE) * BLOCK)} of blocks that cannot "
                     f"be removed now and {format_size(making * BLOCK)} being made. {way_out}.",
@@ -117,6 +123,8 @@ class Disk:
                     free=None,
                     errno=errno.ENOSPC,
                 )
+                problem.making = making > 0
+                raise problem
             if over + _TOGETHER * 8 <= 0:
                 self._spare = _TOGETHER, stated
             self._mine += blocks + self._spare[0]
@@ -176,6 +184,10 @@ class Disk:
             total += count
         return total, dead
 
+    def _somebody_is_first(self) -> bool:
+        with open_ledger(self.root) as other:
+            return not try_lock(other.number, FIRST, 1, shared=True)
+
     def _files(self) -> Iterator[BlockFile]:
         for entry in os.scandir(self.root):
             if entry.is_dir(follow_symlinks=False):
@@ -194,7 +206,7 @@ class Disk:
                 self._remove(file, unmarked, marked=False)
         self._put(_THERE, there)
 
-    def _take_away(self, wanted: int, making: int, claimed: Claimed) -> None:
+    def _take_away(self, wanted: int, making: int, claimed: Container[tuple[str, int]]) -> None:
         """Remove so many of the blocks that count as being there, or as many as may go."""
         since = now()
         found: list[tuple[int, int, int, int]] = []
@@ -216,22 +228,28 @@ class Disk:
         before = self._get(_THERE)
         counted = min(max(before, there - making), there)  # of those being made some may be there, counted as such
         wanted -= before - counted
-        going: dict[int, list[int]] = {}
-        for *_, number, block in found[: max(0, wanted)]:
-            going.setdefault(number, []).append(block)
-        gone = sum(self._remove(files[number], blocks, marked=True) for number, blocks in going.items())
+        looked = gone = 0
+        while gone < wanted and looked < len(found):  # some may be locked, and others go instead
+            going: dict[int, list[int]] = {}
+            for *_, number, block in found[looked : looked + wanted - gone]:
+                going.setdefault(number, []).append(block)
+                looked += 1
+            gone += sum(self._remove(files[number], blocks, marked=True) for number, blocks in going.items())
         self._put(_THERE, counted - gone)
 
     def _remove(self, file: BlockFile, blocks: list[int], *, marked: bool) -> int:
-        """Remove those of these blocks that nobody is making and that are still ``marked``, or still not; how many.
+        """Remove those of these blocks that nobody is making, nor keeps as the first in line, and that are still
+        ``marked``, or still not; how many.
 
         Marks, then the count, then bytes: this order lets readers do without a lock. Whoever read a block, and finds
         the count unchanged afterwards, read it before its bytes went. Whoever looks at marks after the count finds
         none of a block that is going.
         """
         removed = 0
+        # Bytes of a block that is not there may go whoever waits for it.
+        lock, unlock = (file.lock_unneeded, file.unlock_unneeded) if marked else (file.lock, file.unlock)
         for at in range(0, len(blocks), _LOCKED):
-            locked = [block for block in blocks[at : at + _LOCKED] if file.lock(block)]
+            locked = [block for block in blocks[at : at + _LOCKED] if lock(block)]
             going = [block for block in locked if file.is_there(block) == marked]
             if marked and going:
                 for block in going:
@@ -239,7 +257,7 @@ class Disk:
                 note_taken(self._file)
             punch(file, going)
             for block in locked:
-                file.unlock(block)
+                unlock(block)
             removed += len(going)
         return removed
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.blocks.block_file import BLOCK, BlockFile, make_files
+from lowtide.blocks.block_writing import Writing
 from lowtide.blocks.disk import Disk, now, punch
-from lowtide.blocks.maker import Writing
 from lowtide.blocks.messages import in_runs
 from lowtide.errors import WriteError
 

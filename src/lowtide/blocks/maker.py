@@ -26,7 +26,6 @@ import socket
 import sys
 import threading
 from _thread import start_new_thread
-from array import array
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,17 +33,16 @@ from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 
-from lowtide.blocks.block_file import BLOCK, CHECKSUM, BlockFile, fast_checksum, make_files
+from lowtide.blocks.block_file import BLOCK, CHECKSUM, BlockFile, make_files
+from lowtide.blocks.block_writing import CutByHandError, Writing
 from lowtide.blocks.disk import LEAST, Disk, now, punch
-from lowtide.blocks.messages import KINDS, PACKET, VARIABLES, in_runs
+from lowtide.blocks.messages import KINDS, PACKET, VARIABLES, CrowdedError, in_runs
 from lowtide.errors import WriteError
 
 DECODING = (os.cpu_count() or 1) + 4  # runs that are decoded at a time
 REQUEST = 8 * 1024 * 1024 // BLOCK  # blocks of one request, at most
-_CHECKSUM_OF = fast_checksum()
 _LOOK_AGAIN = 0.005  # seconds between looks whether another process has made a block
-_ROOM_COMES = 20.0  # seconds to wait for others to be done with their blocks
-_TOGETHER = 4 * BLOCK  # bytes written by one call, while the processor's cache has them from their checksum
+_ROOM_COMES = 20.0  # seconds without room, while nobody makes any block, after which there will be none
 
 
 def main() -> None:
@@ -67,6 +65,7 @@ class _Pending:
 
     urgent: bool
     running: bool = False
+    first: bool = False  # among those who wait is the first in line
     questions: list[_Question] = field(default_factory=list)
 
 
@@ -180,6 +179,7 @@ class Maker:
                 elif urgent and not pending.urgent and not pending.running:
                     pending.urgent = True
                     wanted.append(block)
+                pending.first = pending.first or message["first"]
                 pending.questions.append(question)
             most = REQUEST if job.stated is None else max(1, min(REQUEST, job.stated // BLOCK // 8))
             for run in in_runs(wanted + self._beside(job, wanted, most), most):
@@ -301,12 +301,18 @@ class Maker:
     def _made(self, job: BlockJob, blocks: list[int]) -> list[int]:
         """Make these blocks; those that were not, because another process is making them."""
         file, locked = job.file, []
+        first = self._for_first(job, blocks)
         try:
             for run in in_runs(blocks, REQUEST):
                 locked += file.locked(run[0], len(run))
-            for run in in_runs(self._unmade(job, locked), REQUEST):
-                self._made_here(job, run)
-        except _CutByHandError:
+            unmade = self._unmade(job, locked, first)
+            # What is there stays locked by nobody who waits for room: it may be what has to go.
+            for run in in_runs(list(set(locked).difference(unmade)), REQUEST):
+                file.unlock(run[0], len(run))
+            for run in in_runs(unmade, REQUEST):
+                self._made_here(job, run, first)
+                file.unlock(run[0], len(run))
+        except CutByHandError:
             make_files(file.place, file.size, harmed=True)
             return blocks
         finally:
@@ -314,26 +320,26 @@ class Maker:
                 file.unlock(run[0], len(run))
         return [block for block in blocks if block not in locked]
 
-    def _unmade(self, job: BlockJob, blocks: list[int]) -> list[int]:
+    def _unmade(self, job: BlockJob, blocks: list[int], first: bool) -> list[int]:
         """Those that are not there, and whose bytes are no longer whole where an earlier boot wrote them."""
         found = []
         for run in in_runs(blocks, REQUEST):
             marks = job.file.read_marks(run[0], len(run))
             checksums = job.file.hints_of(CHECKSUM, run[0], len(run))
             for block, mark, checksum in zip(run, marks, checksums, strict=True):
-                if mark % 2 == 0 and not (checksum and self._kept(job, block)):
+                if mark % 2 == 0 and not (checksum and self._kept(job, block, first)):
                     found.append(block)
         return found
 
-    def _kept(self, job: BlockJob, block: int) -> bool:
+    def _kept(self, job: BlockJob, block: int, first: bool) -> bool:
         """A block of an earlier boot whose bytes are still whole."""
-        job.disk.reserve(1, job.stated, self._claimed)
+        self._room(job, 1, first)
         whole = job.file.still_whole(block)
         job.disk.settle(1, int(whole))
         return whole
 
-    def _made_here(self, job: BlockJob, run: list[int]) -> None:
-        self._room(job, len(run))
+    def _made_here(self, job: BlockJob, run: list[int], first: bool) -> None:
+        self._room(job, len(run), first)
         writing = Writing(job.file, run)
         try:
             offset = run[0] * BLOCK
@@ -343,85 +349,29 @@ class Maker:
             punch(job.file, [block for block in run if block not in writing.marked])
             job.disk.settle(len(run), len(writing.marked))
 
-    def _room(self, job: BlockJob, blocks: int) -> None:
+    def _for_first(self, job: BlockJob, blocks: list[int]) -> bool:
+        """Whether the first in line waits for any of them."""
+        pending = [self._pending.get((job.file.place, block)) for block in blocks]
+        return any(one is not None and one.first for one in pending)
+
+    def _room(self, job: BlockJob, blocks: int, first: bool) -> None:
+        """For the first in line room comes: from blocks of all others, and from what they are making when it is made.
+        The others wait for none, because they might wait for each other for ever: their readers get in line."""
         began = monotonic()
         while True:
-            # Readers whose blocks do not fit the disk together would wait for each other for ever: then some of what
-            # they wait for is taken away all the same, and they ask for it again.
-            claimed = self._claimed if monotonic() < began + _ROOM_COMES / 10 else ()
             try:
-                job.disk.reserve(blocks, job.stated, claimed)
-            except WriteError:
-                if monotonic() > began + _ROOM_COMES or job.disk.limit(job.stated) < LEAST:
+                job.disk.reserve(blocks, job.stated, None if first else self._claimed)
+            except CrowdedError as problem:
+                if not first:
                     raise
+                if problem.making:
+                    began = monotonic()
+                elif monotonic() > began + _ROOM_COMES or job.disk.limit(job.stated) < LEAST:
+                    path, wanted, number = problem.path, problem.wanted, problem.errno
+                    raise WriteError(str(problem), path=path, wanted=wanted, free=None, errno=number) from None
                 sleep(0.01)
             else:
                 return
-
-
-class Writing:
-    """Bytes that come in order into neighbouring blocks, each marked when its last byte is written."""
-
-    def __init__(self, file: BlockFile, run: list[int]) -> None:
-        self._file, self._first, self._checksum = file, run[0], 0
-        self._before = file.read_marks(run[0], len(run))
-        self.marked: set[int] = set()
-
-    def write(self, offset: int, data: Any) -> None:
-        view = memoryview(data).cast("B")
-        if offset + len(view) > self._file.size:
-            raise ValueError(f"bytes at {offset}, behind the end of the file")
-        if offset == self._first * BLOCK:
-            self._checksum = 0  # from the beginning, perhaps once more
-        first, whole = offset // BLOCK, array("I")
-        # Before too, where it ends: what is written there makes it longer.
-        had_its_length = offset + len(view) < self._file.size or self._file.has_its_length
-        for at in range(0, len(view), _TOGETHER):
-            part = view[at : at + _TOGETHER]
-            self._sum(offset + at, part, whole)
-            self._file.allocate(offset + at, len(part))
-            self._put(offset + at, part)
-        if not (had_its_length and self._file.has_its_length):
-            raise self._cut()
-        if whole:
-            before = self._before[first - self._first :]
-            marks = self._file.read_marks(first, len(whole))
-            if any(mark - was not in (0, 1) for mark, was in zip(marks, before, strict=False)):
-                raise self._cut()  # and made again by somebody who noticed: part of these bytes may be gone
-            self._file.mark(first, whole, marks)
-            self.marked.update(range(first, first + len(whole)))
-
-    def _sum(self, offset: int, view: memoryview, whole: array[int]) -> None:
-        """Checksums of the blocks that end in these bytes, added to ``whole``."""
-        while view:
-            end = min((offset // BLOCK + 1) * BLOCK, self._file.size)
-            part = view[: end - offset]
-            self._checksum = _CHECKSUM_OF(part, self._checksum)
-            offset, view = offset + len(part), view[len(part) :]
-            if offset == end:
-                whole.append(self._checksum or 1)
-                self._checksum = 0
-
-    def _put(self, offset: int, part: memoryview) -> None:
-        try:
-            self._file.write(offset, part)
-        except OSError as problem:
-            raise WriteError(
-                f"{self._file.place}: expected to write {len(part)} bytes of a block, got {problem.strerror}. "
-                "State cache_dir= on another disk, or make room there.",
-                path=self._file.place,
-                wanted=len(part),
-                free=None,
-                errno=problem.errno,
-            ) from None
-
-    def _cut(self) -> _CutByHandError:
-        where = self._file.place
-        return _CutByHandError(f"{where}: cut by hand", path=where, wanted=None, free=None, errno=None)
-
-
-class _CutByHandError(WriteError):
-    """Somebody made the file of the data shorter: what was there before is gone too."""
 
 
 def described(problem: BaseException) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from typing import Any
 from lowtide.blocks.addresses import address_of, is_address, shown, split_address
 from lowtide.blocks.asking import MAKER, Ticket, environment
 from lowtide.blocks.block_file import BLOCK, BlockFile, boot_id, make_files
-from lowtide.blocks.messages import in_runs
+from lowtide.blocks.first_in_line import Line
+from lowtide.blocks.messages import CrowdedError, in_runs
 from lowtide.errors import WriteError
 from lowtide.machine import file_kind
 from lowtide.storage.own_files import OwnDirectory, seal, user_cache
@@ -172,9 +173,8 @@ def fetched(made: Made) -> str:
             f"{made.name}: expected disk={made.size} or more to have it all here, got {made.reach.disk}. Raise disk=."
         )
     for first in range(0, file.file.count, _AT_ONCE):
-        blocks = [one for one in range(first, min(first + _AT_ONCE, file.file.count)) if not file.file.is_there(one)]
-        if blocks:
-            file.wait(file.ask(blocks, urgent=True), len(blocks))
+        with Line() as line:
+            file.have(list(range(first, min(first + _AT_ONCE, file.file.count))), line)
     return f"{file.place}/data"
 
 
@@ -206,8 +206,9 @@ class MadeFile:
         with contextlib.suppress(OSError), place.open("about.json", os.O_WRONLY | os.O_CREAT) as file:
             os.pwrite(file.number, json.dumps({"made of": self.made.name, "bytes": self.made.size}).encode(), 0)
 
-    def ask(self, blocks: list[int], *, urgent: bool, claim: bool = False) -> list[Ticket]:
-        """Have these made, ``urgent`` ones first; answers may be waited for. ``claim``: they stay until ``done``."""
+    def ask(self, blocks: list[int], *, urgent: bool, claim: bool = False, first: bool = False) -> list[Ticket]:
+        """Have these made, ``urgent`` ones first; answers may be waited for. ``claim``: they stay until ``done``.
+        ``first``: for the first in line, for whom all others make room."""
         message = {
             "do": "make",
             "where": self.made.name,
@@ -219,6 +220,7 @@ class MadeFile:
             "environment": json.loads(self.made.reach.environment),
             "urgent": urgent,
             "claim": claim,
+            "first": first,
         }
         runs = [(run[0], len(run)) for run in in_runs(blocks, 1 << 30)]
         return [MAKER.ask({**message, "runs": runs[at : at + _RUNS]}) for at in range(0, len(runs), _RUNS)]
@@ -226,23 +228,34 @@ class MadeFile:
     def wait(self, tickets: list[Ticket], blocks: int) -> None:
         waiting = _telling(self.made.name, blocks * BLOCK)
         for ticket in tickets:
-            with contextlib.suppress(InterruptedError):  # asked before a fork: whoever looks again asks again
+            # Asked before a fork, or no room: whoever looks again asks again.
+            with contextlib.suppress(InterruptedError, CrowdedError):
                 MAKER.wait(ticket, waiting)
 
     def read(self, offset: int, length: int) -> bytes:
         """Bytes of the file, made first where they are missing; for headers."""
         blocks = list(range(offset // BLOCK, -(-(offset + length) // BLOCK)))
-        while True:
-            before = [self.file.mark_of(block) for block in blocks]
-            missing = [block for block, mark in zip(blocks, before, strict=True) if mark % 2 == 0]
-            if missing:
-                if not self.file.alive:
-                    self.renew()
-                self.wait(self.ask(missing, urgent=True), len(missing))
-                continue
-            found = self.file.read(offset, length)
-            if [self.file.mark_of(block) for block in blocks] == before:
-                return found
+        with Line() as line:
+            while True:
+                self.have(blocks, line)
+                before = [self.file.mark_of(block) for block in blocks]
+                if any(mark % 2 == 0 for mark in before):
+                    continue
+                found = self.file.read(offset, length)
+                if [self.file.mark_of(block) for block in blocks] == before:
+                    return found
+
+    def have(self, blocks: list[int], line: Line) -> None:
+        """Wait until these were all there at a moment; they stay if we had to get in line for them."""
+        asked = False
+        while missing := [block for block in blocks if not self.file.is_there(block)]:
+            if not self.file.alive:
+                self.renew()
+            if asked:
+                line.wait([self.root])
+                line.keep([(self.place, blocks)])
+            self.wait(self.ask(missing, urgent=True, first=line.first), len(missing))
+            asked = True
 
 
 def _telling(name: str, size: int) -> Any:
