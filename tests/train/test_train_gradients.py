@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from lowtide.train.model import (
+from lowtide.train.gradients import (
     EPSILON,
-    GPT,
     ROWS,
-    Shape,
     by_hand,
+    multiplied,
     normed_heads,
     normed_product,
-    rotary_table,
-    rotate,
+    product,
     scored_loss,
 )
+from lowtide.train.model import GPT, Shape, rotary_table, rotate
 
 SHAPE = Shape(vocab_size=31, block_size=16, n_layer=2, n_head=2, n_embd=16)
 
@@ -106,3 +108,33 @@ def test_a_model_by_hand_learns_what_the_plain_one_learns() -> None:
     for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert ours.grad is not None
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("sizes", [(7, 5, 3), (33, 128, 384), (40, 16, 1), (1, 1, 1), (0, 4, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_and_their_gradients_are_torchs_own_whoever_multiplies(
+    sizes: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    rows, inner, outer = sizes
+    x, weight = (
+        drawn(*size, seed=seed).detach().to(dtype) for seed, size in enumerate([(rows, inner), (outer, inner)])
+    )
+    given = drawn(rows, outer, seed=2).detach().to(dtype)
+    for turned in (False, True):  # as weights are where gradients need them: not in one piece
+        x, weight = (x, weight) if not turned else (x.t().contiguous().t(), weight.t().contiguous().t())
+        for one in (x, weight):
+            one.requires_grad_()
+        found, plain = multiplied(x, weight), x @ weight.t()
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-4)
+        ours, theirs = (torch.autograd.grad(one, (x, weight), given) for one in (found, plain))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+        x, weight = x.detach(), weight.detach()
+    torch.testing.assert_close(product(x.view(1, rows, inner), weight)[0], x @ weight.t(), rtol=1e-5, atol=1e-4)
+
+
+def test_without_registers_of_512_bits_torch_multiplies_as_it_does_alone() -> None:
+    script = (
+        "import torch; from lowtide.train.gradients import _onednn, product\n"
+        "x = torch.randn(64, 32); assert _onednn() is None; assert torch.equal(product(x, x), x @ x.t())"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "ATEN_CPU_CAPABILITY": "avx2"})

@@ -20,7 +20,7 @@ from lowtide.prepare import Request, prepare
 from lowtide.prepare.tokenizers.spelling import Decoder, NumberWords, words_of
 from lowtide.train import GPT, Settings, Shape, checkpoints
 from lowtide.train.data import open_data
-from lowtide.train.generate import load_trained
+from lowtide.train.trained import load_trained
 
 Make = Callable[..., Settings]
 PAGE = Path(__file__).parents[2] / "docs" / "train.md"

@@ -91,7 +91,7 @@ def _of_run(place: Path, arguments: argparse.Namespace) -> Peeked:
     stated = [f"--{name}" for name in FEED_FLAGS if getattr(arguments, name) is not None]
     if stated:
         raise ValueError(f"{stated[0]}: expected none, got one: {place} has its own. Leave out {', '.join(stated)}.")
-    from lowtide.train.peek import run_step
+    from lowtide.train.trained import run_step
 
     found = run_step(place, arguments.step)
     rows = step_rows(found.feed, found.tokens, found.steps, words_of(found.data, found.vocab_size, arguments.tokenizer))

@@ -16,9 +16,9 @@ from lowtide.arguments import at_least
 from lowtide.cli.flags import add_json
 from lowtide.cli.options import number, option, whole
 from lowtide.prepare.tokenizers.spelling import NumberWords, Words, words_of
-from lowtide.train.generate import TrainedModel, load_trained
 from lowtide.train.model import choose_compute
 from lowtide.train.settings import first_corpus
+from lowtide.train.trained import TrainedModel, load_trained
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -21,13 +21,13 @@ from lowtide.train import checkpoints
 from lowtide.train.checkpoints import Branch, Past, SaveError, only_run, reason
 from lowtide.train.data import control_of, open_data, with_corpus
 from lowtide.train.gauge import SETTLE_STEPS, BudgetVerdict, CurvePoint, Gauge, MemoryNow, kept_heap, panels, thinned
-from lowtide.train.generate import WEIGHTS, write_weights
 from lowtide.train.ledger import Ledger
 from lowtide.train.model import Compute, choose_compute
 from lowtide.train.ranks import World, described, joined
 from lowtide.train.settings import Settings, first_corpus
 from lowtide.train.signals import StopRequest
 from lowtide.train.telling import METRICS, Evaluated, Facts, RunOutcome, RunProgress, Stepped, Told
+from lowtide.train.trained import WEIGHTS, write_weights
 from lowtide.train.trainer import Trainer, learning_rate
 
 

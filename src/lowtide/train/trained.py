@@ -1,24 +1,66 @@
-"""The feed of a run that was trained, and where one of its steps begins: for looking at what a step was trained on.
+"""What is taken out of a run that was trained: its model, its weights for other code, and the rows of any of its steps.
 
-A checkpoint remembers the run's settings and how many rows it had used at which step; the rest is arithmetic.
-Steps are counted as ``metrics.jsonl`` counts them: the line of step 12 is written after the twelfth. Reads one
-checkpoint's settings, no tensors.
+A checkpoint holds the model's shape beside its weights, so nothing but the file is needed; the optimiser's state stays
+on disk. It also remembers the run's settings and how many rows it had used at which step: where any step's rows lie is
+arithmetic, for which no tensor is read. Steps are counted as ``metrics.jsonl`` counts them: the line of step 12 is
+written after the twelfth.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from lowtide.blocks.objects import normal_address
 from lowtide.errors import StateError
 from lowtide.feed import Feed
+from lowtide.storage.own_files import atomic_write
 from lowtide.survey.mix_plan import mix_plan
 from lowtide.survey.step_rows import Read
 from lowtide.train import checkpoints
 from lowtide.train.data import open_data, train_feed
+from lowtide.train.model import GPT, Shape
 from lowtide.train.settings import Settings, first_corpus, layered, remembered
+
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model in eval mode, and what its run knew."""
+
+    model: GPT
+    path: Path
+    step: int
+    settings: dict[str, Any]
+
+
+def load_trained(place: Path, device: torch.device, *, best: bool = False) -> TrainedModel:
+    """The model of a checkpoint, or of an out directory: its newest, or with ``best`` that of the lowest val loss."""
+    path = checkpoints.best(place) if best and place.is_dir() else checkpoints.named(place)
+    contents = checkpoints.load_whole(path)
+    model = GPT(Shape(**contents["shape"]))
+    model.load_state_dict(contents["model"])
+    return TrainedModel(model.to(device).eval(), path, contents["step"], dict(contents["settings"]))
+
+
+def write_weights(path: Path, model: GPT, step: int) -> bool:
+    """Write the weights as safetensors, with the model's shape as metadata; False when the package is missing."""
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        return False
+    # The output layer is the embedding; one table is enough.
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items() if name != "head.weight"}
+    about = {"format": "pt", "shape": json.dumps(asdict(model.shape)), "step": str(step)}
+    with atomic_write(path) as file:
+        file.write(save(tensors, about))
+    return True
 
 
 @dataclass(frozen=True)
