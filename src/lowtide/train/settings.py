@@ -90,7 +90,7 @@ class Settings:
     n_embd: int = _setting(128, "width of the residual stream", 2)
     dropout: float = _setting(0.0, "share of activations dropped while training")
     learning_rate: float = _setting(3e-3, "highest learning rate", 0)
-    max_iters: int = _setting(900, "optimiser steps in all", 1)
+    max_iters: int = _setting(1200, "optimiser steps in all", 1)
     warmup_iters: int = _setting(50, "steps of rising learning rate", 0)
     lr_decay_iters: int = _setting(0, "step where the learning rate reaches --min-lr; 0: as --max-iters", 0)
     min_lr: float = _setting(-1.0, "lowest learning rate; -1: a tenth of --learning-rate")
