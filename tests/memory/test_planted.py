@@ -215,5 +215,7 @@ def test_the_heap_of_another_runtime_gets_that_runtimes_fix(program: str, words:
     found = judged(*words, check=False)
     assert found["verdict"]["grew"] == "anon", json.dumps(found["verdict"], indent=1)
     assert program in found["verdict"]["who"][0]["name"]
-    assert fix in found["verdict"]["fix"][0]
+    assert any(
+        fix in line for line in found["verdict"]["fix"]
+    )  # Node.js has its own question first: objects or Buffers
     assert not any("tracemalloc" in line for line in found["verdict"]["fix"])
