@@ -162,6 +162,11 @@ def _refuse_unequal(arrays: Sequence[Any], names: Sequence[str] | None) -> None:
     for number, one in enumerate(arrays):
         if not isinstance(one, Array) and one.ndim == 0:
             raise ValueError("together: expected arrays of rows, got a single number. Use together(X, y).")
+        if one.dtype.hasobject:
+            raise TypeError(
+                f"together: expected items of plain bytes, got {called(number)} of dtype {one.dtype}. "
+                "Use numbers, or text of a size: rows.astype('S16')."
+            )
         if len(one) != len(arrays[0]):
             short, long = sorted((0, number), key=lambda k: len(arrays[k]))
             raise ValueError(

@@ -163,4 +163,10 @@ class GivenArray(RowsInMemory):
         return found
 
     def __reduce__(self) -> tuple[object, ...]:
-        return GivenArray, (self.rows, self.budget, self.where, self.part)
+        return _given, (self.rows, self.dtype, self.budget, self.where, self.part)
+
+
+def _given(rows: NDArray[Any], dtype: np.dtype[Any], budget: Budget, where: str, part: Part | None) -> GivenArray:
+    """As it was pickled. Below protocol 5 NumPy gives the numbers back in this machine's byte order, and a state of
+    the other one would be refused."""
+    return GivenArray(rows.astype(dtype, copy=False), budget, where, part)
