@@ -190,7 +190,9 @@ def _with_small_ones_kept(sources: Sequence[RowReader | GivenArray], budget: Bud
     members: list[Member] = list(sources)
     room = (budget.limit - budget.aside) // 2
     files = [(k, RowMemory(one)) for k, one in enumerate(sources) if isinstance(one, RowReader)]
-    for k, memory in sorted(files, key=lambda found: found[1].size):
+    files.sort(key=lambda found: found[1].size)
+    budget.keepable = tuple(memory.size for _, memory in files)
+    for k, memory in files:
         if 0 < memory.size <= room and memory.hold():
             members[k] = ResidentRows(memory)
             room -= memory.size

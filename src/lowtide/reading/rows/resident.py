@@ -40,6 +40,8 @@ class RowMemory:
         """Count the rows against the budget for as long as they may be needed; False if they do not fit."""
         if self._holding is None:
             self._holding = self.source.budget.reserve(self.size, aside=True, urgent=True)
+            if self._holding is not None:
+                self._holding.kept = True
         return self._holding is not None
 
     def rows(self) -> NDArray[Any]:
