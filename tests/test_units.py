@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,8 @@ from lowtide.units import format_duration, format_size, parse_size
         ("2T", 2 * 1024**4),
         ("1PiB", 1024**5),
         (7, 7),
+        (np.int64(7), 7),
+        (np.uint16(7), 7),
     ],
 )
 def test_a_size_is_what_its_text_says(text: Any, size: int) -> None:

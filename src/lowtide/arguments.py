@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def whole_number(name: str, value: Any, *, example: str = "") -> int:
@@ -36,3 +37,11 @@ def one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
         like = get_close_matches(str(value), allowed, 1) or allowed
         raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}. Use {name}={like[0]!r}.")
     return str(value)
+
+
+def array_of(where: str, value: Any, way: str) -> NDArray[Any]:
+    """``value`` as an array; ValueError where its parts differ in length. ``way``: what to do about it."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise ValueError(f"{where}: expected an array, got parts of different lengths. {way}.") from None

@@ -165,8 +165,8 @@ class Array(RowIteration, OnDisk):
     def subset(self, which: Any) -> Array:
         """Some of the rows as another array: row numbers in any order, a mask, or a slice.
 
-        Shares files and budget with this one. An index of 4 bytes per row counts against the budget; a slice needs
-        none. Raises ``IndexError`` for rows that do not exist.
+        Shares files and budget with this one. An index of 4 bytes per row counts against the budget; a slice
+        without a step needs none. Raises ``IndexError`` for rows that do not exist.
 
         >>> a.subset(slice(0, 1000)), a.subset([3, 1, 2])
         """

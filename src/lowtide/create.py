@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lowtide.arguments import one_of, whole_number
+from lowtide.arguments import array_of, one_of, whole_number
 from lowtide.blocks.objects import normal_address
 from lowtide.errors import discreet
 from lowtide.formats.files.npy import npy_header
@@ -210,7 +210,9 @@ class ArrayWriter:
 
     def _checked(self, rows: Any, *, one_row: bool, fill: int | None = None) -> NDArray[Any]:
         """Rows of our width, in a dtype that converts to ours; one value stands for ``fill`` rows. Or an error."""
-        array = np.asarray(rows)
+        array = array_of(self.path, rows, "Give all rows the same length")
+        if array.size == 0 and isinstance(rows, (list, tuple)):
+            array = np.empty(array.shape, self.dtype)  # an empty list has no dtype of its own
         if not _converts(array.dtype, self.dtype):
             way = f"Use np.asarray(rows).astype({self.dtype.str!r}), or create it with the other dtype"
             if self.dtype.kind in "iu" and array.dtype.kind == "f" and not _holds(self.dtype, array):
@@ -306,6 +308,8 @@ def _checked_name(path: str | os.PathLike[str]) -> str:
     where = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(where, str) or not where:
         raise TypeError(f"path: expected the name of a file, got {path!r}. Use 'rows.npy'.")
+    if "\0" in where:
+        raise ValueError(f"path: expected the name of a file, got {where!r} with a zero byte. Use 'rows.npy'.")
     if normal_address(where) is not None:
         raise ValueError(
             f"{discreet(where)}: expected a path on this machine, got an address. Write it here, then copy it."
@@ -358,4 +362,5 @@ def _converts(kind: np.dtype[Any], ours: np.dtype[Any]) -> bool:
 def _holds(kind: np.dtype[Any], numbers: NDArray[Any]) -> bool:
     """Whether integers of this kind can hold all of these."""
     limits = np.iinfo(kind)
-    return bool(((numbers >= limits.min) & (numbers <= limits.max) & (numbers == np.floor(numbers))).all())
+    with np.errstate(over="ignore"):  # the limits of 32 bits are infinite as float16
+        return bool(((numbers >= limits.min) & (numbers <= limits.max) & (numbers == np.floor(numbers))).all())

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.array import Array
+from lowtide.reading.rows.indexing import row_inside
 from lowtide.units import KIB, MIB
 
 __all__ = ["RowSequence", "sequence"]
@@ -67,7 +68,7 @@ class RowSequence(lightgbm.Sequence):
     def __getitem__(self, index: Any) -> Floats:
         if isinstance(index, (slice, list)):
             return np.asarray(self._rows[index], np.float64)
-        number = operator.index(index)
+        number = row_inside(operator.index(index), len(self._rows))  # a block begins at a row counted from the front
         place = number - self._first
         if not 0 <= place < len(self._block):
             if not 0 <= number - self._last <= self._near:

@@ -162,6 +162,11 @@ def _refuse_unequal(arrays: Sequence[Any], names: Sequence[str] | None) -> None:
     for number, one in enumerate(arrays):
         if not isinstance(one, Array) and one.ndim == 0:
             raise ValueError("together: expected arrays of rows, got a single number. Use together(X, y).")
+        if one.dtype.hasobject:
+            raise TypeError(
+                f"together: expected items of plain bytes, got {called(number)} of dtype {one.dtype}. "
+                "Use numbers, or text of a size: rows.astype('S16')."
+            )
         if len(one) != len(arrays[0]):
             short, long = sorted((0, number), key=lambda k: len(arrays[k]))
             raise ValueError(
@@ -185,7 +190,9 @@ def _with_small_ones_kept(sources: Sequence[RowReader | GivenArray], budget: Bud
     members: list[Member] = list(sources)
     room = (budget.limit - budget.aside) // 2
     files = [(k, RowMemory(one)) for k, one in enumerate(sources) if isinstance(one, RowReader)]
-    for k, memory in sorted(files, key=lambda found: found[1].size):
+    files.sort(key=lambda found: found[1].size)
+    budget.keepable = tuple(memory.size for _, memory in files)
+    for k, memory in files:
         if 0 < memory.size <= room and memory.hold():
             members[k] = ResidentRows(memory)
             room -= memory.size

@@ -6,7 +6,9 @@ A size is an int of bytes everywhere inside Lowtide; text exists only at the edg
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import SupportsIndex
 
 KIB = 1024
 MIB = 1024**2
@@ -17,16 +19,17 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([KMGTP]?)(I?)(B?)\s*",
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
-def parse_size(size: int | str, *, what: str = "size") -> int:
+def parse_size(size: SupportsIndex | str, *, what: str = "size") -> int:
     """Bytes in ``size``; ValueError with an example if it cannot be understood."""
-    if isinstance(size, bool) or not isinstance(size, (int, str)):
+    if isinstance(size, bool) or not isinstance(size, (SupportsIndex, str)):
         raise TypeError(
             f"{what}: expected an int of bytes or text such as '64MiB', got {type(size).__name__}. Use '64MiB'."
         )
-    if isinstance(size, int):
-        if size < 0:
-            raise ValueError(f"{what}: expected 0 bytes or more, got {size}. Write it as '64MiB'.")
-        return size
+    if not isinstance(size, str):
+        whole = operator.index(size)  # an integer of NumPy's too
+        if whole < 0:
+            raise ValueError(f"{what}: expected 0 bytes or more, got {whole}. Write it as '64MiB'.")
+        return whole
     match = _SIZE.fullmatch(size)
     if match is None or (match[3] and not match[2]):
         raise ValueError(f"{what}: expected a size such as '64MiB' or 67108864, got {size!r}. Write it as '64MiB'.")

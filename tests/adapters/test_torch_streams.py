@@ -113,6 +113,16 @@ def test_epochs_that_begin_at_0_go_on_where_the_last_one_ended(tokens: lowtide.T
     assert np.array_equal(torch.cat(seen), np.concatenate(plain))
 
 
+def test_an_epoch_that_no_position_reaches_is_refused(tokens: lowtide.Tokens) -> None:
+    dataset = StreamDataset(feed_of(tokens))
+    most = 2**62 // EPOCH - 1
+    dataset.set_epoch(most)
+    assert len(dataset[EPOCH - 1]) == 2
+    for epoch in (most + 1, 2**62, 2**70):
+        with pytest.raises(ValueError, match=f"epoch: expected 0 to {most} epochs of {EPOCH} rows, got {epoch}"):
+            dataset.set_epoch(epoch)
+
+
 def test_a_finite_order_begins_again_with_every_epoch(tokens: lowtide.Tokens) -> None:
     dataset = StreamDataset(feed_of(tokens, order="sequential"))
     first = dataset[3][0].clone()

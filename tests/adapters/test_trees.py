@@ -110,6 +110,18 @@ def test_single_rows_that_are_near_are_answered_from_one_read(rows: lowtide.Arra
     assert disk.calls <= 2
 
 
+def test_rows_counted_from_the_end_are_found_in_any_order_and_rows_behind_it_are_refused(tmp_path: Path) -> None:
+    many = np.arange(20_000 * 64, dtype=np.float32).reshape(20_000, 64)  # more than one block of neighbours
+    np.save(tmp_path / "many.npy", many)
+    with lowtide.open(tmp_path / "many.npy") as rows:
+        found = sequence(rows)
+        for number in (-2, -2, -1, -1, 0, -3):
+            assert np.array_equal(found[number], many[number])
+        for number in (20_000, 20_001, -20_001):
+            with pytest.raises(IndexError, match=f"expected a row from -20000 to 19999, got {number}"):
+                found[number]
+
+
 def test_single_rows_that_are_far_apart_are_read_alone(tmp_path: Path) -> None:
     wide = np.arange(200 * 5000, dtype=np.float32).reshape(200, 5000)  # 20,000 bytes each
     np.save(tmp_path / "wide.npy", wide)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +280,19 @@ def test_a_batch_held_beyond_close_and_beyond_the_array_itself_stays_right(path:
     del array
     gc.collect()
     assert np.array_equal(held, rows[:1000])
+
+
+@pytest.mark.parametrize("strategy", BOUNDED)
+@pytest.mark.parametrize("members", [1, 3])
+def test_the_budget_that_an_error_names_is_enough(path: Path, strategy: str, members: int) -> None:
+    def begun(budget: int) -> Any:
+        with lowtide.open(path, strategy=strategy, budget=budget) as array:
+            rows = array if members == 1 else lowtide.together(*[array] * members, budget=budget)
+            return next(rows.shuffled(2048))
+
+    with pytest.raises(lowtide.BudgetError, match=r"Open with budget=\d+ or use shuffled") as refused:
+        begun(3 * MIB)
+    enough = int(re.findall(r"budget=(\d+)", str(refused.value))[0])
+    assert len(begun(enough) if members == 1 else begun(enough)[0]) == 2048
+    with pytest.raises(lowtide.BudgetError):
+        begun(enough - PAGE)

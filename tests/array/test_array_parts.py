@@ -324,3 +324,40 @@ def test_statistics_of_text_are_refused_and_a_problem_of_any_thread_is_raised(tm
             opened.truncate(3_000_000)
         with pytest.raises(lowtide.ReadError):
             a.stats()
+
+
+@pytest.mark.parametrize("total", [2, 3, 5])
+def test_the_way_out_of_a_share_that_leaves_a_part_empty_is_one(tmp_path: Path, total: int) -> None:
+    np.save(tmp_path / "few.npy", np.arange(total))
+    with lowtide.open(tmp_path / "few.npy") as few:
+        with pytest.raises(ValueError, match=rf"got val=0\.1 of {total} rows\. Use val=1\."):
+            few.split(0.1)
+        assert len(few.split(val=1)[1]) == 1
+
+
+@pytest.mark.parametrize("which", [slice(None, None, -1), slice(3, None, 7), range(-5, 0), range(4000, 10, -3)])
+def test_rows_of_a_range_are_those_of_its_numbers(a: lowtide.Array, which: slice | range) -> None:
+    numbers = np.arange(ROWS)[which] if isinstance(which, slice) else np.arange(which.start, which.stop, which.step)
+    np.testing.assert_array_equal(a.subset(which)[:], DATA[numbers])
+    if isinstance(which, range):
+        assert first_column(a.gather(which, 64)) == DATA[numbers, 0].tolist()
+        state = a.gather(which, 64).state_dict()
+        assert state == a.gather(numbers, 64).state_dict()
+
+
+@pytest.mark.parametrize("call", ["subset", "gather"])
+def test_a_range_outside_the_rows_is_refused_by_its_ends_however_long_it_is(a: lowtide.Array, call: str) -> None:
+    long = {10**15 - 2: range(0, 10**15, 2), 2**80 - 1: range(2**80), -5001: range(10, -ROWS - 2, -1)}
+    for wrong, which in long.items():
+        with pytest.raises(IndexError, match=f"expected a row from -5000 to 4999, got {wrong}"):
+            a.subset(which) if call == "subset" else a.gather(which, 64)
+
+
+def test_an_index_that_does_not_fit_is_refused_before_its_rows_are_counted_out(tmp_path: Path) -> None:
+    rows = 2**40
+    with (tmp_path / "sparse.u1").open("wb") as file:
+        file.truncate(rows)
+    with lowtide.open(tmp_path / "sparse.u1", dtype="uint8", budget="16MiB") as long:
+        with pytest.raises(lowtide.BudgetError, match="index of 549755813888 rows"):
+            long.subset(slice(None, None, 2))
+        assert next(long.gather(range(rows - 1, -1, -1), 4)).tolist() == [0, 0, 0, 0]

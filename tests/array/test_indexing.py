@@ -120,3 +120,16 @@ def test_numpy_takes_an_opened_object_whole_in_one_read_that_the_budget_must_all
                 held.__array__(copy=False)
         with opener(tmp_path / "ids.bin", dtype="uint16", budget="64KiB") as held, pytest.raises(lowtide.BudgetError):
             np.asarray(held)
+
+
+def test_row_numbers_of_different_lengths_are_refused_by_every_call(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(20.0))
+    uneven: Any = [1, [2, 3]]
+    with lowtide.open(tmp_path / "x.npy") as a:
+        told = "expected an array, got parts of different lengths. Use a list of row numbers"
+        with pytest.raises(ValueError, match=f"index: {told}"):
+            a[uneven]
+        with pytest.raises(ValueError, match=f"subset: {told}"):
+            a.subset(uneven)
+        with pytest.raises(ValueError, match=f"gather: {told}"):
+            a.gather(uneven, 2)

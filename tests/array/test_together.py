@@ -313,3 +313,21 @@ def test_an_iterator_that_gave_batches_crosses_pickle(tmp_path: Path, budget: st
         np.testing.assert_array_equal(here["x"], there["x"])
         np.testing.assert_array_equal(here["y"], there["y"])
         assert len(held) == 2
+
+
+def test_a_pickled_array_in_memory_keeps_its_byte_order_and_its_state(directory: Path) -> None:
+    ours = np.arange(ROWS, dtype=">u2")
+    with lowtide.together(directory / "X.npy", ours) as both:
+        state = both.shuffled(64, seed=3, start=128).state_dict()
+        with pickle.loads(pickle.dumps(both, protocol=4)) as again:
+            batches = again.shuffled(64, seed=3)
+            batches.load_state_dict(state)
+            found = next(batches)[1]
+            assert found.dtype == ours.dtype
+            np.testing.assert_array_equal(found, next(both.shuffled(64, seed=3, start=128))[1])
+
+
+@pytest.mark.parametrize("dtype", ["O", [("number", "i8"), ("text", "O")]])
+def test_arrays_of_python_objects_are_refused(directory: Path, dtype: Any) -> None:
+    with pytest.raises(TypeError, match=r"together: expected items of plain bytes, got array 1 in memory of dtype"):
+        lowtide.together(directory / "X.npy", np.zeros(ROWS, dtype))

@@ -428,3 +428,13 @@ def test_like_an_array_takes_its_dtype_and_rows_of_its_shape(tmp_path: Path) -> 
         lowtide.create(tmp_path / "n.npy", like="x.npy")
     with pytest.raises(TypeError, match=r"dtype: .*got None\. Use dtype='float32', or like=a"):
         lowtide.create(tmp_path / "n.npy")
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int64", "bool", "S4", "M8[s]", [("a", "i4")]])
+def test_an_empty_list_is_no_rows_whatever_the_dtype(tmp_path: Path, dtype: Any) -> None:
+    with lowtide.create(tmp_path / "z.npy", dtype=dtype) as out:
+        out.append([])
+        assert len(out) == 0
+    with lowtide.create(tmp_path / "set.npy", dtype=dtype, shape=(2,)) as out:
+        out[1:1] = []
+    assert np.load(tmp_path / "set.npy").tolist() == np.zeros(2, dtype).tolist()

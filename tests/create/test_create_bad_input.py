@@ -352,3 +352,26 @@ def test_an_address_is_refused_without_its_secrets(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^https://host/z\.npy: expected a path on this machine, got an address"):
         lowtide.create("https://me:s3cr3t@host/z.npy?token=s3cr3t", dtype="f4")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("ours", ["uint32", "int64"])
+def test_half_floats_for_integers_are_refused_without_a_warning(tmp_path: Path, ours: str) -> None:
+    with (
+        lowtide.create(tmp_path / "z.npy", dtype=ours) as out,
+        pytest.raises(TypeError, match=rf"z\.npy: expected rows of dtype {ours}, got float16\. Use .*astype"),
+    ):
+        out.append(np.ones(4, np.float16))
+
+
+def test_rows_of_different_lengths_are_refused_by_name(tmp_path: Path) -> None:
+    with (
+        lowtide.create(tmp_path / "z.npy", dtype="float32", shape=(-1, 2)) as out,
+        pytest.raises(ValueError, match=r"z\.npy: expected an array, got parts of different lengths\. Give all rows"),
+    ):
+        out.append([[1, 2], [3]])
+
+
+def test_a_name_with_a_zero_byte_is_refused_like_any_wrong_name() -> None:
+    with pytest.raises(ValueError, match=r"path: expected the name of a file, got 'a\\x00b\.npy' with a zero byte"):
+        lowtide.create("a\0b.npy", dtype="float32")

@@ -119,3 +119,21 @@ def test_the_budget_is_for_all_parts_together(parts: dict[str, lowtide.Tokens]) 
         assert mixture.budget.held <= mixture.budget.limit == 2 << 20
     with pytest.raises(lowtide.BudgetError, match="a mixture of code, web: batches of 4096 x 64 per rank"):
         mixture.batches(4096, seed=0)
+
+
+@pytest.mark.parametrize("strategy", ["remap", "advise"])
+@pytest.mark.parametrize("budget", [None, "8MiB"])
+def test_any_number_of_mapped_corpora_share_a_budget(tmp_path: Path, strategy: str, budget: str | None) -> None:
+    paths = [tmp_path / f"{number}.bin" for number in range(7)]
+    for number, path in enumerate(paths):
+        corpus(path, number)
+
+    def first(strategy: str) -> Any:
+        laid = {}
+        for path in paths:
+            tokens = lowtide.open_tokens(path, dtype="uint16", strategy=strategy)
+            laid[path.stem] = tokens.windows(LENGTH), 1
+        return next(lowtide.mix(laid, budget=budget).batches(14, seed=2))
+
+    for ours, wanted in zip(first(strategy), first("read"), strict=True):
+        np.testing.assert_array_equal(ours, wanted)

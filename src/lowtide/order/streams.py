@@ -214,7 +214,7 @@ class Given:
     rows = None
     among = 0
 
-    def __init__(self, indices: NDArray[Any], n: int) -> None:
+    def __init__(self, indices: NDArray[Any] | range, n: int) -> None:
         self.indices, self.n, self.epoch = indices, n, len(indices)
 
     def at(self, positions: Positions) -> Items:

@@ -16,11 +16,13 @@ from typing import Protocol
 from lowtide.errors import BudgetError
 from lowtide.machine import PAGE, room_for_cache
 from lowtide.storage.forks import Turn, renew_in_children
-from lowtide.units import MIB, format_size, parse_size
+from lowtide.units import KIB, MIB, format_size, parse_size
 
 AUTO_BUDGET = 64 * MIB
 AUTO_BATCHES = 3  # one in the user's hands, one being filled, one spare
 AUTO_WINDOW = 256 * MIB  # most that it grows to for a window of a local shuffle
+LARGEST_ALLOWANCE = 16 * MIB  # of what one store may hold mapped
+SMALLEST_ALLOWANCE = 256 * KIB
 
 
 def whole_pages(size: int) -> int:
@@ -42,13 +44,15 @@ class Shrinkable(Protocol):
 
 
 class Holding:
-    """Bytes counted against a budget while this object lives; ``aside``: for as long as a store is open."""
+    """Bytes counted against a budget while this object lives; ``aside``: for as long as a store is open. In a larger
+    budget those for what may be ``mapped`` are larger, and those for rows ``kept`` in memory more."""
 
-    __slots__ = ("__weakref__", "aside", "size")
+    __slots__ = ("__weakref__", "aside", "kept", "mapped", "size")
 
     def __init__(self, size: int, *, aside: bool = False) -> None:
         self.size = size
         self.aside = aside
+        self.mapped = self.kept = False
 
 
 class Budget:
@@ -59,6 +63,9 @@ class Budget:
         self.stated = budget != "auto"
         self.limit = parse_size(budget, what="budget") if self.stated else AUTO_BUDGET
         self.peak = 0
+        self.keepable: tuple[
+            int, ...
+        ] = ()  # sizes of rows that are kept in memory where half of what is left holds them
         self._turn = Turn()
         self._holdings: set[weakref.ref[Holding]] = set()
         self._idle: set[weakref.ref[Trimmable]] = set()
@@ -95,13 +102,41 @@ class Budget:
             self.limit = max(self.limit, batches + whole_pages(extra) + aside)
         elif needed > self.limit:
             more = f" + {format_size(whole_pages(extra))} to read into" if extra else ""
-            more += f" + {format_size(aside)} set aside" if aside else ""
+            wanted = needed - aside
+            needed = max(needed, self._enough(wanted))
+            more += f" + {format_size(needed - wanted)} set aside" if needed > wanted else ""
             raise BudgetError(
                 f"{where}: expected a budget of {format_size(needed)} or more ({copies} x "
                 f"{format_size(whole_pages(batch))}: what you hold and what is being filled{more}), "
                 f"got {format_size(self.limit)}. "
                 f"Open with budget={needed}{' or ' + smaller if smaller else ''}."
             )
+
+    def _enough(self, wanted: int) -> int:
+        """The least budget that holds so many bytes beside what would be set aside in it."""
+        living = self._living()
+        fixed = sum(holding.size for holding in living if holding.aside and not (holding.mapped or holding.kept))
+        mappings = sum(holding.mapped for holding in living)
+        found, more = 0, wanted
+        while more > found:
+            found, mapped, kept = more, 0, 0
+            for _ in range(mappings):
+                mapped += _allowance(found - mapped)
+            for size in self.keepable:
+                kept += size if size <= (found - fixed - mapped) // 2 - kept else 0
+            more = wanted + fixed + mapped + kept
+        return found
+
+    def allow_mapped(self) -> Holding | None:
+        """Set aside what one more store may hold mapped: a quarter of what others leave, so that something is left
+        however many stores share the budget. None if that is too little."""
+        free = self.limit - self.aside
+        if free < 4 * SMALLEST_ALLOWANCE:
+            return None
+        found = self.reserve(_allowance(free), aside=True, urgent=True)
+        if found is not None:
+            found.mapped = True
+        return found
 
     def grow(self, size: int) -> None:
         """Let an unstated budget hold ``size`` bytes: up to 256 MiB, and a quarter of what the machine has left."""
@@ -163,3 +198,7 @@ class Budget:
     def _living(self) -> list[Holding]:
         # One list from the set at once: a finalizer may take from the set at any moment.
         return [holding for reference in list(self._holdings) if (holding := reference()) is not None]
+
+
+def _allowance(free: int) -> int:
+    return max(SMALLEST_ALLOWANCE, min(LARGEST_ALLOWANCE, free // 4))

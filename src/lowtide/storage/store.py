@@ -16,7 +16,7 @@ from lowtide.arguments import one_of
 from lowtide.engine import engine as chosen_engine
 from lowtide.errors import BudgetError
 from lowtide.machine import direct_alignment, file_kind, room_for_cache
-from lowtide.storage.budget import Budget, Holding
+from lowtide.storage.budget import SMALLEST_ALLOWANCE, Budget, Holding
 from lowtide.storage.buffers import Bytes, Pool
 from lowtide.storage.forks import Turn, renew_in_children
 from lowtide.storage.many_files import InTurns, ReadsOfMany
@@ -56,8 +56,6 @@ DENSE_ROUND = MIB  # the same if many of the bytes are asked for: shorter reads 
 # Rows from this size on are read with the gaps between them sent elsewhere: of chunks over the bytes passed over, 0.85
 # instead of 0.67 for rows of 2 KiB, 0.72 instead of 0.65 for 512 bytes, but 0.52 instead of 0.65 for 256.
 SEVERAL_PLACES_FROM = 512
-LARGEST_ALLOWANCE = 16 * MIB
-SMALLEST_ALLOWANCE = 256 * KIB
 
 SMALL_TABLES = 64 * KIB  # tables that say where data is are counted from this size on
 
@@ -379,15 +377,14 @@ class Store:
 
     def _allow(self, name: str) -> int:
         """Set aside what the strategy may hold mapped while it is open."""
-        allowance = max(SMALLEST_ALLOWANCE, min(LARGEST_ALLOWANCE, self.budget.limit // 4))
-        if self.budget.limit >= 4 * SMALLEST_ALLOWANCE:
-            self._aside = self.budget.reserve(allowance, aside=True, urgent=True)
+        self._aside = self.budget.allow_mapped()
         if self._aside is None:
+            least = self.budget.aside + 4 * SMALLEST_ALLOWANCE
             raise BudgetError(
-                f"{self.where}: expected a budget of {format_size(4 * SMALLEST_ALLOWANCE)} or more for "
+                f"{self.where}: expected a budget of {format_size(least)} or more for "
                 f"strategy={name!r}, got {format_size(self.budget.limit)}. Raise the budget or use strategy='read'."
             )
-        return allowance
+        return self._aside.size
 
     def _direct_alignment(self) -> int | None:
         try:

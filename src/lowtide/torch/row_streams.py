@@ -20,6 +20,7 @@ from lowtide.arguments import at_least, one_of
 from lowtide.engine import Numbers
 from lowtide.errors import FormatError
 from lowtide.feed import Feed
+from lowtide.order.steps import MOST_ROWS
 from lowtide.reading.documents.docs import Docs
 from lowtide.tokens import Tokens
 from lowtide.torch.shipping import each
@@ -77,7 +78,12 @@ class StreamDataset(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """From now on ``ds[k]`` is row ``epoch * len + k``; a finite order begins again. Frameworks call this."""
-        self._epoch[0] = at_least("epoch", epoch, 0, example="set_epoch(0)")
+        number, most = at_least("epoch", epoch, 0, example="set_epoch(0)"), max(MOST_ROWS // self._rows, 1) - 1
+        if number > most:
+            raise ValueError(
+                f"epoch: expected 0 to {most} epochs of {self._rows} rows, got {number}. Use set_epoch(0)."
+            )
+        self._epoch[0] = number
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]

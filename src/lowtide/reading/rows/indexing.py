@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from lowtide.arguments import array_of
 from lowtide.engine import Numbers
+
+ONE_AXIS = "Use a list of row numbers"
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,13 @@ def _selected(key: Any, shape: tuple[int, ...], item: str) -> Selection:
     count = shape[0]
     if isinstance(first, slice):
         rows = range(*first.indices(count))
-        return Selection(rows if rows.step == 1 else _numbers(rows), (slice(None), *rest) if rest else None)
+        return Selection(rows if rows.step == 1 else numbers_of(rows), (slice(None), *rest) if rest else None)
     if first is Ellipsis or first is None:  # nothing said about the first axis: all rows, then the whole key
         return Selection(range(count), (first, *rest))
     if _is_integer(first, item):
         number = row_inside(operator.index(first), count, item)
         return Selection(range(number, number + 1), (0, *rest))
-    return _select_array(np.asarray(first), rest, shape, item)
+    return _select_array(array_of("index", first, ONE_AXIS), rest, shape, item)
 
 
 def _split(key: Any, axes: int) -> tuple[Any, tuple[Any, ...]]:
@@ -175,12 +178,18 @@ def inside(numbers: np.ndarray[Any, Any], count: int, item: str = "row") -> Numb
     return np.where(whole < 0, whole + count, whole)
 
 
+def ends_inside(rows: range, count: int) -> None:
+    """IndexError if a range reaches outside ``count`` rows: its ends say it of all."""
+    for end in (rows[0], rows[-1]) if rows else ():
+        row_inside(end, count)
+
+
 def refuse_axes(call: str, wanted: NDArray[Any], count: int) -> None:
     """Refuse row numbers or masks with more than one axis."""
     if wanted.ndim == 1:
         return
     if wanted.dtype.kind not in "iub":
-        way = "Use a list of row numbers"
+        way = ONE_AXIS
     elif wanted.ndim == 0:
         way = f"Use {call}([{wanted}])"
     elif wanted.dtype == bool:
@@ -210,5 +219,5 @@ def whole(held: Any, dtype: DTypeLike | None, copy: bool | None) -> NDArray[Any]
     return rows if dtype is None else rows.astype(dtype, copy=False)
 
 
-def _numbers(rows: range) -> Numbers:
+def numbers_of(rows: range) -> Numbers:
     return np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from lowtide.arguments import at_least, whole_number
+from lowtide.arguments import array_of, at_least, whole_number
 from lowtide.order import rank_slice
 from lowtide.order.locality import Stated, locality_of
 from lowtide.order.steps import MOST_ROWS, EpochSteps
@@ -24,7 +24,7 @@ from lowtide.reading.cursor import Cursor
 from lowtide.reading.habits import answers_habits
 from lowtide.reading.opened import Opened, html_table
 from lowtide.reading.plan import Plan
-from lowtide.reading.rows.indexing import inside, refuse_axes, select
+from lowtide.reading.rows.indexing import ONE_AXIS, ends_inside, inside, refuse_axes, select
 from lowtide.reading.rows.parts import Part
 from lowtide.reading.rows.reader import ROWS_AT_ONCE, RowReader
 from lowtide.reading.rows.stratified import split_parts
@@ -205,7 +205,10 @@ class RowIteration(Opened):
 
         >>> for rows in a.gather([7, 3, 9], 2): ...
         """
-        wanted = np.asarray(indices)
+        if isinstance(indices, range) and indices:  # kept as it is too
+            ends_inside(indices, len(self))
+            return self._iterate(Given(indices, len(self)), batch, start, epochs)
+        wanted = array_of("gather", indices, ONE_AXIS)
         refuse_axes("gather", wanted, len(self))
         if wanted.dtype == bool or wanted.size == 0:
             wanted = np.asarray(select(wanted, (len(self),)).rows, np.int64)

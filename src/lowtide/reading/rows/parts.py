@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lowtide.arguments import array_of
 from lowtide.engine import Numbers
 from lowtide.errors import BudgetError
 from lowtide.reading.fingerprint import digest
-from lowtide.reading.rows.indexing import inside, refuse_axes
+from lowtide.reading.rows.indexing import ONE_AXIS, ends_inside, inside, numbers_of, refuse_axes
 from lowtide.storage.budget import Budget, Holding
 from lowtide.units import format_size
 
@@ -147,18 +148,7 @@ def subset_of(which: Any, part: Part | None, rows: int, budget: Budget, where: s
         which = range(*which.indices(count))
     if isinstance(which, range) and which.step == 1 and 0 <= which.start <= which.stop <= count:
         return chained(Consecutive(which.start, len(which)), part)
-    wanted = np.asarray(which)
-    refuse_axes("subset", wanted, count)
-    if wanted.dtype == bool:
-        if len(wanted) != count:
-            raise IndexError(
-                f"subset: expected a mask of {count} rows, got {len(wanted)}. Make it as long as the array."
-            )
-        size, blocks = int(np.count_nonzero(wanted)), _named_by(wanted)
-    else:
-        if wanted.size == 0:
-            wanted = wanted.astype(np.int64)  # an empty list has no dtype of its own
-        size, blocks = len(wanted), (inside(wanted[k : k + STEP], count) for k in range(0, len(wanted), STEP))
+    size, blocks = _named(which, count)
     dtype = np.dtype(np.uint32 if rows <= 2**32 else np.int64)
     holding = reserved(budget, where, size * dtype.itemsize, size)
     index = np.empty(size, dtype)
@@ -170,6 +160,24 @@ def subset_of(which: Any, part: Part | None, rows: int, budget: Budget, where: s
     found = Listed(index)
     found.held(budget, holding)
     return found
+
+
+def _named(which: Any, count: int) -> tuple[int, Iterator[Numbers]]:
+    """How many of ``count`` rows ``which`` names, and which they are, ``STEP`` at a time."""
+    if isinstance(which, range):  # never as an array: that would take 8 bytes per row beside the index
+        ends_inside(which, count)
+        return len(which), (inside(numbers_of(which[k : k + STEP]), count) for k in range(0, len(which), STEP))
+    wanted = array_of("subset", which, ONE_AXIS)
+    refuse_axes("subset", wanted, count)
+    if wanted.dtype == bool:
+        if len(wanted) != count:
+            raise IndexError(
+                f"subset: expected a mask of {count} rows, got {len(wanted)}. Make it as long as the array."
+            )
+        return int(np.count_nonzero(wanted)), _named_by(wanted)
+    if wanted.size == 0:
+        wanted = wanted.astype(np.int64)  # an empty list has no dtype of its own
+    return len(wanted), (inside(wanted[k : k + STEP], count) for k in range(0, len(wanted), STEP))
 
 
 def _named_by(mask: np.ndarray[Any, Any]) -> Iterator[Numbers]:

@@ -40,6 +40,8 @@ class RowMemory:
         """Count the rows against the budget for as long as they may be needed; False if they do not fit."""
         if self._holding is None:
             self._holding = self.source.budget.reserve(self.size, aside=True, urgent=True)
+            if self._holding is not None:
+                self._holding.kept = True
         return self._holding is not None
 
     def rows(self) -> NDArray[Any]:
@@ -163,4 +165,10 @@ class GivenArray(RowsInMemory):
         return found
 
     def __reduce__(self) -> tuple[object, ...]:
-        return GivenArray, (self.rows, self.budget, self.where, self.part)
+        return _given, (self.rows, self.dtype, self.budget, self.where, self.part)
+
+
+def _given(rows: NDArray[Any], dtype: np.dtype[Any], budget: Budget, where: str, part: Part | None) -> GivenArray:
+    """As it was pickled. Below protocol 5 NumPy gives the numbers back in this machine's byte order, and a state of
+    the other one would be refused."""
+    return GivenArray(rows.astype(dtype, copy=False), budget, where, part)

@@ -131,9 +131,9 @@ def val_count(val: Any, total: int, what: str = "rows") -> int:
     whole = isinstance(val, (int, np.integer))
     count = int(val) if whole else round(total * float(val)) if 0 < val < 1 else 0
     if not 0 < count < total:
+        way = f"a share such as val=0.1, or a number of {what}" if round(total * 0.1) else "val=1"
         raise ValueError(
-            f"split: expected 1 to {total - 1} {what} for val, got val={val} of {total} {what}. "
-            f"Use a share such as val=0.1, or a number of {what}."
+            f"split: expected 1 to {total - 1} {what} for val, got val={val} of {total} {what}. Use {way}."
         )
     return count
 
