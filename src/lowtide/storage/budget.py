@@ -63,9 +63,8 @@ class Budget:
         self.stated = budget != "auto"
         self.limit = parse_size(budget, what="budget") if self.stated else AUTO_BUDGET
         self.peak = 0
-        self.keepable: tuple[
-            int, ...
-        ] = ()  # sizes of rows that are kept in memory where half of what is left holds them
+        # Sizes of rows that are kept in memory where half of what is left holds them, the smallest first.
+        self.keepable: tuple[int, ...] = ()
         self._turn = Turn()
         self._holdings: set[weakref.ref[Holding]] = set()
         self._idle: set[weakref.ref[Trimmable]] = set()

@@ -43,7 +43,9 @@ def _onednn() -> Callable[..., Tensor] | None:
     cpu = Path("/proc/cpuinfo")
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
-    with suppress(OSError, AttributeError, RuntimeError, TypeError):  # what another torch does not have, or has otherwise
+    with suppress(
+        OSError, AttributeError, RuntimeError, TypeError
+    ):  # what another torch does not have, or has otherwise
         linear: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise  # what torch.compile uses
         small = torch.arange(6.0).view(2, 3)
         right = torch.equal(linear(small, small, None, "none", [], ""), small @ small.t())
