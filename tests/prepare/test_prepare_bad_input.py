@@ -107,7 +107,7 @@ def test_a_missing_column_is_refused_and_names_those_there_are(tmp_path: Path) -
 @pytest.mark.parametrize("content", [b"", b"\n\n\n"])
 def test_input_without_text_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
-    assert "expected text, got none in 1 files" in refused(tmp_path, tmp_path / "a.jsonl")
+    assert "expected text, got none in 1 file of" in refused(tmp_path, tmp_path / "a.jsonl")
 
 
 def damaged(data: bytes, how: str) -> bytes:
