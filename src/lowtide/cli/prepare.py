@@ -7,6 +7,7 @@ out what was asked for, shows how far it is, and says at the end what came out a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
@@ -110,10 +111,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 130
     finally:
         progress.close()
-    if arguments.json:
-        print(json.dumps(asdict(found), indent=2))
-    else:
-        show(facts(_told(found, request)))
+    with contextlib.suppress(BrokenPipeError):  # the corpus is whole, whether or not anybody reads so
+        if arguments.json:
+            print(json.dumps(asdict(found), indent=2))
+        else:
+            show(facts(_told(found, request)))
     return 0
 
 
