@@ -247,3 +247,15 @@ def test_work_that_a_missing_reader_cut_short_is_no_success(tmp_path: Path) -> N
     assert done.returncode == 1
     told = "lowtide train: expected a reader of the output until the end, got one that has gone."
     assert done.stderr == f"{told} Send the output to a file.\n"
+
+
+def test_a_setting_that_differs_is_named_as_the_help_spells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.arange(4000, dtype="u2").tofile("x.bin")
+    tiny = "train --data x.bin --data-dtype uint16 --max-iters 1 --eval-iters 1 --n-layer 1 --n-embd 8 --n-head 1"
+    tiny += " --sample-tokens 0 --no-picture --no-weights --control no"
+    begun = called(*tiny.split(), "--block-size", "8")
+    assert begun.returncode == 0, begun.stderr
+    done = called(*tiny.split(), "--block-size", "16", "--resume")
+    assert done.returncode == 1
+    assert "(--block-size 8), got --block-size 16." in done.stderr

@@ -285,7 +285,9 @@ def _in_flags(text: str, words: Sequence[str]) -> str:
     if not words or words[0] not in COMMANDS:
         return text
     options = _parsers(words)[1][words[0]]._option_string_actions
-    names = {name.removeprefix("--"): name for name in options} | getattr(_module(words[0]), "CALLED_HERE", {})
+    names = {name.removeprefix("--"): name for name in options if options[name].help != SUPPRESS}
+    names |= {name.replace("-", "_"): option for name, option in names.items()}
+    names |= getattr(_module(words[0]), "CALLED_HERE", {})
     for bare, name in names.items():
         value = r"(?:'([^']*)'|\(([^)]*)\)|(-?[\d.]*\d)|(None)|([a-z]\w*))?"
         text = re.sub(rf"^{bare}: expected", f"{name}: expected", text)
