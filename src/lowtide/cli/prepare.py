@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="files, globs or directories of .txt, .jsonl (both also .gz, .zst) or .parquet; - is standard input",
+        help="files, globs or directories of .txt, .md, .jsonl (all also .gz, .zst) or .parquet; - is standard input",
     )
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory of the corpus")
     _add_text(parser)
