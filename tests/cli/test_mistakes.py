@@ -233,7 +233,7 @@ def test_what_was_found_is_told_by_the_exit_code_also_when_nobody_reads_it(tmp_p
     (tmp_path / "empty.bin").touch()
     np.save(tmp_path / "x.npy", np.zeros((8, 4), "f4"))
     (tmp_path / "a.txt").write_text("low water")
-    told = {"verify empty.bin": 1, "verify empty.bin --json": 1, "verify x.npy": 0, "info x.npy": 0}
+    told = {"verify empty.bin": 1, "verify empty.bin --json": 1, "verify x.npy": 0, "info x.npy": 0, "": 0}
     told |= {"prepare a.txt -o corpus": 0, "convert corpus -o out --to nanogpt": 0}
     for words, code in told.items():
         done = _with_nobody_reading(*words.split(), cwd=tmp_path)

@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return STOPPED
     except BrokenPipeError:
         _drop_output(sys.stdout)  # whoever read us has seen enough
-        if code is None and words[0] in WORKS:
+        if code is None and words and words[0] in WORKS:
             got = "expected a reader of the output until the end, got one that has gone. Send the output to a file."
             with contextlib.suppress(OSError):  # it may be stderr that nobody reads
                 print(f"{name}: {got}", file=sys.stderr)
@@ -288,6 +288,8 @@ def _in_flags(text: str, words: Sequence[str]) -> str:
     names = {name.removeprefix("--"): name for name in options if options[name].help != SUPPRESS}
     names |= {name.replace("-", "_"): option for name, option in names.items()}
     names |= getattr(_module(words[0]), "CALLED_HERE", {})
+    if "part" not in names:  # a part has a path of its own, which these commands take
+        text = re.sub(r"State part='(\w+)'", r"Name \1 itself", text)
     for bare, name in names.items():
         value = r"(?:'([^']*)'|\(([^)]*)\)|(-?[\d.]*\d)|(None)|([a-z]\w*))?"
         text = re.sub(rf"^{bare}: expected", f"{name}: expected", text)
