@@ -324,3 +324,38 @@ def test_seconds_that_would_mean_nothing_are_wrong_usage(words: tuple[str, ...])
     done = called("doctor", *words)
     assert done.returncode == 2
     assert "--seconds" in done.stderr
+
+
+def _with_nobody_reading(stream: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
+    """The doctor with a pipe as its ``stream`` that nobody reads from."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        settings: dict[str, Any] = {stream: write}
+        return subprocess.run([*DOCTOR, *words], **settings, cwd=cwd)
+    finally:
+        os.close(write)
+
+
+def test_a_command_is_watched_to_its_end_when_nobody_reads_the_doctor(tmp_path: Path) -> None:
+    command = "sleep 1; touch done; exit 3"
+    words = ("--every", "0.1s", "--html", "page.html", "--", "sh", "-c", command)
+    assert _with_nobody_reading("stderr", *words, cwd=tmp_path).returncode == 3
+    assert (tmp_path / "done").exists(), "it ran on without the doctor"
+    assert (tmp_path / "page.html").exists()
+
+
+def test_a_document_that_nobody_reads_leaves_the_exit_code_as_it_is(tmp_path: Path) -> None:
+    assert _with_nobody_reading("stdout", "--json", "--", "sh", "-c", "exit 3", cwd=tmp_path).returncode == 3
+    held = "import time; held = bytearray(50 << 20); time.sleep(0.5)"
+    words = ("--budget", "1MiB", "--json", "--", sys.executable, "-c", held)
+    assert _with_nobody_reading("stdout", *words, cwd=tmp_path).returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="NOT TESTED: a full disk behind stderr - no /dev/full here")
+def test_a_log_that_takes_nothing_more_ends_neither_the_command_nor_the_watching(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        words = ("--every", "0.1s", "--html", "page.html", "--", "sh", "-c", "sleep 1; touch done; exit 3")
+        assert subprocess.run([*DOCTOR, *words], stderr=full, cwd=tmp_path).returncode == 3
+    assert (tmp_path / "done").exists()
+    assert (tmp_path / "page.html").exists()

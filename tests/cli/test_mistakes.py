@@ -217,3 +217,45 @@ def test_a_stdout_without_the_signs_of_a_name_shows_their_numbers(tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path}/\\xe9\\u6f22.npy" in done.stdout
+
+
+def _with_nobody_reading(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "lowtide", *words]
+        return subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=cwd)
+    finally:
+        os.close(write)
+
+
+def test_what_was_found_is_told_by_the_exit_code_also_when_nobody_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "empty.bin").touch()
+    np.save(tmp_path / "x.npy", np.zeros((8, 4), "f4"))
+    (tmp_path / "a.txt").write_text("low water")
+    told = {"verify empty.bin": 1, "verify empty.bin --json": 1, "verify x.npy": 0, "info x.npy": 0, "": 0}
+    told |= {"prepare a.txt -o corpus": 0, "convert corpus -o out --to nanogpt": 0}
+    for words, code in told.items():
+        done = _with_nobody_reading(*words.split(), cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (code, ""), words
+
+
+def test_work_that_a_missing_reader_cut_short_is_no_success(tmp_path: Path) -> None:
+    np.arange(4000, dtype="u2").tofile(tmp_path / "x.bin")
+    words = ("--max-iters", "2", "--block-size", "8", "--n-layer", "1", "--n-embd", "8", "--n-head", "1")
+    done = _with_nobody_reading("train", "--json", "--data", "x.bin", "--data-dtype", "uint16", *words, cwd=tmp_path)
+    assert done.returncode == 1
+    told = "lowtide train: expected a reader of the output until the end, got one that has gone."
+    assert done.stderr == f"{told} Send the output to a file.\n"
+
+
+def test_a_setting_that_differs_is_named_as_the_help_spells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.arange(4000, dtype="u2").tofile("x.bin")
+    tiny = "train --data x.bin --data-dtype uint16 --max-iters 1 --eval-iters 1 --n-layer 1 --n-embd 8 --n-head 1"
+    tiny += " --sample-tokens 0 --no-picture --no-weights --control no"
+    begun = called(*tiny.split(), "--block-size", "8")
+    assert begun.returncode == 0, begun.stderr
+    done = called(*tiny.split(), "--block-size", "16", "--resume")
+    assert done.returncode == 1
+    assert "(--block-size 8), got --block-size 16." in done.stderr

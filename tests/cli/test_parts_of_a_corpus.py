@@ -68,3 +68,16 @@ def test_a_part_that_is_not_there_is_told_with_those_that_are(corpus: Path) -> N
     done = called("info", corpus, "--part", "test")
     assert done.returncode == 1
     assert "expected a test part, got train and val. State --part train." in done.stderr
+
+
+@pytest.mark.parametrize("words", [["train", "--data"], ["convert", "-o", "out", "--to", "nanogpt"]])
+def test_a_command_without_a_flag_for_parts_does_not_advise_one(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for part in ("val", "test"):
+        (tmp_path / f"{part}.bin").write_bytes(bytes(64))
+    dtype = "--data-dtype" if words[0] == "train" else "--dtype"
+    done = called(*words, ".", dtype, "uint16", *(["--eot", 0] if words[0] == "convert" else []))
+    assert done.returncode == 1
+    assert done.stderr.endswith("expected a train part, got val (val.bin) and test (test.bin). Name val itself.\n")

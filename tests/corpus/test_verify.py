@@ -339,3 +339,18 @@ def test_a_corpus_and_another_file_are_verified_in_one_call(corpus: Path, tmp_pa
     assert both.bytes == verify([corpus]).bytes + 2400
     flip(corpus / "shard-00000.bin")
     assert verify([corpus, tmp_path / "x.npy"]).faults
+
+
+def test_a_manifest_of_another_program_hides_neither_tokens_nor_their_faults(tmp_path: Path) -> None:
+    """Nothing was read, and no fault was found."""
+    np.arange(99, dtype="u2").tofile(tmp_path / "a.bin")
+    (tmp_path / "manifest.json").write_text('{"name": "an extension"}')
+    assert verify([tmp_path], dtype="uint16").files == 1
+    assert verify([tmp_path], dtype="uint32").faults
+
+
+def test_a_part_whose_manifest_was_replaced_is_a_fault(tmp_path: Path) -> None:
+    prepare([str(write_jsonl(tmp_path / "a.jsonl", TEXTS))], tmp_path / "out", Request(val=0.3))
+    (tmp_path / "out" / "train" / "manifest.json").write_text("[]")
+    (fault,) = verify([tmp_path / "out"]).faults
+    assert fault.file == str(tmp_path / "out" / "train" / "manifest.json")

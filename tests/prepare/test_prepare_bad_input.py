@@ -107,7 +107,7 @@ def test_a_missing_column_is_refused_and_names_those_there_are(tmp_path: Path) -
 @pytest.mark.parametrize("content", [b"", b"\n\n\n"])
 def test_input_without_text_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
-    assert "expected text, got none in 1 files" in refused(tmp_path, tmp_path / "a.jsonl")
+    assert "expected text, got none in 1 file of" in refused(tmp_path, tmp_path / "a.jsonl")
 
 
 def damaged(data: bytes, how: str) -> bytes:
@@ -245,3 +245,15 @@ def test_the_command_says_it_in_one_line_and_tells_usage_from_data(tmp_path: Pat
     assert "Traceback" not in data.stderr
     usage = called("prepare", tmp_path / "a.jsonl", "-o", tmp_path / "out", "--val", "3")
     assert (usage.returncode, len(usage.stderr.strip().splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize("bpe", [0, 300])
+def test_an_end_of_text_token_that_the_tokenizer_will_not_have_is_refused_at_once(bpe: int) -> None:
+    """Bytes left it out without a word, and a BPE was trained before it was refused."""
+    with pytest.raises(ValueError, match=r"^--eot: expected the tokenizer of a file beside it, got"):
+        Request(eot="<|x|>", train_bpe=bpe)
+    with pytest.raises(ValueError, match=r"^--eot:"):
+        Request(eot="7", train_bpe=bpe)
+    Request(eot="<|x|>", tokenizer="tokenizer.json")
+    Request(eot="<|endoftext|>", train_bpe=300)
+    Request(eot="256")

@@ -155,7 +155,7 @@ def test_standard_input_that_was_refused_is_read_anew(
     for piped in (refused, b'{"text": "one"}\n{"text": "two"}\n'):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
         if piped == refused:
-            with pytest.raises(FormatError):
+            with pytest.raises(FormatError, match=r"^standard input[:,]"):  # its copy is gone
                 prepare(["-"], tmp_path / "out")
     prepare(["-"], tmp_path / "out")
     assert documents_of(tmp_path / "out") == as_bytes(["one", "two"])

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn, TypeGuard
+from typing import IO, Any, NoReturn, TypeGuard
 
 from lowtide.errors import LowtideError
 
@@ -50,6 +50,7 @@ COMMANDS = {name: text for commands in GROUPS.values() for name, text in command
 SUPPRESS = argparse.SUPPRESS  # as the help of a second spelling
 MAY_BE_EMPTY = ("command", "words", "prompt")  # which parser reads the rest; a command to watch; text to go on from
 STOPPED = 130  # what shells give for a program that Ctrl-C ended
+WORKS = ("prepare", "verify", "convert", "train")  # whose exit code tells more than that all was printed
 
 
 class _Parser(argparse.ArgumentParser):
@@ -139,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
     name = f"lowtide {words[0]}" if words and words[0] in COMMANDS else "lowtide"
+    code = None
     try:
         _mend_streams()
         code = _run(words)
@@ -148,8 +150,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: stopped by Ctrl-C.", file=sys.stderr)
         return STOPPED
     except BrokenPipeError:
-        _drop_output()  # whoever read us has seen enough
-        return 0
+        _drop_output(sys.stdout)  # whoever read us has seen enough
+        if code is None and words and words[0] in WORKS:
+            got = "expected a reader of the output until the end, got one that has gone. Send the output to a file."
+            with contextlib.suppress(OSError):  # it may be stderr that nobody reads
+                print(f"{name}: {got}", file=sys.stderr)
+            return 1
+        return code or 0
     except ModuleNotFoundError as problem:
         if problem.name != "torch":
             raise
@@ -157,13 +164,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (LowtideError, OSError, ValueError, TypeError) as problem:
         if _of_output(problem):
-            _drop_output()
+            _drop_output(sys.stdout)
             got = f"standard output: expected to take what is printed, got: {problem.strerror}"
             print(f"{name}: {got}. Make room there, or send it to another place.", file=sys.stderr)
-            return 1
+            return code or 1
         print(f"{name}: {_in_flags(_one_line(problem), words)}", file=sys.stderr)
         # Wrong arguments stay TypeError and ValueError in the library: usage. Errors of our own are about the data.
         return 2 if isinstance(problem, (TypeError, ValueError)) and not isinstance(problem, LowtideError) else 1
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:  # a log on a full disk: Python would end with a code of its own
+            _drop_output(sys.stderr)
 
 
 def _mend_streams() -> None:
@@ -188,9 +200,9 @@ def _of_output(problem: Exception) -> TypeGuard[OSError]:
     return problem.filename is None and last.partition(".cli")[0] == "lowtide"
 
 
-def _drop_output() -> None:
-    """What is still to be printed goes nowhere: Python would complain when it flushes stdout at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop_output(stream: IO[str]) -> None:
+    """What is still to be printed goes nowhere: Python would complain when it flushes at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _parsers(words: Sequence[str]) -> tuple[_Parser, dict[str, _Parser]]:
@@ -273,7 +285,11 @@ def _in_flags(text: str, words: Sequence[str]) -> str:
     if not words or words[0] not in COMMANDS:
         return text
     options = _parsers(words)[1][words[0]]._option_string_actions
-    names = {name.removeprefix("--"): name for name in options} | getattr(_module(words[0]), "CALLED_HERE", {})
+    names = {name.removeprefix("--"): name for name in options if options[name].help != SUPPRESS}
+    names |= {name.replace("-", "_"): option for name, option in names.items()}
+    names |= getattr(_module(words[0]), "CALLED_HERE", {})
+    if "part" not in names:  # a part has a path of its own, which these commands take
+        text = re.sub(r"State part='(\w+)'", r"Name \1 itself", text)
     for bare, name in names.items():
         value = r"(?:'([^']*)'|\(([^)]*)\)|(-?[\d.]*\d)|(None)|([a-z]\w*))?"
         text = re.sub(rf"^{bare}: expected", f"{name}: expected", text)

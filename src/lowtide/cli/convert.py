@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from dataclasses import asdict
 
@@ -10,7 +11,7 @@ from lowtide.cli.flags import add_json
 from lowtide.cli.options import option, whole
 from lowtide.cli.tables import HowFar, facts, show
 from lowtide.corpus import convert
-from lowtide.corpus.conversion import Stated
+from lowtide.corpus.conversion import Conversion, Stated
 from lowtide.corpus.request import FORMATS, SHARD_TOKENS
 
 
@@ -41,14 +42,19 @@ def run(arguments: argparse.Namespace) -> int:
     with HowFar() as far:
         tell = lambda done, total: far.show(f"{done / max(total, 1):4.0%}")  # noqa: E731
         found = convert(arguments.source, arguments.output, arguments.to, stated, arguments.shard_tokens, tell)
-    if arguments.json:
-        print(json.dumps(asdict(found), indent=2))
-        return 0
+    with contextlib.suppress(BrokenPipeError):  # all is written, whether or not anybody reads so
+        if arguments.json:
+            print(json.dumps(asdict(found), indent=2))
+        else:
+            show(facts(_told(found)))
+    return 0
+
+
+def _told(found: Conversion) -> list[tuple[str, str]]:
     moved = "moved to the other end of every document" if found.moved else "stays where it was"
-    pairs = [
+    return [
         ("written", f"{found.output} ({found.to})"),
         ("tokens", f"{found.tokens:,}, every one compared"),
         ("boundary id", moved if not found.notes else "not known"),
+        *(("note", note) for note in found.notes),
     ]
-    show(facts([*pairs, *(("note", note) for note in found.notes)]))
-    return 0

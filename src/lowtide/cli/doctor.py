@@ -90,20 +90,38 @@ def run(arguments: argparse.Namespace) -> int:
             endpoint = stack.enter_context(report.endpoint.Endpoint(address, service.text))
             stack.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(_SWITCH)
-            print(f"lowtide doctor: metrics at {endpoint.url}", file=sys.stderr)
+            _say(f"lowtide doctor: metrics at {endpoint.url}")
         try:
             trace, code = _watched(arguments, budget, service)
         except StartError as problem:
-            print(f"lowtide doctor: {problem}", file=sys.stderr)
+            _say(f"lowtide doctor: {problem}")
             return problem.code
     verdict = judge(trace)
-    if arguments.json:
-        print(json.dumps(_document(trace, verdict), indent=2))
-    else:  # a command of ours has stdout for itself
-        report.terminal.show(trace, verdict, stderr=bool(arguments.words))
-    written = _write_files(arguments, trace, verdict)
     over = verdict.budget is not None and not verdict.budget.ok
+    written = _print_report(arguments, trace, verdict) & _write_files(arguments, trace, verdict)
     return code or int(over or not written)
+
+
+def _print_report(arguments: argparse.Namespace, trace: Trace, verdict: Verdict) -> bool:
+    """Whether it was printed, or nobody was there to read it. The files that were asked for are written in any case,
+    and the exit code is the command's."""
+    try:
+        if arguments.json:
+            print(json.dumps(_document(trace, verdict), indent=2))
+        else:  # a command of ours has stdout for itself
+            report.terminal.show(trace, verdict, stderr=bool(arguments.words))
+    except (BrokenPipeError, SystemExit):  # rich makes the second of the first
+        return True
+    except OSError:  # of stdout it is told when it is flushed at the end; of stderr there is no way to tell
+        return False
+    return True
+
+
+def _say(line: str) -> None:
+    """A line on stderr. Where it cannot be printed the command is watched all the same: it would otherwise run on
+    without us, or its verdict would be lost."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _watched(arguments: argparse.Namespace, budget: int | None, service: _Service) -> tuple[Trace, int]:
@@ -204,7 +222,7 @@ class _Service:
             self._judge_at = now + max(_JUDGED_AGAIN, took / _JUDGING_SHARE)
         if self._next is not None and self._every is not None and now >= self._next:
             self._next += self._every * max(1, int((now - self._next) / self._every) + 1)
-            print(log_line(watched.trace, watched.verdict), file=sys.stderr, flush=True)
+            _say(log_line(watched.trace, watched.verdict))
 
 
 def _write_files(arguments: argparse.Namespace, trace: Trace, verdict: Verdict) -> bool:
@@ -216,14 +234,14 @@ def _write_files(arguments: argparse.Namespace, trace: Trace, verdict: Verdict) 
     ]
     written = True
     if "saved trace" in trace.missing:
-        print(f"lowtide doctor: not saved: {trace.missing['saved trace']}", file=sys.stderr)
+        _say(f"lowtide doctor: not saved: {trace.missing['saved trace']}")
         written = False
     for path, write in jobs:
         try:
             if path is not None:
                 write(path)
         except (LowtideError, OSError, ValueError) as problem:
-            print(f"lowtide doctor: {path}: not written: {problem}", file=sys.stderr)
+            _say(f"lowtide doctor: {path}: not written: {problem}")
             written = False
     return written
 

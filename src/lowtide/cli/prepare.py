@@ -7,6 +7,7 @@ out what was asked for, shows how far it is, and says at the end what came out a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
@@ -35,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="files, globs or directories of .txt, .jsonl (both also .gz, .zst) or .parquet; - is standard input",
+        help="files, globs or directories of .txt, .md, .jsonl (all also .gz, .zst) or .parquet; - is standard input",
     )
     parser.add_argument("-o", "--output", required=True, metavar="DIR", help="directory of the corpus")
     _add_text(parser)
@@ -110,10 +111,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 130
     finally:
         progress.close()
-    if arguments.json:
-        print(json.dumps(asdict(found), indent=2))
-    else:
-        show(facts(_told(found, request)))
+    with contextlib.suppress(BrokenPipeError):  # the corpus is whole, whether or not anybody reads so
+        if arguments.json:
+            print(json.dumps(asdict(found), indent=2))
+        else:
+            show(facts(_told(found, request)))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 from dataclasses import asdict
@@ -36,10 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.paths, dtype=arguments.dtype, vocab=arguments.vocab, part=arguments.part, progress=tell
         )
     seconds = time.monotonic() - begun
-    if arguments.json:
-        print(json.dumps({**asdict(found), "ok": not found.faults, "seconds": seconds}, indent=2))
-    else:
-        show(_lines(found, seconds))
+    with contextlib.suppress(BrokenPipeError):  # the exit code says what was found, whether or not anybody reads it
+        if arguments.json:
+            print(json.dumps({**asdict(found), "ok": not found.faults, "seconds": seconds}, indent=2))
+        else:
+            show(_lines(found, seconds))
     return 1 if found.faults else 0
 
 

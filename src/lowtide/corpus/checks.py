@@ -114,7 +114,7 @@ def verify(
     corpora = [corpora_of(Path(path), checked_part(part)) for path in paths]
     ours = [path for path, one in zip(paths, corpora, strict=True) if one]
     for place in chain.from_iterable(parts_without_manifest(Path(path), part) for path in ours):
-        findings.fault(place / MANIFEST, None, "expected the manifest of its shards, got no file: copy it again")
+        findings.fault(place / MANIFEST, None, "expected the manifest of its shards, got none: copy it again")
     found = [_corpus(directory, name, findings, vocab) for one in corpora for directory, name in one]
     if others := [path for path in paths if path not in ours]:
         found += _others(others, dtype, vocab, part, findings)

@@ -60,6 +60,13 @@ class Request:
             raise ValueError(
                 f"--train-bpe: expected no other tokenizer, got --tokenizer {self.tokenizer}. Leave one of them out."
             )
+        # Bytes would leave it unsaid, and a BPE would be trained first and then not have it.
+        if self.eot and self.tokenizer == "bytes" and self.eot != ("<|endoftext|>" if self.train_bpe else "256"):
+            maker = "one that --train-bpe makes" if self.train_bpe else "bytes"
+            raise ValueError(
+                f"--eot: expected the tokenizer of a file beside it, got {maker}, which has an end-of-text id already. "
+                "Leave --eot out."
+            )
         if self.train_bpe and self.train_bpe < 300:
             raise ValueError(
                 f"--train-bpe: expected 300 ids or more (256 are bytes), got {self.train_bpe}. Use --train-bpe 8192."

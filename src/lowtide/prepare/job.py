@@ -35,7 +35,7 @@ from lowtide.prepare.tokenizers.bpe import LEAST_SAMPLE, SAMPLE, trained, traini
 from lowtide.prepare.tokenizers.encoders import CACHE, Choice, choose_encoder, needed_memory
 from lowtide.prepare.tokenizers.vocabulary import Vocabulary, from_json, load_vocabulary
 from lowtide.storage.own_files import atomic_write
-from lowtide.units import MIB
+from lowtide.units import MIB, format_size
 
 _FINISHED = "finished.json"  # in a work directory that only has to be removed
 
@@ -115,10 +115,11 @@ def prepare(
             _remove_temporaries(target)
             try:
                 manifests, notes = _Job(journal, request, resources, listed, progress).finish(vocabulary)
-            except FormatError:
-                if stdin:
-                    _forget_unless_written(target, journal)
-                raise
+            except FormatError as problem:
+                if not stdin:
+                    raise
+                _forget_unless_written(target, journal)  # and with it the file that the error would name
+                raise FormatError(str(problem).replace(str(spool.absolute()), "standard input")) from problem
         _remove_work(journal)
     notes = (*notes, *left_out(inputs, request))
     return _prepared(target, manifests, notes, time.monotonic() - begun, went_on=went_on)
@@ -255,9 +256,10 @@ class _Job:
             self._progress(self._status(assembler))
         assembler.end()
         if assembler.tokens == 0:
+            many = len(self._inputs)
             raise FormatError(
-                f"{self._inputs[0].path}: expected text, got none in {len(self._inputs)} files of {self._total} bytes. "
-                "Name files that hold text."
+                f"{self._inputs[0].path}: expected text, got none in {many:,} file{'' if many == 1 else 's'} "
+                f"of {format_size(self._total)}. Name files that hold text."
             )
         for part, writer in zip(assembler.parts, assembler.writers, strict=True):
             if writer.tokens == 0:

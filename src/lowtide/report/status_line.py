@@ -6,6 +6,7 @@ scrolls above it; without a terminal nothing is drawn.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -65,5 +66,6 @@ class StatusLine:
         self._write(f"\0337\033[{rows};1H\033[2K\033[7m{line[:columns]}\033[0m\0338")
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a terminal that has gone: what is shown here goes on without it
+            sys.stderr.write(text)
+            sys.stderr.flush()
