@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -44,6 +46,16 @@ def loader_of(feed: Any, workers: int, **more: Any) -> Any:
 
 def taken(loader: Any, count: int) -> list[Any]:
     return [x.clone() for x, *_ in islice(loader, count)]
+
+
+@pytest.fixture
+def ended_workers() -> Iterator[None]:
+    """Ends the workers of loaders that refused their state: they never began, and torchdata would wait 5 s for each
+    of them whenever the loader is collected."""
+    yield
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+        worker.join()
 
 
 def stopped_twice(make: Any, stops: tuple[int, int, int]) -> list[Any]:
@@ -132,6 +144,7 @@ def test_ranks_may_change_with_one_process_and_batches_too(tokens: lowtide.Token
     assert np.array_equal(torch.cat(parts), next(feed)[0])
 
 
+@pytest.mark.usefixtures("ended_workers")
 @pytest.mark.parametrize(("saved", "loaded"), [(2, 3), (3, 2)])
 def test_another_number_of_workers_is_refused_by_name(tokens: lowtide.Tokens, saved: int, loaded: int) -> None:
     loader = loader_of(feed_of(tokens), saved)
@@ -145,7 +158,7 @@ def test_another_number_of_workers_is_refused_by_name(tokens: lowtide.Tokens, sa
         taken(resumed, 1)
 
 
-@pytest.mark.slow  # torchdata waits for the workers of a loader that never began
+@pytest.mark.usefixtures("ended_workers")
 def test_another_batch_size_is_refused_where_workers_had_places_of_their_own(tokens: lowtide.Tokens) -> None:
     loader = loader_of(feed_of(tokens), 2)
     taken(loader, 5)
