@@ -11,6 +11,8 @@ FAULTS = tests/storage/test_read_faults.py # once more with a disk that fails be
 SERIAL = $(sort $(shell grep -rl --include='test_*.py' 'mark\.serial' tests))
 ONE_PROCESS = $(sort $(shell grep -rl --include='test_*.py' 'mark\.one_process' tests))
 EVERYWHERE = not serial and not one_process and not doctors and not trainers and not remote
+# Rooms of the library itself; commands, servers and frameworks are left to `make test`.
+QUICK = $(foreach room,array corpus create engine feed formats machine order reading storage tokens,tests/$(room)) $(wildcard tests/test_*.py)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # The tests start some thousand Python processes: each would compile Lowtide anew.
@@ -118,8 +120,8 @@ browser: # the report's tests look at it in a real Chromium, which pip cannot in
 	     && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
 	|| echo "NOT TESTED: HTML reports in a browser - chromium is not installed and cannot be installed here"
 
-quick: $(VENV)/.dev ## the tests that take seconds
-	$(BIN)/python -m pytest $(BESIDE) -m "not slow and $(EVERYWHERE)" -q
+quick: $(VENV)/.dev ## the library's own tests that take no longer than a second each
+	$(BIN)/python -m pytest $(BESIDE) -m "not slow and $(EVERYWHERE)" -q $(QUICK)
 
 lint: $(VENV)/.dev ## format, lint, types
 	$(BIN)/ruff format --check .

@@ -36,6 +36,7 @@ LONGER: dict[str, list[pytest.MarkDecorator]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LONGER.get(name, ())) for name in CAMPAIGNS])
 def test_a_short_program_of_each_campaign_tries_its_faults_and_finds_nothing(name: str) -> None:
     if name == "training":
@@ -58,6 +59,7 @@ def planted(program: str, patience: float = 60.0) -> Ran:
 TALLY = 'print(\'tally {"tried": 3, "fired": 2, "problems": {"lost": 1}, "examples": {}, "skipped": ""}\', flush=True)'
 
 
+@pytest.mark.slow
 def test_a_program_that_falls_silent_is_killed_and_counted_with_what_it_saw_until_then() -> None:
     ran = planted(
         f"import faulthandler, signal, time; faulthandler.register(signal.SIGUSR2); {TALLY}; time.sleep(3600)",

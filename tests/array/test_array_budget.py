@@ -231,6 +231,7 @@ def test_an_unstated_budget_grows_to_three_batches_and_a_stated_one_never_does(t
         array.chunks(1)
 
 
+@pytest.mark.slow
 def test_a_fortran_array_larger_than_the_automatic_budget_can_be_read_whole(tmp_path: Path) -> None:
     rows = np.asfortranarray(np.arange(9 * MIB, dtype=np.int64).reshape(-1, 8))
     np.save(tmp_path / "f.npy", rows)

@@ -252,6 +252,7 @@ def test_an_array_that_is_dropped_without_closing_loses_no_descriptor(
     del array
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_six_hundred_files_are_read_with_four_hundred_descriptors_allowed(tmp_path: Path, strategy: str) -> None:
     """At most ``MOST_OPEN`` are kept, also while one batch touches every file."""

@@ -119,6 +119,7 @@ def test_after_an_interrupted_call_nobody_writes_into_the_buffer(
     assert interrupted > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), [("python", "announce"), *(("native", way) for way in WAYS)])
 def test_a_signal_handler_may_read_through_the_queue_that_it_interrupts(
     name: str, way: str, content: bytes, fds: tuple[int, int]
@@ -290,6 +291,7 @@ def test_a_lane_holds_its_target_until_it_is_over(fds: tuple[int, int]) -> None:
     assert gone() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_child_forked_while_a_lane_reads_neither_waits_nor_disturbs(
     way: str, content: bytes, fds: tuple[int, int]

@@ -154,6 +154,7 @@ def per_row(engine: Engine, fd: int, *, shifted: bool) -> float:
     return float(np.mean(counts))
 
 
+@pytest.mark.slow
 def test_rows_touched_at_random_map_far_less_in_a_shifted_mapping(engine: Engine, fd: int) -> None:
     for offset in range(0, SIZE, 4096):
         os.pread(fd, 4096, offset)
@@ -185,6 +186,7 @@ def test_what_cannot_be_mapped_is_refused(engine: Engine, fd: int, tmp_path: Pat
     assert len(Path("/proc/self/maps").read_text().splitlines()) <= before + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["map", "remap", "advise"])
 def test_a_file_cut_under_threads_that_copy_from_its_mapping_is_at_worst_sigbus(
     engine: Engine, strategy: str, tmp_path: Path

@@ -84,6 +84,7 @@ def test_a_feed_goes_on_in_a_forked_child_and_in_the_parent_alike(tokens: lowtid
     work()
 
 
+@pytest.mark.slow
 def test_a_child_forked_while_a_thread_reads_the_same_feed_does_not_hang(path: Path) -> None:
     stop = threading.Event()
     with lowtide.open_tokens(path, dtype="uint16") as tokens:

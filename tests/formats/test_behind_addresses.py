@@ -24,6 +24,8 @@ h5py = pytest.importorskip("h5py", reason="NOT TESTED: HDF5, because h5py is not
 pa = pytest.importorskip("pyarrow", reason="NOT TESTED: columns, because pyarrow is not installed")
 ipc, pq = (pytest.importorskip(f"pyarrow.{name}") for name in ("ipc", "parquet"))
 
+pytestmark = pytest.mark.slow  # servers and makers
+
 ROWS = np.random.default_rng(5).integers(0, 99, (20_000, 64)).astype("i4")
 KINDS: dict[str, dict[str, Any]] = {
     "contiguous": {},

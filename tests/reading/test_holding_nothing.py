@@ -84,6 +84,7 @@ CALLS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["array", "together", "tokens"])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=CALLS, cold=st.booleans())

@@ -64,6 +64,7 @@ SAVING = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["native", "python"])
 @pytest.mark.parametrize("kind", ["feed", "rows", "mixture", "together", "tensors"])
 def test_a_state_saved_in_a_handler_while_a_batch_is_read_is_the_callers(

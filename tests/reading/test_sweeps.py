@@ -61,6 +61,7 @@ def test_sweeps_give_the_rows_that_single_reads_give(path: Path, cache: str, bud
         assert "sweep" not in str(alone.plan())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7, 50, 1_700, 30_000])  # of a window of about 1,600 rows: parts, or several
 @pytest.mark.parametrize("near", [NEAR, ("16KiB", "16KiB"), ("2MiB", "64KiB")])
 def test_windows_that_fit_a_sweep_are_read_past_the_page_cache(path: Path, near: Any, batch: int) -> None:

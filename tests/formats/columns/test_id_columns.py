@@ -345,6 +345,7 @@ for number in range(first, rounds):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["t.parquet", "t.arrow"])
 def test_thousands_of_damaged_files_are_a_format_error_or_ids(tmp_path: Path, name: str) -> None:
     """In processes of their own: pyarrow ends the interpreter (SIGABRT) on a few of them, which no caller can catch."""

@@ -100,6 +100,7 @@ def test_chunks_that_were_written_anew_are_decoded_anew(tmp_path: Path) -> None:
     assert lowtide.open(tmp_path / "x.zarr", cache_dir=tmp_path / "cache")[15_000, 0] == 77
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"zarr_format": 3}, {"zarr_format": 2}, {"zarr_format": 3, "shards": (4_000, 40)}]
 )
