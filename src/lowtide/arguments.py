@@ -40,7 +40,12 @@ def one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
 
 
 def array_of(where: str, value: Any, way: str) -> NDArray[Any]:
-    """``value`` as an array; ValueError where its parts differ in length. ``way``: what to do about it."""
+    """``value`` as an array; ValueError where its parts differ in length. ``way``: what to do about it.
+
+    A masked array is refused: without its mask, numbers that are not there would look as if they were.
+    """
+    if hasattr(value, "mask") and hasattr(value, "filled"):
+        raise TypeError(f"{where}: expected an array without a mask, got a masked one. Use value.filled(0), say.")
     try:
         return np.asarray(value)
     except ValueError:

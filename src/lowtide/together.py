@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lowtide.arguments import array_of
 from lowtide.array import Array, open
 from lowtide.reading.habits import TOGETHER_NAMES, OnDisk
 from lowtide.reading.opened import html_table
@@ -55,6 +56,8 @@ def together(*arrays: Readable, budget: int | str = "auto", **named: Readable) -
         if not isinstance(one, (Array, str, PathLike, np.ndarray)) and not named_files:
             way = "Open its file with lowtide.open" if isinstance(one, OnDisk) else "Use np.asarray(...) of numbers"
             raise TypeError(f"together: expected arrays, or paths of them, got {type(one).__name__}. {way}.")
+        if isinstance(one, np.ndarray):
+            array_of("together", one, "")  # refuses what has a mask
     opened = [one if isinstance(one, Array) or _in_memory(one) else open(one) for one in given]
     _refuse_unequal(opened, [*named] or None)
     shared = _shared_budget([one for one in opened if isinstance(one, Array)], budget)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -361,3 +362,19 @@ def test_an_index_that_does_not_fit_is_refused_before_its_rows_are_counted_out(t
         with pytest.raises(lowtide.BudgetError, match="index of 549755813888 rows"):
             long.subset(slice(None, None, 2))
         assert next(long.gather(range(rows - 1, -1, -1), 4)).tolist() == [0, 0, 0, 0]
+
+
+def test_statistics_of_very_wide_rows_hold_one_set_of_sums_beside_the_chunks(tmp_path: Path) -> None:
+    columns = 300_000  # sums of 13.7 MiB
+    rows = np.random.default_rng(3).normal(size=(40, columns)).astype("float32")
+    np.save(tmp_path / "wide.npy", rows)
+    with lowtide.open(tmp_path / "wide.npy") as array:
+        tracemalloc.start()
+        try:
+            found = array.stats()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 32 * 8 * columns  # 45 numbers per column with two sets of sums for each of two threads
+    np.testing.assert_allclose(found.mean, rows.mean(axis=0, dtype=np.float64), atol=1e-6)
+    np.testing.assert_allclose(found.max, rows.max(axis=0))

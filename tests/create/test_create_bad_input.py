@@ -375,3 +375,15 @@ def test_rows_of_different_lengths_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_name_with_a_zero_byte_is_refused_like_any_wrong_name() -> None:
     with pytest.raises(ValueError, match=r"path: expected the name of a file, got 'a\\x00b\.npy' with a zero byte"):
         lowtide.create("a\0b.npy", dtype="float32")
+
+
+def test_rows_with_a_mask_are_refused_because_the_mask_would_be_lost(tmp_path: Path) -> None:
+    rows = np.ma.masked_array(np.arange(6.0).reshape(3, 2), mask=[[False, True], [False, False], [True, False]])
+    with lowtide.create(tmp_path / "x.npy", dtype="float64", shape=(-1, 2)) as out:
+        with pytest.raises(TypeError, match=r"expected an array without a mask, got a masked one\. Use value\.filled"):
+            out.append(rows)
+        out.append(rows.filled(7.0))
+    with lowtide.open(tmp_path / "x.npy") as written:
+        assert np.array_equal(written[:], rows.filled(7.0))
+        with pytest.raises(TypeError, match=r"together: expected an array without a mask"):
+            lowtide.together(written, rows)

@@ -26,6 +26,7 @@ def test_a_toml_file_uses_the_same_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('data = ""', r"run\.toml: data: expected text, got none\. Leave the line out to use the default"),
         ("batch_sise = 3", r"run\.toml: batch_sise: expected the name of a setting.*Did you mean 'batch_size'\?"),
         ("batch_size = 3.5", "batch_size: expected a whole number, got 3.5"),
         ("batch_size = true", "batch_size: expected a whole number, got True"),

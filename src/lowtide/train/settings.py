@@ -198,6 +198,9 @@ def from_toml(path: str | Path) -> dict[str, Any]:
             table = tomllib.load(file)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise ValueError(f"{path}: expected TOML, got {problem}. Write one `name = value` per line.") from problem
+    for name, value in table.items():
+        if value == "" and name in _SETTING_KINDS:  # as on the command line: a variable that is not set says so too
+            raise ValueError(f"{path}: {name}: expected text, got none. Leave the line out to use the default.")
     return {name: checked_setting(name, value, f"{path}: {name}") for name, value in table.items()}
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.engine import ColumnSums, Engine, blank_sums
+from lowtide.units import MIB
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +33,7 @@ BESIDE = 8  # columns that the C core sums at a time: lines are a multiple of it
 GUESS_ROWS = 256  # rows whose mean is the guess
 SHOWN = 4  # columns at either end that a table shows
 MOST_THREADS = 4  # more would wait for the one that reads
+MOST_SUMS = 64 * MIB  # of all threads together, unless one has more
 
 
 class Chunked(Protocol):
@@ -81,7 +83,8 @@ def stats_of(array: Chunked, shape: tuple[int, ...], dtype: np.dtype[Any], engin
     work = _Work(chunks, _FoldedSums(columns, _guess(first[:GUESS_ROWS].reshape(-1, columns)), engine))
     work.add(0, first)
     del first  # its buffer is free for the chunks to come
-    work.run(min(MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    work.run(max(1, min(MOST_THREADS, cores, MOST_SUMS // work.sums.nbytes)))
     return work.sums.result(shape)
 
 
@@ -156,42 +159,48 @@ class _Work:
 
 
 class _FoldedSums:
-    """Sums of columns; ``wide`` of folded rows, ``rest`` of the rows that did not fill a fold."""
+    """Sums of columns; ``wide`` of folded rows, ``rest`` of the rows that did not fill a fold, if rows are folded."""
 
     def __init__(self, columns: int, guess: Floats, engine: Engine) -> None:
         self.columns, self.guess, self.engine = columns, guess, engine
         step = BESIDE // math.gcd(BESIDE, columns) if columns else 1
         self.fold = step * max(1, FOLDED // (step * columns)) if 0 < columns < FOLDED else 1
         self.rows = 0
-        self.wide, self.rest = blank_sums(np.tile(guess, self.fold)), blank_sums(guess)
+        self.wide = blank_sums(np.tile(guess, self.fold))
+        self.rest = blank_sums(guess) if self.fold > 1 else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sums of one thread."""
+        return sum(each.nbytes for each in (*self.wide, *(self.rest or ())))
 
     def add(self, rows: NDArray[Any]) -> None:
         self.rows += len(rows)
         whole = len(rows) // self.fold * self.fold
         self.engine.add_columns(self.wide, rows[:whole].reshape(-1, self.columns * self.fold))
-        if whole < len(rows):
+        if self.rest is not None and whole < len(rows):
             self.engine.add_columns(self.rest, rows[whole:])
 
     def merge(self, other: _FoldedSums) -> None:
         self.rows += other.rows
         with np.errstate(invalid="ignore", over="ignore"):
-            for mine, theirs in ((self.wide, other.wide), (self.rest, other.rest)):
-                _merge(mine, theirs)
+            _merge(self.wide, other.wide)
+            if self.rest is not None and other.rest is not None:
+                _merge(self.rest, other.rest)
 
     def result(self, shape: tuple[int, ...]) -> ColumnStats:
-        folded = ColumnSums(*(each.reshape(self.fold, self.columns) for each in self.wide))
-        rest = self.rest
+        each = [ColumnSums(*(one.reshape(self.fold, self.columns) for one in self.wide))]
+        if self.rest is not None:
+            each.append(ColumnSums(*(one.reshape(1, self.columns) for one in self.rest)))
         with np.errstate(invalid="ignore", over="ignore"):
-            total, squares = folded.total.sum(axis=0) + rest.total, folded.squares.sum(axis=0) + rest.squares
-            nan = folded.nan.sum(axis=0) + rest.nan
+            total, squares = sum(one.total.sum(axis=0) for one in each), sum(one.squares.sum(axis=0) for one in each)
+            nan = sum(one.nan.sum(axis=0) for one in each)
             count = self.rows - nan
             some = np.where(count > 0, count, 1)
             apart = total / some
             spread = np.maximum(squares / some - apart * apart, 0.0)
-            lowest, highest = (
-                np.minimum(folded.low.min(axis=0), rest.low),
-                np.maximum(folded.high.max(axis=0), rest.high),
-            )
+            lowest = np.min([one.low.min(axis=0) for one in each], axis=0)
+            highest = np.max([one.high.max(axis=0) for one in each], axis=0)
             floats = (self.guess + apart, np.sqrt(spread), lowest, highest)
         mean, std, least, most = (np.where(count == 0, np.nan, each).reshape(shape) for each in floats)
         return ColumnStats(count.reshape(shape), mean, std, least, most, nan.reshape(shape))
