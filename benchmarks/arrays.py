@@ -142,14 +142,12 @@ def _warm_rows(path: Path, count: int, order: np.ndarray) -> list[Figure]:
 
 def _cold_rows(path: Path, count: int, order: np.ndarray) -> list[Figure]:
     def naive() -> float:
-        drop(path)
         mapped = np.memmap(path, np.uint8, "r", shape=(count, ROW))
         for start in range(0, 100 * BATCH, BATCH):
             np.stack([mapped[row] for row in order[start : start + BATCH]])
         return 100 * BATCH
 
     def ours(cache: str) -> float:
-        drop(path)
         with open_rows(path, cache=cache) as array:
             for _ in islice(array.shuffled(BATCH, seed=1), 400):
                 pass
@@ -157,7 +155,7 @@ def _cold_rows(path: Path, count: int, order: np.ndarray) -> list[Figure]:
 
     with read_ahead(path, 128):
         ways = {"naive": naive, "keep": lambda: ours("keep"), "drop": lambda: ours("drop")}
-        rates = interleaved(ways, rounds=3, discard=1)
+        rates = interleaved(ways, rounds=3, discard=1, before=lambda: drop(path))
     return [
         Figure("shuffled rows, cold / loop over np.memmap", rates["keep"], rates["naive"], "rows/s", 7),
         Figure("shuffled rows, cold, cache='drop' / the same", rates["drop"], rates["naive"], "rows/s", None),

@@ -64,7 +64,6 @@ def cgroup() -> Iterator[tuple[Path, Callable[[], int]]]:
 
 def run(program: str, path: Path, group: Path | None, batches: int) -> float:
     """Windows read; a run that was killed has read none."""
-    drop(path)
     script = ENTER + textwrap.dedent(program).format(batch=BATCH, length=LENGTH, batches=batches)
     done = subprocess.run([sys.executable, "-c", script, str(path), str(group or "")], capture_output=True, text=True)
     if done.returncode:
@@ -90,6 +89,7 @@ def main() -> int:
             },
             rounds=3,
             discard=1,
+            before=lambda: drop(path),
         )
         killed = kills()
     return report(

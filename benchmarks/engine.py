@@ -94,7 +94,6 @@ def fio(path: Path, *words: str, seconds: int = 4) -> dict[str, float]:
 
 def cold(path: Path, batches: int, *, without: str = "", **how: str) -> float:
     """A cold feed; ``without`` names a way of the kernel's that is to be denied."""
-    drop(path)
     with opened(path, **how) as tokens:
         strategy = tokens.store.strategy
         if without and isinstance(strategy, Read):
@@ -104,11 +103,9 @@ def cold(path: Path, batches: int, *, without: str = "", **how: str) -> float:
 
 def cold_figures(path: Path) -> list[Figure]:
     def nanogpt() -> float:
-        drop(path)
         return nanogpt_loop(path, 40)
 
     def device(*sizes: str) -> float:
-        drop(path)
         started = time.perf_counter()
         rate = fio(path, "--rw=randread", *sizes, "--iodepth=128", seconds=2)["iops"]
         return rate * (time.perf_counter() - started)  # as work done, so that the median is fio's own rate
@@ -130,6 +127,7 @@ def cold_figures(path: Path) -> list[Figure]:
             },
             rounds=3,
             discard=1,
+            before=lambda: drop(path),
         )
     return [
         Figure("windows, cold, drop / fio 4 KiB depth 128", rates["drop"], rates["fio"], "windows/s", 0.9),
@@ -145,24 +143,22 @@ def cold_figures(path: Path) -> list[Figure]:
 def chunk_figures(path: Path) -> list[Figure]:
     size = 8 * 1024**2
 
-    def summed(cache: str, *, first: bool) -> float:
-        if first:
-            drop(path)
+    def summed(cache: str) -> float:
         with lowtide.open(path, dtype="uint8", shape=(-1, 4096), cache=cache) as array:
             for chunk in islice(array.chunks(size // 4096), 2 * GIB // size):
                 chunk[:, 0].sum()
         return 2 * GIB
 
     def device() -> float:
-        drop(path)
         started = time.perf_counter()
         rate = fio(path, "--rw=read", "--bs=1m", "--iodepth=32", seconds=2)["bw_bytes"]
         return rate * (time.perf_counter() - started)
 
     rates = interleaved(
-        {"fio": device, "drop": lambda: summed("drop", first=True)},
+        {"fio": device, "drop": lambda: summed("drop")},
         rounds=3,
         discard=1,
+        before=lambda: drop(path),
     )
     return [Figure("chunks, cold, drop, each summed / fio 1 MiB depth 32", rates["drop"], rates["fio"], "B/s", 0.85)]
 

@@ -73,11 +73,18 @@ def warm(path: Path) -> None:
             pass
 
 
-def interleaved(ways: dict[str, Callable[[], float]], rounds: int = 3, discard: int = 0) -> dict[str, float]:
-    """Each way returns work done (rows, bytes ...); the result is work a second, median over rounds."""
+def interleaved(
+    ways: dict[str, Callable[[], float]],
+    rounds: int = 3,
+    discard: int = 0,
+    before: Callable[[], object] = lambda: None,
+) -> dict[str, float]:
+    """Each way returns work done (rows, bytes ...); the result is work a second, median over rounds. ``before`` runs
+    before each of them and is not timed: dropping what the way before left in the page cache is not this one's work."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + discard):
         for name, way in ways.items():
+            before()
             start = time.perf_counter()
             work = way()
             seconds = time.perf_counter() - start

@@ -74,12 +74,8 @@ def stats_figures() -> list[Figure]:
         )
         figures.append(Figure(f"stats(), {label} / chunks + sum", rates["stats"], rates["sum"], "GiB/s", 0.9))
         if label == "float32":
-
-            def cold(way, path=path):  # type: ignore[no-untyped-def]
-                drop(path)
-                return way(path)
-
-            rates = interleaved({"sum": lambda: cold(summed), "stats": lambda: cold(described)}, rounds=3, discard=1)
+            ways = {"sum": lambda p=path: summed(p), "stats": lambda p=path: described(p)}
+            rates = interleaved(ways, rounds=3, discard=1, before=lambda p=path: drop(p))
             figures.append(Figure("stats(), float32, cold / the same", rates["stats"], rates["sum"], "GiB/s", 0.9))
         path.unlink()
     return figures
@@ -144,14 +140,8 @@ def corpus_figures() -> list[Figure]:
     rates = interleaved({"read": lambda: read_through(files), "verify": checked}, rounds=5, discard=1)
     figures.append(Figure("verify, warm / sequential read", rates["verify"], rates["read"], "GiB/s", 0.85))
 
-    def cold(way):  # type: ignore[no-untyped-def]
-        for path in files:
-            drop(path)
-        return way()
-
-    rates = interleaved(
-        {"read": lambda: cold(lambda: read_through(files)), "verify": lambda: cold(checked)}, rounds=5, discard=1
-    )
+    ways = {"read": lambda: read_through(files), "verify": checked}
+    rates = interleaved(ways, rounds=5, discard=1, before=lambda: [drop(path) for path in files])
     figures.append(Figure("verify, cold / sequential read", rates["verify"], rates["read"], "GiB/s", 0.85))
     shutil.rmtree(target)
     return figures

@@ -41,25 +41,19 @@ def spent(batches: Iterable[object], count: int) -> float:
     return count * BATCH
 
 
-def ways_of(x_path: Path, y_path: Path, batches: int, before: Callable[[], None]) -> dict[str, Callable[[], float]]:
-    """Shuffled batches of X, of both, and of both as tensors; ``before`` puts the page cache in order.
-
-    Dropping takes its time inside the timed call, the same for all three.
-    """
+def ways_of(x_path: Path, y_path: Path, batches: int) -> dict[str, Callable[[], float]]:
+    """Shuffled batches of X, of both, and of both as tensors."""
     x = lowtide.open(x_path, dtype="float32", shape=(-1, COLUMNS))
     both = lowtide.together(x, lowtide.open(y_path, dtype="int64"))
     seeds = iter(range(1_000_000))
 
     def alone() -> float:
-        before()
         return spent(x.shuffled(BATCH, seed=next(seeds)), batches)
 
     def together() -> float:
-        before()
         return spent(both.shuffled(BATCH, seed=next(seeds)), batches)
 
     def as_tensors() -> float:
-        before()
         return spent(tensors(both.shuffled(BATCH, seed=next(seeds))), batches)
 
     return {"alone": alone, "together": together, "tensors": as_tensors}
@@ -92,7 +86,7 @@ def main() -> int:
         ("warm", rows // BATCH // 4, lambda: None),
         ("cold", rows // BATCH // 16, lambda: drop(x_path)),
     ):
-        got = interleaved(ways_of(x_path, y_path, batches, before), rounds, discard=1)
+        got = interleaved(ways_of(x_path, y_path, batches), rounds, discard=1, before=before)
         figures += [
             Figure(f"X and y together, {state}; beside X alone", got["together"], got["alone"], "rows/s", 0.9),
             Figure(f"tensors of both, {state}; beside the iterator", got["tensors"], got["together"], "rows/s", 0.9),

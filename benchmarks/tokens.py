@@ -132,17 +132,15 @@ def warm_figures(path: Path) -> list[Figure]:
 
 def cold_figures(path: Path) -> list[Figure]:
     def cold_nanogpt() -> float:
-        drop(path)
         return nanogpt_loop(path, 60)
 
     def cold_ours(cache: str) -> float:
-        drop(path)
         with lowtide.open_tokens(path, dtype="uint16", cache=cache) as tokens:
             return ours(tokens, 600)
 
     with read_ahead(path, 128):
         ways = {"nanogpt": cold_nanogpt, "keep": lambda: cold_ours("keep"), "drop": lambda: cold_ours("drop")}
-        rates = interleaved(ways, rounds=3, discard=1)
+        rates = interleaved(ways, rounds=3, discard=1, before=lambda: drop(path))
     return [
         Figure("feed, cold / nanoGPT's get_batch", rates["keep"], rates["nanogpt"], "windows/s", 15),
         Figure("feed, cold, cache='drop' / nanoGPT's get_batch", rates["drop"], rates["nanogpt"], "windows/s", None),
