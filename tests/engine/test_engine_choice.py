@@ -142,10 +142,9 @@ def test_both_engines_have_the_same_names() -> None:
         "unchanged",
         "unpack_lzf",
     }
-    # A thread, what only widening in C notes on the way, and shortcuts past the parser and patterns of prepare and past
-    # h5py's own filter.
+    # A thread, and shortcuts past the parser and patterns of prepare and past h5py's own filter.
     shortcuts = {"joined_texts", "code_points", "string_units", "cut_after", "unpack_lzf"}
-    for name in mine - {"Lane", "documents_noted"} - shortcuts:
+    for name in mine - {"Lane"} - shortcuts:
         twins = (reads, mapping, permutation, document_planes, packed_plans, column_sums, id_checks)
         assert any(hasattr(module, name) for module in twins), name
     for kind, other in ((core.Queue, reads.Queue), (core.Mapping, mapping.Mapping)):

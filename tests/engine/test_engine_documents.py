@@ -99,15 +99,15 @@ def test_noted_marks_give_the_documents_that_x_gives(
     wanted = planes_of(rows, length, rows * length)
     longest = PYTHON.documents_marked(wanted, x, y, MARK, begins=begins)
     planes = planes_of(rows, length, rows * length, fill=4)
-    assert native().documents_noted(planes, marks, begins=begins) == longest
+    assert native().documents_noted(planes, marks, begins) == longest
     assert same(planes, wanted)
 
 
 def test_marks_that_were_not_all_noted_or_make_no_sense_are_not_used() -> None:
     engine = native()
     for marks in ([-1, 0, 0], [3, 1, 2], [1, 18, 0], [1, -1, 0]):
-        assert engine.documents_noted(planes_of(2, 8, 16), np.array(marks), begins=False) is None
-    assert engine.documents_noted(planes_of(2, 8, 16), np.array([1, 17, 0]), begins=False) == 8
+        assert engine.documents_noted(planes_of(2, 8, 16), np.array(marks), False) is None
+    assert engine.documents_noted(planes_of(2, 8, 16), np.array([1, 17, 0]), False) == 8
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -219,7 +219,7 @@ def test_native_documents_refuse_what_would_be_written_outside() -> None:
     ]
     for begins, closing in wrong:
         with pytest.raises(ValueError, match="runs inside the planes"):
-            engine.documents_given(planes, begins, closing)
+            engine.documents_given(planes, begins, closing, None)
     with pytest.raises(ValueError, match="as many as runs"):
         engine.documents_given(planes, np.array([0, 8]), none, np.zeros(3, np.bool_))
     with pytest.raises(ValueError, match="of the planes' size"):
@@ -229,6 +229,6 @@ def test_native_documents_refuse_what_would_be_written_outside() -> None:
     with pytest.raises(ValueError, match="planes of one size"):
         engine.documents_marked(planes._replace(ids=planes.ids[:1]), x, x, MARK, begins=False)
     with pytest.raises(TypeError, match="expected an array of other integers"):
-        engine.documents_given(planes, np.array([0.0, 8.0]), none)
+        engine.documents_given(planes, np.array([0.0, 8.0]), none, None)
     with pytest.raises(TypeError, match="expected Planes"):
-        engine.documents_given(None, none, none)  # type: ignore[arg-type]
+        engine.documents_given(None, none, none, None)  # type: ignore[arg-type]

@@ -68,7 +68,10 @@ def test_both_engines_plan_and_give_the_same_rows(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    seed=st.integers(0, 2**32), rows=st.integers(1, 5), length=st.integers(1, 50), dtype=st.sampled_from(["<i4", "<i8"])
+    seed=st.integers(0, 2**32),
+    rows=st.integers(1, 5),
+    length=st.integers(1, 50),
+    dtype=st.sampled_from(["<i4", "<i8", "u1", "<u2"]),
 )
 def test_both_engines_close_rows_alike(seed: int, rows: int, length: int, dtype: str) -> None:
     random = np.random.default_rng(seed)
@@ -83,7 +86,7 @@ def test_both_engines_close_rows_alike(seed: int, rows: int, length: int, dtype:
     pairs = []
     for engine in (native(), PYTHON):
         x, y = (np.random.default_rng(seed + k).integers(2, 4, (rows, length)).astype(dtype) for k in (1, 2))
-        pairs.append((engine.packed_close(x, y, (begins, closing, padding), 9, eot), x, y))
+        pairs.append((engine.packed_close(x, y, begins, closing, padding, 9, eot), x, y))
     assert pairs[0][0] == pairs[1][0]
     assert np.array_equal(pairs[0][1], pairs[1][1])
     assert np.array_equal(pairs[0][2], pairs[1][2])
@@ -101,8 +104,8 @@ def test_damaged_tables_are_refused_and_never_followed(data: st.DataObject, pack
         st.one_of(st.integers(int(limits.min), int(limits.max)), st.sampled_from([limits.max, limits.min]))
     )
     rows, room = np.arange(len(packing.rows)), 4096
-    into, padding = np.full((4, room), -1, np.int64), np.empty(room, np.bool_)
-    found = native().packed_plan(tables._replace(held=None, **{name: wrong}), rows, into, padding)  # type: ignore[arg-type]
+    into = np.full((5, room), -1, np.int64)
+    found = native().packed_plan(tables._replace(held=None, **{name: wrong}), rows, into)  # type: ignore[arg-type]
     if found is not None:
         reads, runs, closed, _ = found
         there = tables.there * tables.item
@@ -122,22 +125,22 @@ def packing(tmp_path_factory: pytest.TempPathFactory) -> PackedReader:
 
 def test_a_plan_without_room_or_of_a_row_that_is_not_there_is_left_to_numpy(packing: PackedReader) -> None:
     tables, rows = tables_of(packing), np.arange(len(packing.rows))
-    into, padding = np.empty((4, 3), np.int64), np.empty(3, np.bool_)
-    assert native().packed_plan(tables, rows, into, padding) is None
-    into, padding = np.empty((4, 999), np.int64), np.empty(999, np.bool_)
+    into = np.empty((5, 3), np.int64)
+    assert native().packed_plan(tables, rows, into) is None
+    into = np.empty((5, 999), np.int64)
     for row in (-1, len(rows)):
-        assert native().packed_plan(tables, np.array([row]), into, padding) is None
-    with pytest.raises(ValueError, match="four arrays as long as padding"):
-        native().packed_plan(tables, rows, into, padding[:9])
+        assert native().packed_plan(tables, np.array([row]), into) is None
+    with pytest.raises(ValueError, match="five arrays of one length"):
+        native().packed_plan(tables, rows, into[0])
     with pytest.raises(ValueError, match="tables of one packing"):
-        native().packed_plan(tables._replace(sizes=tables.sizes[:4], held=None), rows, into, padding)
+        native().packed_plan(tables._replace(sizes=tables.sizes[:4], held=None), rows, into)
     assert native().hold_tables(tables) is tables.held
     with pytest.raises(ValueError, match="tables of one packing"):
         native().hold_tables(tables._replace(sizes=tables.sizes[:4], held=None))
     with pytest.raises(ValueError, match=r"packed_tables|PyCapsule"):
-        native().packed_plan(tables._replace(held=rows), rows, into, padding)
+        native().packed_plan(tables._replace(held=rows), rows, into)
     with pytest.raises(TypeError, match="PackedTables"):
-        native().packed_plan(None, rows, into, padding)  # type: ignore[arg-type]
+        native().packed_plan(None, rows, into)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("share", [4, 1 << 40], ids=["held", "read"])

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from lowtide.engine import column_sums, document_planes, id_checks, mapping, packed_plans, permutation, reads
 from lowtide.engine.column_sums import ColumnSums, blank_sums
-from lowtide.engine.document_planes import Planes, RunsOfBatch, run_begins, spread
+from lowtide.engine.document_planes import Planes, run_begins, spread
 from lowtide.engine.id_checks import Checked, IdsWithin, checks_of
 from lowtide.engine.mapping import FAULT_AROUND, FAULT_MOST
 from lowtide.engine.packed_plans import PackedTables, RowPieces, packed_plan, pieces_of
@@ -66,7 +66,6 @@ __all__ = [
     "ReadQueue",
     "RowPieces",
     "Runs",
-    "RunsOfBatch",
     "WatchedFiles",
     "blank_sums",
     "checks_of",
@@ -132,11 +131,22 @@ class Engine:
         self.permute: Callable[[Any, int, Any, Any, bool], None] = (_core if native else permutation).permute
         # Tables that many batches are planned from.
         self.hold_tables: Callable[[PackedTables], Any] = (_core if native else packed_plans).hold_tables
-        # (tables, rows, into, padding): reads and runs of a batch of packed rows (reads, runs, documents closed, any
-        # padding?); None: no room, or damaged tables.
-        self.packed_plan: Callable[[PackedTables, Any, Any, Any], tuple[int, int, int, int] | None] = (
+        # (tables, rows, into): reads and runs of a batch of packed rows (reads, runs, documents closed, any padding?);
+        # None: no room, or damaged tables.
+        self.packed_plan: Callable[[PackedTables, Any, Any], tuple[int, int, int, int] | None] = (
             _core if native else packed_plans
         ).packed_plan
+
+        where = _core if native else document_planes
+        # (planes, marks, begins): write documents into the planes from what reading with ``Pair.marks`` noted; returns
+        # tokens of the longest run. None: too many, or none noted.
+        self.documents_noted: Callable[[Planes, Any, bool], int | None] = where.documents_noted
+        # (planes, begins, closing, padding): the same from where runs begin, last tokens of documents, and which runs
+        # are padding.
+        self.documents_given: Callable[[Planes, Any, Any, Any], int] = where.documents_given
+        # (x, y, begins, closing, padding, pad, eot): overwrite surplus tokens with padding; returns the first document
+        # that does not end with eot, or -1.
+        self.packed_close: Callable[[Any, Any, Any, Any, Any, int, int | None], int] = where.packed_close
 
     def queue(self, way: str, *, depth: int = 64, staging: int = 1 << 20, alignment: int = 4096) -> ReadQueue:
         """A queue that reads misses this way, with at most ``depth`` in flight and ``staging`` bytes of its own."""
@@ -153,23 +163,6 @@ class Engine:
         native = self._native and x.dtype.char in "ilq"
         found: int = (_core if native else document_planes).documents_marked(planes, x, y, id, begins)
         return found
-
-    def documents_noted(self, planes: Planes, marks: Any, *, begins: bool) -> int | None:
-        """The same from what reading with ``Pair.marks`` noted, without looking at x; None: too many, or none noted."""
-        found: int | None = _core.documents_noted(planes, marks, begins) if self._native else None
-        return found
-
-    def documents_given(self, planes: Planes, begins: Any, closing: Any, padding: Any = None) -> int:
-        """The same from where runs begin, last tokens of documents, and which runs are padding."""
-        where = _core if self._native else document_planes
-        found: int = where.documents_given(planes, begins, closing, padding)
-        return found
-
-    def packed_close(self, x: Any, y: Any, runs: RunsOfBatch, pad: int, eot: int | None) -> int:
-        """Overwrite surplus tokens with padding; returns the first document that does not end with eot, or -1."""
-        if self._native and x.dtype.char in "ilq":
-            return _core.packed_close(x, y, *runs, pad, eot)
-        return document_planes.packed_close(x, y, runs, pad, eot)
 
     def add_columns(self, sums: ColumnSums, rows: Any) -> None:
         """Add rows to the sums of their columns, NaN counted and left out; without the GIL in the C core."""

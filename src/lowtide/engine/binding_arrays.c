@@ -244,24 +244,23 @@ PyObject *lt_py_hold_tables(PyObject *module, PyObject *tables) {
     return found;
 }
 
-/* packed_plan(tables, rows, into, padding): (reads, runs, closed, padded), or None where the twin must look at it. */
+/* packed_plan(tables, rows, into): (reads, runs, closed, padded), or None where the twin must look at it. */
 PyObject *lt_py_packed_plan(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    if (count != 4) return PyErr_Format(PyExc_TypeError, "packed_plan: expected 4 arguments, got %zd. Pass all of them.", count);
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "packed_plan: expected 3 arguments, got %zd. Pass all of them.", count);
     holding all = {.held = 0};
     lt_packing from;
     PyObject *result = NULL;
     if (!parse_packing(args[0], &all, &from)) goto end;
     Py_buffer *rows = hold(&all, args[1], "rows", "lq", 8, 0), *into = rows ? hold(&all, args[2], "into", "lq", 8, PyBUF_WRITABLE) : NULL;
-    Py_buffer *padding = into ? hold(&all, args[3], "padding", "?", 1, PyBUF_WRITABLE) : NULL;
-    if (padding == NULL) goto end;
-    int64_t room = into->len / 32;
-    if (padding->len < room || into->len % 32) {
-        bad_number("into", "four arrays as long as padding", (long long)into->len);
+    if (into == NULL) goto end;
+    int64_t room = into->len / 40;
+    if (into->len % 40) {
+        bad_number("into", "five arrays of one length", (long long)into->len);
         goto end;
     }
     int64_t *numbers = into->buf;
-    lt_packed to = {.offsets = numbers, .lengths = numbers + room, .begins = numbers + 2 * room, .closing = numbers + 3 * room, .padding = padding->buf, .room = room};
+    lt_packed to = {.offsets = numbers, .lengths = numbers + room, .begins = numbers + 2 * room, .closing = numbers + 3 * room, .padding = (uint8_t *)(numbers + 4 * room), .room = room};
     int planned;
     Py_BEGIN_ALLOW_THREADS
     planned = lt_packed_plan(&to, &from, rows->buf, rows->len / 8);
@@ -273,6 +272,8 @@ end:
     return result;
 }
 
+#define IDS "bBhHiIlLqQ"
+
 /* packed_close(x, y, begins, closing, padding, pad, eot): which of `closing` does not end with eot; -1: none. Where runs
  * begin matters to padding alone, which few batches have. */
 PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t count) {
@@ -283,13 +284,13 @@ PyObject *lt_py_packed_close(PyObject *module, PyObject *const *args, Py_ssize_t
     int64_t pad = PyLong_AsLongLong(args[5]), eot = 0;
     if (!PyErr_Occurred() && args[6] != Py_None) eot = PyLong_AsLongLong(args[6]);
     if (PyErr_Occurred()) return NULL;
-    Py_buffer *x = hold(&all, args[0], "x", "ilq", 0, PyBUF_WRITABLE), *y = x ? hold(&all, args[1], "y", "ilq", 0, PyBUF_WRITABLE) : NULL;
+    Py_buffer *x = hold(&all, args[0], "x", IDS, 0, PyBUF_WRITABLE), *y = x ? hold(&all, args[1], "y", IDS, 0, PyBUF_WRITABLE) : NULL;
     Py_buffer *closing = y ? hold(&all, args[3], "closing", "lq", 8, 0) : NULL;
     Py_buffer *padding = closing && args[4] != Py_None ? hold(&all, args[4], "padding", "?", 1, 0) : NULL;
     Py_buffer *begins = padding ? hold(&all, args[2], "begins", "lq", 8, 0) : NULL;
     if (closing == NULL || (begins == NULL && args[4] != Py_None)) goto end;
     int64_t runs = begins ? begins->len / 8 : 0, many = closing->len / 8, wide = x->itemsize, size = x->len / wide, wrong;
-    if ((wide != 4 && wide != 8) || y->itemsize != wide || y->len != x->len || (padding && padding->len != runs)) {
+    if (y->itemsize != wide || y->len != x->len || (padding && padding->len != runs)) {
         bad_number("x", "x and y of one size, and padding of the runs'", (long long)y->len);
         goto end;
     }

@@ -26,9 +26,6 @@ class Planes(NamedTuple):
     length: int
 
 
-RunsOfBatch = tuple[Numbers, Numbers, NDArray[np.bool_] | None]  # begins, closing, padding
-
-
 def documents_marked(planes: Planes, x: NDArray[Any], y: NDArray[Any], id: int, begins: bool) -> int:
     """Write documents that end with ``id`` (or begin with it) into the planes; returns tokens of the longest run."""
     length = planes.length
@@ -40,6 +37,10 @@ def documents_marked(planes: Planes, x: NDArray[Any], y: NDArray[Any], id: int, 
     else:
         closing = marked
     return documents_given(planes, run_begins(closing, x.size, length), closing, None)
+
+
+def documents_noted(planes: Planes, marks: NDArray[np.int64], begins: bool) -> None:
+    """The same from what reading noted: nothing, as only the C core notes while it reads."""
 
 
 def documents_given(planes: Planes, begins: Numbers, closing: Numbers, padding: NDArray[np.bool_] | None) -> int:
@@ -67,9 +68,16 @@ def documents_given(planes: Planes, begins: Numbers, closing: Numbers, padding: 
     return int(lengths.max(initial=0))
 
 
-def packed_close(x: NDArray[Any], y: NDArray[Any], runs: RunsOfBatch, pad: int, eot: int | None) -> int:
+def packed_close(
+    x: NDArray[Any],
+    y: NDArray[Any],
+    begins: Numbers,
+    closing: Numbers,
+    padding: NDArray[np.bool_] | None,
+    pad: int,
+    eot: int | None,
+) -> int:
     """Pad over surplus tokens, and in y after documents; returns the first that does not end with eot, or -1."""
-    begins, closing, padding = runs
     flat_x, flat_y = x.reshape(-1), y.reshape(-1)
     flat_y[closing] = pad
     if padding is not None:

@@ -124,12 +124,15 @@ static const finder finders[LT_SOURCES] = {find_u8, find_u16, find_u32, find_i32
             __m256i c = EQUAL(_mm256_loadu_si256(here + 2), wanted), d = EQUAL(_mm256_loadu_si256(here + 3), wanted);  \
             __m256i any = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));                               \
             if (_mm256_testz_si256(any, any)) continue;                                                                \
-            const uint32_t bits[4] = {(uint32_t)_mm256_movemask_epi8(a), (uint32_t)_mm256_movemask_epi8(b),            \
-                                      (uint32_t)_mm256_movemask_epi8(c), (uint32_t)_mm256_movemask_epi8(d)};           \
-            for (int half = 0; half < 2; half++) {                                                                     \
-                uint64_t left = ((uint64_t)(bits[2 * half + 1] & first) << 32) | (bits[2 * half] & first);             \
-                for (; left; left &= left - 1) found[many++] = base + at + (64 * half + __builtin_ctzll(left)) / item; \
-            }                                                                                                          \
+            uint64_t low = (uint32_t)_mm256_movemask_epi8(a) & first, high = (uint32_t)_mm256_movemask_epi8(c) & first;\
+            low |= (uint64_t)((uint32_t)_mm256_movemask_epi8(b) & first) << 32;                                        \
+            high |= (uint64_t)((uint32_t)_mm256_movemask_epi8(d) & first) << 32;                                       \
+            do { /* mostly once, and nothing branches on the half it is in, which could not be guessed */              \
+                int64_t behind = low == 0;                                                                             \
+                uint64_t left = behind ? high : low;                                                                   \
+                found[many++] = base + at + (64 * behind + __builtin_ctzll(left)) / item;                              \
+                high = behind ? left & (left - 1) : high, low = behind ? 0 : left & (left - 1);                        \
+            } while (low | high);                                                                                      \
         }                                                                                                              \
         ONE_BY_ONE(TOKEN, count)                                                                                       \
         *from = at;                                                                                                    \

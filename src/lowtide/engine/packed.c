@@ -113,9 +113,14 @@ int lt_packed_plan(lt_packed *to, const lt_packing *from, const int64_t *rows, i
         return wrong;                                                                                                  \
     }
 
-CLOSE(i32, int32_t)
-CLOSE(i64, int64_t)
+CLOSE(u8, uint8_t)
+CLOSE(u16, uint16_t)
+CLOSE(u32, uint32_t)
+CLOSE(u64, uint64_t)
 
 int64_t lt_packed_close(void *x, void *y, int wide, int64_t size, const lt_packed *runs, int64_t pad, const int64_t *eot) {
-    return wide == 8 ? close_i64(x, y, size, runs, pad, eot) : close_i32(x, y, size, runs, (int32_t)pad, eot);
+    if (wide == 1) return close_u8(x, y, size, runs, (uint8_t)pad, eot);
+    if (wide == 2) return close_u16(x, y, size, runs, (uint16_t)pad, eot);
+    if (wide == 4) return close_u32(x, y, size, runs, (uint32_t)pad, eot);
+    return close_u64(x, y, size, runs, (uint64_t)pad, eot);
 }

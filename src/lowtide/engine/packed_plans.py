@@ -63,8 +63,9 @@ def hold_tables(tables: PackedTables) -> None:
     """What ``held`` should be: nothing to gain here."""
 
 
-def packed_plan(tables: PackedTables, rows: Numbers, into: Any, padding: Any) -> tuple[int, int, int, int] | None:
-    """Write offsets, lengths, begins and closing into the rows of ``into``, which runs are padding into ``padding``.
+def packed_plan(tables: PackedTables, rows: Numbers, into: Any) -> tuple[int, int, int, int] | None:
+    """Write offsets, lengths, begins and closing into the rows of ``into`` and, as bytes of the fifth, which runs are
+    padding.
 
     Returns how many of each there are (reads, runs, closed) and whether any run is padding; None: no room.
     """
@@ -74,9 +75,9 @@ def packed_plan(tables: PackedTables, rows: Numbers, into: Any, padding: Any) ->
     room = into.shape[1]
     if max(len(offsets), len(begins)) > room:
         return None
-    for target, found in zip(into, (offsets, lengths, begins, closing), strict=True):
+    for target, found in zip(into[:4], (offsets, lengths, begins, closing), strict=True):
         target[: len(found)] = found
-    padding[: len(begins)] = False if padded is None else padded
+    into[4].view(np.bool_)[: len(begins)] = False if padded is None else padded
     return len(offsets), len(begins), len(closing), int(padded is not None)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -35,13 +35,12 @@ AHEAD = 2  # batches under way beside the one the caller holds
 _NOTHING: tuple[int, Numbers] = 0, np.empty(0, np.int64)
 
 
-class Batch:
-    """A batch under way; ``finish()`` gives the lent arrays. Dropped, it gives its buffer back."""
+class Batch(partial[Any]):
+    """A batch under way, which is the call that finishes it: ``finish()`` gives the lent arrays. Dropped, it gives its
+    buffer back."""
 
-    __slots__ = ("finish",)
-
-    def __init__(self, finish: Callable[..., Any], *begun: Any) -> None:
-        self.finish = partial(finish, *begun)
+    __slots__ = ()
+    finish = partial.__call__
 
 
 class Reader(Protocol):
@@ -91,8 +90,8 @@ class Later(Batch):
 
     __slots__ = ()
 
-    def __init__(self, reader: Reader, numbers: Any, announced: bool = False) -> None:
-        super().__init__(_read_now, reader, numbers, announced)
+    def __new__(cls, reader: Reader, numbers: Any, announced: bool = False) -> Self:
+        return super().__new__(cls, _read_now, reader, numbers, announced)
 
 
 def _read_now(reader: Reader, numbers: Any, announced: bool) -> Any:

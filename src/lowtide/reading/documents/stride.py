@@ -66,7 +66,7 @@ class DocumentedWindows(WindowReader):
         try:
             longest = None
             if noted is not None:  # the usual case: seen while the tokens were widened
-                longest = self.store.engine.documents_noted(planes, noted, begins=self._begins)
+                longest = self.store.engine.documents_noted(planes, noted, self._begins)
             if longest is None:
                 longest = self._looked_for(numbers, pair, planes)
             return *pair, docs_of(planes, longest)
@@ -83,4 +83,4 @@ class DocumentedWindows(WindowReader):
         starts = np.asarray(numbers, np.int64) + self.first
         rows, behind = self._index.inside(starts, length, partial(self.needs, len(starts)))
         closing = rows * length + behind - 1
-        return engine.documents_given(planes, run_begins(closing, len(starts) * length, length), closing)
+        return engine.documents_given(planes, run_begins(closing, len(starts) * length, length), closing, None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,11 +88,15 @@ class SweptBatch(Batch):
     """A batch that a sweep reads, or two sweeps if it lies in two windows."""
 
     __slots__ = ("numbers", "root", "sweeps")
+    numbers: Numbers
+    root: Bytes
+    sweeps: list[tuple[Swept, int]]  # and how many of its rows each reads
 
-    def __init__(self, finish: Callable[..., Any], numbers: Numbers, root: Bytes) -> None:
-        self.numbers, self.root = numbers, root
-        self.sweeps: list[tuple[Swept, int]] = []  # and how many of its rows each reads
-        super().__init__(finish, self.sweeps, numbers, root)
+    def __new__(cls, finish: Callable[..., Any], numbers: Numbers, root: Bytes) -> Self:
+        sweeps: list[tuple[Swept, int]] = []
+        batch = super().__new__(cls, finish, sweeps, numbers, root)
+        batch.numbers, batch.root, batch.sweeps = numbers, root, sweeps
+        return batch
 
     @property
     def rows(self) -> int:
