@@ -182,7 +182,7 @@ class BareGigatoken:
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(ways) + "\n")
         self._process.stdin.flush()
-        return max(json.loads(self._told()).values())
+        return float(max(json.loads(self._told()).values()))
 
     def close(self) -> None:
         self._process.communicate()
@@ -280,7 +280,7 @@ def bare_widen(path: Path) -> float:
     buffer = bytearray(4 << 20)
     with path.open("rb", buffering=0) as source, (WORK / "bare.bin").open("wb", buffering=0) as target:
         while count := source.readinto(buffer):
-            target.write(np.frombuffer(buffer, np.uint8, count).astype(np.uint16))
+            target.write(np.frombuffer(buffer, np.uint8, count).astype(np.uint16).data)
         os.fsync(target.fileno())
     return path.stat().st_size
 
