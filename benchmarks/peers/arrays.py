@@ -20,6 +20,7 @@ from benchmarks.peers.loader import SEED, Batch, ByHand, Peer, pair, tensor_pair
 class Lowtide(Peer):
     title, version_of = 'Lowtide, `cache="keep"`', "lowtide"
     options: dict[str, str] = {"cache": "keep"}
+    order: dict[str, str] = {}
     code = 'lowtide.open_tokens("tokens.bin", dtype="uint16", cache="keep").batches(64, length=1024, seed=7)'
 
     def imports(self) -> None:
@@ -28,7 +29,7 @@ class Lowtide(Peer):
 
     def batches(self) -> Iterator[Batch]:
         opened = self.lowtide.open_tokens(self.tokens, dtype="uint16", **self.options)
-        self.feed = opened.batches(BATCH, length=LENGTH, seed=SEED, rank=self.rank, world=self.world)
+        self.feed = opened.batches(BATCH, length=LENGTH, seed=SEED, rank=self.rank, world=self.world, **self.order)
         if self.given is not None:
             self.feed.load_state_dict(self.given)
         yield from self.feed
@@ -45,6 +46,12 @@ class LowtideDrop(Lowtide):
     options = {"cache": "drop"}
     code = 'lowtide.open_tokens("tokens.bin", dtype="uint16", cache="drop").batches(64, length=1024, seed=7)'
     notes = "Warm: the file was cached when the run began. The run drops what it reads, so a second epoch is cold."
+
+
+class LowtideLocal(Lowtide):
+    title, shuffles = 'Lowtide, `locality="64MiB"`', "blocks of 1 MiB from anywhere, 64 at a time"
+    order = {"locality": "64MiB"}
+    code = 'lowtide.open_tokens(..., cache="keep").batches(64, length=1024, seed=7, locality="64MiB")'
 
 
 class LowtideMap(Lowtide):
@@ -273,6 +280,7 @@ class TensorStore(Zarr):
 ARRAYS: list[type[Peer]] = [
     Lowtide,
     LowtideDrop,
+    LowtideLocal,
     LowtideMap,
     BareC,
     Memmap,

@@ -23,6 +23,7 @@ from benchmarks.peers.ledger import BATCH, LENGTH, starts_of
 from benchmarks.peers.loader import Batch, Peer
 from benchmarks.peers.watch import read_bytes_of_tree, seconds_of_tree
 
+LOOK_EVERY = 0.01  # seconds between looks at how much came from the device
 PEERS: dict[str, type[Peer]] = {peer.__name__: peer for peer in (*ARRAYS, *CORPORA)}
 
 
@@ -45,7 +46,8 @@ def endless(peer: Peer) -> Iterator[Batch]:
 
 
 def speed(peer: Peer, job: dict[str, Any]) -> dict[str, Any]:
-    """Windows per second for some seconds; the first batch is start-up."""
+    """Windows per second for some seconds, or until ``most_read`` bytes came from the device; the first batch is
+    start-up."""
     begin = time.perf_counter()
     batches = endless(peer)
     x, y = checked(next(batches), BATCH)
@@ -55,8 +57,12 @@ def speed(peer: Peer, job: dict[str, Any]) -> dict[str, Any]:
     while time.perf_counter() < untimed:
         next(batches)
     rows, cpu, came, start = 0, seconds_of_tree(os.getpid()), read_bytes_of_tree(os.getpid()), time.perf_counter()
-    until = start + job["seconds"]
-    while time.perf_counter() < until:
+    until, looked, most = start + job["seconds"], start, job["most_read"]
+    while (now := time.perf_counter()) < until:
+        if most is not None and now > looked + LOOK_EVERY:
+            looked = now
+            if read_bytes_of_tree(os.getpid()) - came > most:
+                break
         next(batches)
         rows += BATCH
     seconds = time.perf_counter() - start

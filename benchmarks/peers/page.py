@@ -135,10 +135,11 @@ its documentation recommends; the notes below show the line. The best of each co
 C loop is a limit, not a loader, and is left out of that."""
 
 ABOUT_SPEED = """\
-Warm: the file was in the page cache when the run began. Cold: none of it was. A loader that shuffles only locally
-reads long pieces and needs fewer bytes from the device; compare it with others of its kind. Cores: processor seconds
-of all its processes per second. First batch: the time from opening to the first batch, without the imports. No loader
-uses worker processes, because there are only two cores; those that have threads of their own use them. For peers that
+Warm: the file was in the page cache when the run began. Cold: none of it was, and a run ends when a quarter of its
+size has come from the device, so that few windows are found cached. A loader that shuffles only locally reads long
+pieces and needs fewer bytes from the device; compare it with others of its kind. Cores: processor seconds of all its
+processes per second. First batch: the time from opening to the first batch, without the imports. No loader uses
+worker processes, because there are only two cores; those that have threads of their own use them. For peers that
 deliver one run of tokens per row, x and y are widened into two pairs of buffers, used alternately, so that no peer
 pays for new pages."""
 
