@@ -68,7 +68,7 @@ def measured(peer: type[Peer], temperature: str, seconds: float) -> dict[str, An
         between=between,
         seconds=seconds,
         before=0.3 if temperature == "warm" else 0.0,
-        # Where read-ahead brings in 25 times what was asked for, a run of seconds would soon find all of it cached.
+        # Where read-ahead brings in 50 times what was asked for, a run of seconds would soon find all of it cached.
         most_read=None if temperature == "warm" else sum(path.stat().st_size for path in files) // 4,
     )
     answer["cached"] = sum(machine.page_cache(path).cached for path in files)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,31 @@ def test_an_encoder_whose_cache_has_grown_is_replaced_and_gives_the_same_ids(tok
         assert np.array_equal(ids, kept.encode(texts)[0])
         assert len(ends) == len(texts)
     assert len(libraries) == 3
+
+
+TEETH = """
+import sys
+import numpy as np
+from lowtide.prepare.tokenizers.encoders import Gigatoken
+from lowtide.prepare.tokenizers.vocabulary import load_vocabulary
+from lowtide.units import MIB
+
+encoder, left_behind = Gigatoken(load_vocabulary(sys.argv[1]), cache=96 * MIB), []
+
+def replaced_with(cache):
+    encoder._joined.cache = np.ones(cache * MIB, np.uint8)  # goes when the library goes
+    for _ in range(4):  # one look
+        encoder.encode([b"the tide"])
+    left_behind.append(np.ones(8 * MIB, np.uint8))
+    return not hasattr(encoder._joined, "cache")
+
+print([replaced_with(cache) for cache in (0, 128, 128, 128, 128, 72, 32)])
+"""
+
+
+def test_what_each_cache_leaves_behind_does_not_raise_the_bound_of_the_next(tokenizer: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", TEETH, str(tokenizer)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([False, True, True, True, True, True, False])
 
 
 def changed(tokenizer: Path, change: Callable[[dict[str, Any]], object]) -> Path:
